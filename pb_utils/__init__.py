@@ -1,7 +1,7 @@
-"""What a model author sees: tensors, requests, responses, errors, log and configuration helpers.
+"""The API for Python models: tensors, requests, responses, errors, logs and metrics.
 
-Existing models import it as ``triton_python_backend_utils``. ``pb_utils.testing`` runs a model in a
-test without a server.
+Models import it as ``triton_python_backend_utils``. ``pb_utils.testing`` runs a model in a test,
+without a server. ``docs/reference/model_api.md`` describes all rules and error texts.
 """
 
 from pb_utils._bytes_codec import deserialize_bytes_tensor, serialize_byte_tensor
@@ -81,7 +81,8 @@ __all__ = [
     "using_decoupled_model_transaction_policy",
 ]
 
-# Models print, compare and pickle these classes under the module that defines them in Triton.
+# As in Triton, these classes report `c_python_backend_utils` as their module. Models print, compare
+# and pickle them under that name.
 for _bound in (
     InferenceRequest,
     InferenceResponse,

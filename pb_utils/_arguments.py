@@ -1,4 +1,8 @@
-"""Argument rules of the API: what is taken for a text, a number or a list, and what is refused."""
+"""Checks of the arguments of API calls (docs/reference/model_api.md, 3.2).
+
+Each ``check_...`` function gets the names of the API function and of the argument for its error
+text. It returns the converted value, and raises TypeError unless its docstring says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,14 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 _T = TypeVar("_T")
 
 MISSING: Any = object()
-"""Stands for an argument that must be given although ones before it may be left out."""
+"""The default value of an argument that is required, but follows optional arguments."""
 
 
 def with_argument_errors(function: _F) -> _F:
-    """Give a call that does not fit the signature at all the same wording as a wrong argument."""
+    """Decorates an API function so that all its argument errors have the same prefix.
+
+    Without it, a call with missing or unknown arguments has only the text of Python.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -25,7 +32,9 @@ def with_argument_errors(function: _F) -> _F:
             return function(*args, **kwargs)
         except TypeError as error:
             trace = error.__traceback__
-            if trace is not None and trace.tb_next is None:  # the function was never entered
+            if (
+                trace is not None and trace.tb_next is None
+            ):  # the call failed before the function body
                 raise TypeError(f"{_error_prefix(function.__name__)} {error}") from None
             raise
 
@@ -33,7 +42,14 @@ def with_argument_errors(function: _F) -> _F:
 
 
 def type_error(function: str, argument: str, expected: str, value: object) -> TypeError:
-    """Return the error for a value that an argument does not accept."""
+    """Returns the TypeError for an argument with a wrong value.
+
+    Args:
+        function: name of the API function.
+        argument: name of the argument.
+        expected: description of the accepted values.
+        value: the wrong value; ``MISSING`` if the argument was not given.
+    """
     if value is MISSING:
         return TypeError(f"{_error_prefix(function)} Missing required argument '{argument}'.")
     shown = repr(value)
@@ -45,9 +61,14 @@ def type_error(function: str, argument: str, expected: str, value: object) -> Ty
 
 
 def check_text(function: str, argument: str, value: object) -> str:
-    """Take str, bytes or bytearray; raise TypeError, or UnicodeDecodeError for broken UTF-8."""
+    """Returns a name or text as str. Accepts str without lone surrogates, bytes and bytearray.
+
+    Raises:
+        TypeError: the value is not text.
+        UnicodeDecodeError: the bytes are not valid UTF-8.
+    """
     if isinstance(value, str):
-        if not value.isascii():  # the common case needs no second look
+        if not value.isascii():  # ASCII cannot contain surrogates
             try:
                 value.encode("utf-8")
             except UnicodeEncodeError:
@@ -61,7 +82,7 @@ def check_text(function: str, argument: str, value: object) -> str:
 
 
 def check_message(function: str, argument: str, value: object) -> str:
-    r"""Take a text meant for people: what is not valid UTF-8 is kept readable as ``\x..``."""
+    """Returns a message as str. Accepts text; invalid UTF-8 becomes escapes."""
     if isinstance(value, str):
         if value.isascii():
             return str(value)
@@ -74,7 +95,18 @@ def check_message(function: str, argument: str, value: object) -> str:
 def check_integer(
     function: str, argument: str, value: object, bits: int, signed: bool = False
 ) -> int:
-    """Take an int or anything with ``__index__`` that fits the given width; raise TypeError."""
+    """Returns an integer. Accepts int and any object with ``__index__`` within the range.
+
+    Args:
+        function: name of the API function.
+        argument: name of the argument.
+        value: the value.
+        bits: width of the integer.
+        signed: whether negative numbers are allowed.
+
+    Raises:
+        TypeError: the value is not an integer, or is out of range.
+    """
     low = -(1 << (bits - 1)) if signed else 0
     high = (1 << (bits - 1 if signed else bits)) - 1
     try:
@@ -87,17 +119,17 @@ def check_integer(
 
 
 def check_number(function: str, argument: str, value: object) -> float:
-    """Take a number or anything with ``__float__``; raise TypeError."""
+    """Returns a number as float. Accepts any object with ``__float__`` or ``__index__``."""
     if hasattr(type(value), "__float__") or hasattr(type(value), "__index__"):
         try:
             return float(cast("Any", value))
         except (TypeError, ValueError, OverflowError):
-            pass  # an array of several numbers, an integer beyond all floats
+            pass  # an array of several elements, or an int that is too large for a float
     raise type_error(function, argument, "a number", value)
 
 
 def check_seconds(function: str, argument: str, value: object) -> float | None:
-    """Take a duration above 0, or None; raise TypeError."""
+    """Returns a time in seconds as float, or None. Accepts numbers above 0 and None."""
     if value is None:
         return None
     number = check_number(function, argument, value)
@@ -107,14 +139,14 @@ def check_seconds(function: str, argument: str, value: object) -> float | None:
 
 
 def check_boolean(function: str, argument: str, value: object) -> bool:
-    """Take a bool or any object with ``__bool__`` other than None; raise TypeError."""
+    """Returns a bool. Accepts any object with ``__bool__`` except None."""
     if value is None or not hasattr(type(value), "__bool__"):
         raise type_error(function, argument, "a bool", value)
     return bool(value)
 
 
 def check_sequence(function: str, argument: str, value: Any, of: str) -> list[Any]:
-    """Take any sequence but text and bytes, as a new list; raise TypeError."""
+    """Returns a sequence as a new list. Accepts any sequence except text, bytes and mappings."""
     if isinstance(value, (list, tuple)):
         return list(value)
     if hasattr(type(value), "__getitem__") and not isinstance(
@@ -125,7 +157,7 @@ def check_sequence(function: str, argument: str, value: Any, of: str) -> list[An
 
 
 def check_elements(function: str, argument: str, value: Any, kind: type[_T]) -> list[_T | None]:
-    """Take any sequence of objects of this type or None, as a new list; raise TypeError."""
+    """Returns a sequence as a new list. Accepts elements of type ``kind`` and None."""
     items = check_sequence(function, argument, value, kind.__name__)
     for item in items:
         if not isinstance(item, kind) and item is not None:
@@ -134,17 +166,17 @@ def check_elements(function: str, argument: str, value: Any, kind: type[_T]) -> 
 
 
 def check_instance(function: str, argument: str, value: object, kind: type[_T]) -> _T:
-    """Take an object of exactly this type or a subclass; raise TypeError."""
+    """Returns the value if it is an instance of ``kind``."""
     if isinstance(value, kind):
         return value
     raise type_error(function, argument, f"a {kind.__qualname__}", value)
 
 
 def check_parameters(value: object) -> dict[str, bool | int | str]:
-    """Take None or a dict of str to bool, int or str, as a new dict.
+    """Returns custom parameters as a new dict; an empty one for None.
 
     Raises:
-        TritonModelException: it is something else.
+        TritonModelException: the value is not a dict of str to bool, int or str.
     """
     if value is None:
         return {}

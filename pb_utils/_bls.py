@@ -1,4 +1,4 @@
-"""Sending a request to another model (BLS), and waiting for what comes back."""
+"""Requests to other models (BLS): sends them, and waits for their responses."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 def exec_and_wait(
     request: RequestFields, decoupled: bool, execution_timeout: float | None
 ) -> InferenceResponse | ResponseIterator:
-    """Return the only response, or an iterator as soon as there is a first one.
+    """Sends a request, and returns its response, or an iterator once the first response is there.
 
     Raises:
-        TritonModelException: requests are not allowed at this time.
+        TritonModelException: requests to other models are not allowed at this time.
     """
     if not decoupled and execution_timeout is None:
         return _runtime.current().exec(request)
     stream = ResponseStream.send_request(request, decoupled, execution_timeout)
     iterator = ResponseIterator._from_stream(
         stream
-    )  # gives the stream up if the wait is interrupted
+    )  # discards the stream if the wait is interrupted
     if not decoupled:
         return next(iterator)
     stream.wait_for_response()
@@ -39,12 +39,12 @@ def exec_and_wait(
 def exec_on_event_loop(
     request: RequestFields, decoupled: bool, execution_timeout: float | None
 ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
-    """Return a future, on the running event loop, of what ``exec_and_wait`` returns.
+    """Sends a request, and returns a future of the running event loop for what ``exec`` returns.
 
     Raises:
         RuntimeError: no event loop is running.
     """
-    import asyncio  # not before it is needed: it would slow down every start
+    import asyncio  # imported here, because it would slow down the start of every stub
 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[InferenceResponse | ResponseIterator | None] = loop.create_future()
@@ -56,7 +56,7 @@ def exec_on_event_loop(
 
     iterator = ResponseIterator._from_stream(
         stream
-    )  # gives the stream up with the last of these closures
+    )  # discards the stream when these closures are deleted
 
     def set_result() -> None:
         if not future.done():

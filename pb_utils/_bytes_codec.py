@@ -1,4 +1,4 @@
-"""Wire form of BYTES tensors: every element preceded by its length as four little-endian bytes."""
+"""The serialised form of BYTES tensors: each element follows its length, a little-endian uint32."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _LENGTH = struct.Struct("<I")
-_WORTH_NUMPY = 1024  # bytes: below that the loop is done before numpy has made its types
-_LARGEST_ELEMENT = 1 << 30  # a numpy type cannot be wider than 2 GiB
+_MIN_NUMPY_BYTES = 1024  # below 1 KiB, the loop takes less time than the numpy dtype
+_MAX_ELEMENT_BYTES = 1 << 30  # a numpy dtype cannot be wider than 2 GiB
 
 
 def serialize_byte_tensor(
     input_tensor: npt.NDArray[Any],
 ) -> bytes | tuple[()] | None:
-    """Return the elements in C order, each as ``<u4`` length and data.
+    r"""Serialises an array of texts or bytes into the form of a BYTES tensor.
 
     Args:
         input_tensor: array of any shape, of dtype object or ``S<n>``. Elements of an object array
-            that are exactly ``bytes`` are taken as they are, all others as ``str(x)`` in UTF-8.
+            that are exactly ``bytes`` are used as they are; all others are encoded as ``str(x)`` in
+            UTF-8.
 
     Returns:
-        The bytes; ``()`` for an empty array; None for another dtype.
+        The elements in C order, each as its length (four little-endian bytes) and its data; ``()``
+        for an empty array; None for another dtype (docs/reference/model_api.md, 3.4).
+
+    Examples:
+        >>> pb_utils.serialize_byte_tensor(np.array([b"ab"], dtype=np.object_))
+        b'\x02\x00\x00\x00ab'
     """
     if input_tensor.size == 0:
         return ()
@@ -35,10 +41,13 @@ def serialize_byte_tensor(
 
 
 def deserialize_bytes_tensor(encoded_tensor: Any) -> npt.NDArray[np.object_]:
-    """Return the elements of a serialised BYTES tensor as a 1-D object array of ``bytes``.
+    """Deserialises the content of a BYTES tensor.
 
     Args:
-        encoded_tensor: any object with the buffer protocol; empty gives an empty array.
+        encoded_tensor: the serialised elements, as any object with the buffer protocol.
+
+    Returns:
+        A one-dimensional object array of ``bytes``; empty for an empty buffer.
 
     Raises:
         struct.error: the data ends within an element.
@@ -47,7 +56,7 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> npt.NDArray[np.object_]:
 
 
 def encode(array: npt.NDArray[Any]) -> bytes:
-    """Return the wire form of an array of dtype object or ``S<n>``."""
+    """Serialises an array of dtype object or ``S<n>``."""
     elements: list[bytes] = [
         item if type(item) is bytes else str(item).encode("utf-8")
         for item in np.asarray(array).ravel().tolist()
@@ -64,15 +73,17 @@ def encode(array: npt.NDArray[Any]) -> bytes:
 
 
 def decode(buffer: Any) -> npt.NDArray[np.object_]:
-    """Return the elements as a 1-D object array; raise struct.error if the data is truncated.
+    """Deserialises a buffer into a one-dimensional object array of ``bytes``.
 
-    Elements of one length are cut by numpy; for others a loop over the lengths is the fastest
-    pure way. Measured on CPython 3.11, best of five, against a loop of ``struct`` calls on a
-    memoryview: 1,000 elements of 32 bytes 70 against 920 us, 100,000 of 0 to 8 bytes 63 against
-    121 ms.
+    Elements of equal length are split by numpy, others in a loop. On CPython 3.11, 1,000 elements
+    of 32 bytes take 70 us, and 100,000 elements of 0 to 8 bytes take 63 ms. A loop of ``struct``
+    calls on a memoryview takes 920 us and 121 ms.
+
+    Raises:
+        struct.error: the data ends within an element.
     """
     view = memoryview(buffer)
-    if view.nbytes >= _WORTH_NUMPY:
+    if view.nbytes >= _MIN_NUMPY_BYTES:
         array = _decode_equal_lengths(view)
         if array is not None:
             return array
@@ -84,7 +95,7 @@ def _decode_equal_lengths(view: memoryview) -> npt.NDArray[np.object_] | None:
         return None
     (length,) = _LENGTH.unpack_from(view)
     width = length + _LENGTH.size
-    if not 0 < length < _LARGEST_ELEMENT or view.nbytes % width:
+    if not 0 < length < _MAX_ELEMENT_BYTES or view.nbytes % width:
         return None
     element = np.dtype({"names": ["n", "data"], "formats": ["<u4", f"V{length}"]})
     elements = np.ndarray(view.nbytes // width, dtype=element, buffer=view)

@@ -1,6 +1,7 @@
-"""Copies of large memory, or what a stub has in their place.
+"""Copies of large arrays, by two threads or as copy-on-write mappings.
 
-Two threads copy: one core alone does not use what the memory can give.
+One core alone does not use the whole memory bandwidth, so a second thread helps if a core is free.
+In a stub, a copy-on-write mapping can replace the copy of an array in shared memory.
 """
 
 from __future__ import annotations
@@ -15,65 +16,75 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_MIN_THREADED_BYTES = 1 << 20  # bytes; below, waking a thread takes as long as it saves
-_MIN_MAPPED_BYTES = 1 << 18  # bytes; below, a copy takes no longer
-_CALLER_SHARE = (
-    0.55  # of the bytes: the helper begins later. More parts would cost more turns of the GIL.
-)
+_MIN_THREADED_BYTES = 1 << 20  # below 1 MiB, waking the helper thread takes as long as it saves
+_MIN_MAPPED_BYTES = 1 << 18  # below 256 KiB, a copy is as fast as a mapping
+_CALLER_SHARE = 0.55  # of the bytes; the helper starts later, so it gets less
 _PAGE = 4096
 
 
-def _always() -> bool:
+def _assume_free() -> bool:
     return True
 
 
-_core_is_free: Callable[[], bool] = _always
+_core_is_free: Callable[[], bool] = _assume_free
 
 
 def set_core_is_free(is_free: Callable[[], bool]) -> None:
-    """Say who tells whether a core is free for a second thread, as far as one can know."""
+    """Sets the function that tells whether a core is free for the helper thread."""
     global _core_is_free
     _core_is_free = is_free
 
 
-def _map_nothing(owner: object, array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+def _no_mapping(owner: object, array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
     return None
 
 
-_map_copy_on_write: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None] = _map_nothing
+_map_copy_on_write: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None] = _no_mapping
 
 
 def set_copy_on_write_mapper(
-    show: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None],
+    mapper: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None],
 ) -> None:
-    """Say who may have something better than a copy of a large array in memory of ``owner``: a
-    writable array with the same content that is as private, or else None.
+    """Sets the function that can map an array copy-on-write in place of a copy.
+
+    Args:
+        mapper: called with the owner of the memory and an array in it. It returns a private,
+            writable array with the same content, or None if it cannot map the array.
     """
     global _map_copy_on_write
-    _map_copy_on_write = show
+    _map_copy_on_write = mapper
 
 
 def copy_from_shared_memory(array: npt.NDArray[Any], owner: object) -> npt.NDArray[Any]:
-    """Return a writable array of the same content that nobody else reads or writes."""
-    shown = _map_copy_on_write(owner, array) if array.nbytes >= _MIN_MAPPED_BYTES else None
-    return copy_array(array) if shown is None else shown
+    """Returns a private, writable array with the content of a C-contiguous array in shared memory.
+
+    Args:
+        array: array of any shape and of any dtype but object, in memory of ``owner``.
+        owner: the object that keeps the memory alive.
+
+    Returns:
+        A copy, or a copy-on-write mapping (docs/reference/model_api.md, 4.1).
+    """
+    mapped = _map_copy_on_write(owner, array) if array.nbytes >= _MIN_MAPPED_BYTES else None
+    return copy_array(array) if mapped is None else mapped
 
 
 def copy_array(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a copy of a C-contiguous array of any shape and of any dtype but object."""
-    made: npt.NDArray[Any]
+    """Returns a copy of a C-contiguous array of any shape and of any dtype but object."""
+    copied: npt.NDArray[Any]
     if array.nbytes < _MIN_THREADED_BYTES or not _core_is_free():
-        made = array.copy()
-        return made
-    made = np.empty_like(array)
-    _copy_with_two_threads(made.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
-    return made
+        copied = array.copy()
+        return copied
+    copied = np.empty_like(array)
+    _copy_with_two_threads(copied.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
+    return copied
 
 
 def copy_into(target: memoryview, source: memoryview) -> None:
-    """Copy bytes to memory of the same size; both of format ``B`` and one dimension.
+    """Copies bytes into a buffer of the same size. Both are one-dimensional, of format ``B``.
 
-    Raises ValueError if the sizes differ.
+    Raises:
+        ValueError: the sizes differ.
     """
     if source.nbytes < _MIN_THREADED_BYTES or source.nbytes != target.nbytes or not _core_is_free():
         target[:] = source
@@ -82,7 +93,10 @@ def copy_into(target: memoryview, source: memoryview) -> None:
 
 
 class _CopyTask:
-    """A part of a copy, for whoever comes first; the helper holds `running` meanwhile."""
+    """The second part of a copy. The helper thread or the caller runs it, whichever is first.
+
+    The helper holds the lock ``running`` while it runs the task.
+    """
 
     __slots__ = ("_pending", "running")
 
@@ -91,7 +105,7 @@ class _CopyTask:
         self._pending = [(target, source)]
 
     def run(self) -> None:
-        """Copy it, unless somebody else has taken it. numpy lets other threads run meanwhile."""
+        """Copies the bytes, unless another thread has started to. numpy releases the GIL."""
         try:
             part = self._pending.pop()
         except IndexError:
@@ -100,7 +114,10 @@ class _CopyTask:
 
 
 class _CopyThread:
-    """A thread that takes a share of each copy. If it comes late, nothing is left to do."""
+    """A helper thread that runs a part of each large copy.
+
+    If it is late, the caller copies that part itself.
+    """
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[_CopyTask] = SimpleQueue()
@@ -108,9 +125,9 @@ class _CopyThread:
 
     def _run(self) -> None:
         while True:
-            share = self.queue.get()
-            with share.running:
-                share.run()
+            task = self.queue.get()
+            with task.running:
+                task.run()
 
 
 _copy_thread: _CopyThread | None = None
@@ -123,17 +140,17 @@ def _copy_with_two_threads(target: npt.NDArray[np.uint8], source: npt.NDArray[np
         with _start_lock:
             if _copy_thread is None:
                 _copy_thread = _CopyThread()
-    cut = int(_CALLER_SHARE * len(target)) // _PAGE * _PAGE
-    share = _CopyTask(target[cut:], source[cut:])
-    _copy_thread.queue.put(share)
-    np.copyto(target[:cut], source[:cut])
-    share.run()
-    with share.running:
-        pass  # what the helper has begun is done
+    split = int(_CALLER_SHARE * len(target)) // _PAGE * _PAGE
+    task = _CopyTask(target[split:], source[split:])
+    _copy_thread.queue.put(task)
+    np.copyto(target[:split], source[:split])
+    task.run()
+    with task.running:
+        pass  # wait until the helper has finished a copy that it started
 
 
 def _reset_after_fork() -> None:
-    """A forked child has no helper; the lock may have been held by a thread that it has not."""
+    """Resets a forked child: it has no helper thread, and a lock may still be held."""
     global _copy_thread, _start_lock
     _copy_thread, _start_lock = None, threading.Lock()
 

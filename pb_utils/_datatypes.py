@@ -1,4 +1,4 @@
-"""Triton's data types: their names, their codes and the numpy types that carry them."""
+"""Triton's data types: names, codes and numpy types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = (
     "BYTES",
     "BF16",
 )
-"""The protocol's name of each data-type code."""
+"""The name of each data type in the client protocol; the index is the code."""
 
 TRITON_STRING_TO_NUMPY: dict[str, type[np.generic | bool]] = {
     "TYPE_BOOL": bool,
@@ -45,9 +45,9 @@ TRITON_STRING_TO_NUMPY: dict[str, type[np.generic | bool]] = {
     "TYPE_FP64": np.float64,
     "TYPE_STRING": np.object_,
 }
-"""The numpy type of each data type of a model configuration; ``TYPE_BF16`` has none."""
+"""The numpy type of each data type of a model configuration. ``TYPE_BF16`` has no numpy type."""
 
-_NUMPY_TYPES = (  # index is the code
+_NUMPY_TYPES = (  # the index is the code
     None,
     *(np.dtype(kind).type for kind in TRITON_STRING_TO_NUMPY.values()),
 )
@@ -55,27 +55,50 @@ _NUMPY_TYPES = (  # index is the code
 STORAGE: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(kind) for kind in (np.void, *TRITON_STRING_TO_NUMPY.values(), np.uint16)
 )
-"""The numpy type that holds the elements of each code in memory; BF16 lies in 16-bit integers."""
+"""The numpy type that stores the elements of each data type; the index is the code.
+
+Elements of BF16 are stored as 16-bit integers.
+"""
 
 _CODES: dict[np.dtype[Any], int] = {STORAGE[code]: code for code in range(BOOL, BYTES)}
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type[np.generic | bool]:
-    """Return the numpy type for a data type as written in a configuration, e.g. ``TYPE_FP32``.
+    """Returns the numpy type of a data type.
+
+    Args:
+        triton_type_string: name of the data type in a model configuration, for example
+            ``TYPE_FP32``.
 
     Raises:
-        KeyError: no numpy type stands for it (``TYPE_BF16``), or it is unknown.
+        KeyError: the name is unknown, or is ``TYPE_BF16``, which has no numpy type.
     """
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
-    """Return the numpy type for a data-type code (1 BOOL ... 12 FP64, 13 BYTES), else None."""
+    """Returns the numpy type of a data type.
+
+    Args:
+        data_type: code of the data type, from 1 (BOOL) to 13 (BYTES) (docs/reference/model_api.md,
+            3.3).
+
+    Returns:
+        The numpy type, ``numpy.object_`` for BYTES; None for another code.
+    """
     return _NUMPY_TYPES[data_type] if 0 <= data_type <= BYTES else None
 
 
 def numpy_to_triton_type(data_type: npt.DTypeLike) -> int | None:
-    """Return the code for a numpy type; ``np.object_`` and ``np.bytes_`` give 13, others None."""
+    """Returns the data-type code of a numpy type.
+
+    Args:
+        data_type: a numpy type or dtype.
+
+    Returns:
+        The code, 13 (BYTES) for ``numpy.object_`` and ``numpy.bytes_``; None for another type, also
+        for ``dtype("S5")``.
+    """
     for code in range(BOOL, BYTES + 1):
         if _NUMPY_TYPES[code] == data_type:
             return code
@@ -83,12 +106,15 @@ def numpy_to_triton_type(data_type: npt.DTypeLike) -> int | None:
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
-    """Return the code under which an array of this type becomes a tensor, or ``INVALID``."""
+    """Returns the data-type code of a tensor that is made from an array of this dtype.
+
+    The result is ``INVALID`` if Triton has no such data type.
+    """
     code = _CODES.get(dtype)
     if code is not None:
         return code
     if dtype.kind in "OS":
         return BYTES
     if dtype.kind == "V" and dtype.itemsize == 2 and dtype.name == "bfloat16":
-        return BF16  # the type of the ml_dtypes package, known by name: no need to import it
+        return BF16  # the dtype of the package ml_dtypes, compared by name to avoid the import
     return INVALID

@@ -1,4 +1,7 @@
-"""DLPack in and out: capsules made by numpy, and read from producers on the CPU and on GPUs."""
+"""DLPack export and import of tensors on the CPU and on GPUs.
+
+numpy makes the exported capsules; ctypes reads the received ones.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _READ_ONLY = 1
 _LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _CONSUMED_NAME = ctypes.create_string_buffer(
     b"used_dlpack"
-)  # capsules keep the pointer: must not move
+)  # must stay at this address: capsules keep a pointer to it
 
 _CODES = {
     (_BOOL, 8): _datatypes.BOOL,
@@ -38,7 +41,7 @@ _CODES = {
 _EXPORT_TYPE_CODES = {
     _datatypes.BOOL: _BOOL,
     _datatypes.BF16: _BFLOAT,
-}  # exported as integers by numpy
+}  # numpy exports these as integers
 
 
 _TENSOR = "PiiiBBHPPQ"  # the fields of _DLTensor
@@ -47,7 +50,7 @@ _MANAGED_VERSIONED = struct.Struct(f"@IIPPQ{_TENSOR}")  # version, context, dele
 _DEVICE_OFFSET = struct.calcsize("@P")
 _DTYPE_CODE_OFFSET = struct.calcsize("@Piii")
 
-# Prototypes of our own: argtypes set on ctypes.pythonapi would be seen by everybody.
+# Separate prototypes, because argtypes set on ctypes.pythonapi would affect all other users of it.
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -64,9 +67,13 @@ _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # called with the GIL held
 
 
 class ReceivedTensor(NamedTuple):
-    """What a capsule held: an array over the producer's memory, which lives as long as it.
+    """A tensor that was received by DLPack.
 
-    If that memory is on a GPU, ``array`` is a region instead.
+    Attributes:
+        code: code of the data type.
+        shape: the shape.
+        array: an array over the producer's memory, which it keeps alive; for a tensor on a GPU, the
+            memory there.
     """
 
     code: int
@@ -75,16 +82,26 @@ class ReceivedTensor(NamedTuple):
 
 
 def export(owner: object, storage: npt.NDArray[Any], code: int, shape: list[int]) -> Any:
-    """Return a capsule ``dltensor`` over writable ``storage``; it holds one reference on ``owner``.
+    """Returns a DLPack capsule ``dltensor`` over an array.
 
-    numpy makes the capsule, so that its deleter is native code: it may run on any thread, and
-    after the interpreter has gone. Types that numpy cannot export are relabelled afterwards.
+    The capsule holds one reference to ``owner``. numpy makes the capsule, because its deleter is
+    native code: a consumer may call it on any thread, and after the interpreter has ended.
+    numpy cannot export BOOL and BF16, so their type is set in the finished capsule.
+
+    Args:
+        owner: the object that keeps the memory alive.
+        storage: a writable array over the bytes.
+        code: code of the data type.
+        shape: the shape.
     """
     return _capsule(address_of(storage), (owner, storage), code, shape)
 
 
 def export_from_gpu(owner: object, region: _gpu.DeviceMemory, code: int, shape: list[int]) -> Any:
-    """Return a capsule as ``export`` does. numpy never looks at what lies at the address."""
+    """Returns a DLPack capsule over memory on a GPU, as ``export`` does.
+
+    numpy makes this capsule too. It does not access the memory, so a device address is safe.
+    """
     capsule = _capsule(region.address, (owner, region), code, shape)
     address = _get_pointer(capsule, _LEGACY) + _DEVICE_OFFSET
     (ctypes.c_int32 * 2).from_address(address)[:] = [CUDA, region.device]
@@ -95,17 +112,18 @@ def _capsule(address: int, owner: object, code: int, shape: list[int]) -> Any:
     dtype = np.dtype(np.uint8) if code == _datatypes.BOOL else _datatypes.STORAGE[code]
     capsule = array_at(address, dtype, shape, owner, writable=True).__dlpack__()
     if code in _EXPORT_TYPE_CODES:
-        place = _get_pointer(capsule, _LEGACY) + _DTYPE_CODE_OFFSET
-        ctypes.c_uint8.from_address(place).value = _EXPORT_TYPE_CODES[code]
+        address_of_code = _get_pointer(capsule, _LEGACY) + _DTYPE_CODE_OFFSET
+        ctypes.c_uint8.from_address(address_of_code).value = _EXPORT_TYPE_CODES[code]
     return capsule
 
 
 def receive(obj: Any) -> ReceivedTensor:
-    """Take over the memory behind a capsule or a producer.
+    """Imports the tensor of a DLPack capsule, or of an object with ``__dlpack__``.
 
     Raises:
-        TritonModelException: not a producer, no memory of the CPU or of a usable GPU, no data
-            type of Triton, not contiguous in C order, or a capsule that was consumed before.
+        TritonModelException: the object is not a DLPack producer, its memory is not on the CPU or
+            on a usable GPU, Triton has no such data type, the tensor is not C-contiguous, or the
+            capsule has been consumed (docs/reference/model_api.md, 4.5).
     """
     capsule = obj if type(obj).__name__ == "PyCapsule" else _request_capsule(obj)
     name = next((name for name in (_LEGACY, _VERSIONED) if _is_valid(capsule, name)), None)
@@ -122,10 +140,10 @@ def receive(obj: Any) -> ReceivedTensor:
     code = _code_of(tensor)
     _set_name(capsule, ctypes.addressof(_CONSUMED_NAME))
     _set_destructor(capsule, None)
-    keeper = _TensorDeleter(address, deleter)
+    owner = _TensorDeleter(address, deleter)
     if tensor.device_type == CUDA:
-        return ReceivedTensor(code, shape, _as_region(tensor, code, shape, strides, keeper))
-    return ReceivedTensor(code, shape, _as_array(tensor, code, shape, strides, keeper, writable))
+        return ReceivedTensor(code, shape, _as_region(tensor, code, shape, strides, owner))
+    return ReceivedTensor(code, shape, _as_array(tensor, code, shape, strides, owner, writable))
 
 
 class _DLTensor(NamedTuple):
@@ -142,7 +160,7 @@ class _DLTensor(NamedTuple):
 
 
 class _TensorDeleter:
-    """Owns a managed tensor: the producer gets it back when the last array over it is gone."""
+    """Owns the managed tensor of a capsule, and calls the producer's deleter on deletion."""
 
     __slots__ = ("_address", "_deleter")
 
@@ -156,7 +174,7 @@ class _TensorDeleter:
 
 
 def _read_capsule(address: int, versioned: bool) -> tuple[_DLTensor, int, bool]:
-    """Return what lies at the address of a managed tensor: itself, deleter, whether writable."""
+    """Returns the tensor, the deleter and whether the memory is writable, from a managed tensor."""
     if not versioned:
         *tensor, _, deleter = _MANAGED.unpack(ctypes.string_at(address, _MANAGED.size))
         return _DLTensor(*tensor), deleter, True
@@ -185,9 +203,10 @@ def _request_capsule(producer: Any) -> Any:
 
 
 def _request_capsule_on_gpu(producer: Any, device: int) -> Any:
-    """Let the producer make its memory ready for a stream of ours, and wait until it is.
+    """Asks a producer for a capsule whose data is ready on our private stream, and waits for it.
 
-    The producer's GPU is the current one meanwhile: libraries look for pending work there.
+    The producer's GPU is the current device meanwhile, because libraries look there for pending
+    work.
     """
     with _failing_as("Failed to get current CUDA device id."):
         gpu = _gpu.open_gpu(device)
@@ -206,7 +225,7 @@ def _request_capsule_on_gpu(producer: Any, device: int) -> Any:
 def _call_dlpack(producer: Any, stream: int | None) -> Any:
     try:
         return producer.__dlpack__(stream=stream)
-    except BufferError as refusal:  # read-only memory needs the newer protocol's flag
+    except BufferError as refusal:  # read-only memory needs version 1 of the protocol
         try:
             return producer.__dlpack__(stream=stream, max_version=(1, 0))
         except TypeError:
@@ -232,9 +251,9 @@ def _check_device(kind: int) -> None:
 
 
 def _check_contiguous(shape: list[int], strides: list[int] | None, kind: int) -> None:
-    """Check all strides but the first dimension's, which a copy takes care of.
+    """Checks that a tensor is C-contiguous, except for gaps between rows of the first dimension.
 
-    On a GPU that copy cannot repeat rows nor reverse their order.
+    A copy removes these gaps. On a GPU, it can neither repeat rows nor reverse their order.
     """
     expected = 1
     for index, (size, stride) in reversed(list(enumerate(zip(shape, strides or ())))):
@@ -263,7 +282,7 @@ def _as_array(
     code: int,
     shape: list[int],
     strides: list[int] | None,
-    keeper: _TensorDeleter,
+    owner: _TensorDeleter,
     writable: bool,
 ) -> npt.NDArray[Any]:
     dtype = _datatypes.STORAGE[code]
@@ -273,7 +292,7 @@ def _as_array(
         tensor.data + tensor.byte_offset,
         dtype,
         shape,
-        keeper,
+        owner,
         strides=strides and [stride * dtype.itemsize for stride in strides],
         writable=writable,
     )
@@ -285,7 +304,7 @@ def _as_region(
     code: int,
     shape: list[int],
     strides: list[int] | None,
-    keeper: _TensorDeleter,
+    owner: _TensorDeleter,
 ) -> _gpu.DeviceMemory:
     size = _datatypes.STORAGE[code].itemsize
     address = tensor.data + tensor.byte_offset
@@ -294,14 +313,15 @@ def _as_region(
     if not size:
         return _gpu.DeviceMemory(tensor.device_id, 0, 0, None)
     if not strides or shape[0] == 1:
-        return _gpu.DeviceMemory(tensor.device_id, address, size, keeper)
+        return _gpu.DeviceMemory(tensor.device_id, address, size, owner)
     row, pitch = size // shape[0], strides[0] * _datatypes.STORAGE[code].itemsize
     if row == pitch:
-        return _gpu.DeviceMemory(tensor.device_id, address, size, keeper)
+        return _gpu.DeviceMemory(tensor.device_id, address, size, owner)
     try:
         return _gpu.gather(tensor.device_id, address, shape[0], row, pitch)
     except _gpu.CudaError as error:
         raise TritonModelException(
-            f"The rows of a DLPack tensor on GPU {tensor.device_id} cannot be moved together: "
+            f"The rows of a DLPack tensor on GPU {tensor.device_id} cannot be copied to contiguous "
+            "memory: "
             f"{error}"
         ) from error

@@ -1,4 +1,4 @@
-"""The error that a model puts into a response, and the exception that the API raises."""
+"""The error of a response, and the exception that the API raises."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ __all__ = ["TritonError", "TritonModelException"]
 
 
 class TritonError:
-    """An error that fails one request. It is not an exception: put it into a response."""
+    """An error that makes one request fail.
+
+    It is not an exception: a model puts it into an ``InferenceResponse``
+    (docs/reference/model_api.md, 3.11).
+
+    Examples:
+        >>> error = pb_utils.TritonError("X must be positive", pb_utils.TritonError.INVALID_ARG)
+        >>> response = pb_utils.InferenceResponse(error=error)
+    """
 
     __slots__ = ("_code", "_message")
 
     class ErrorCode(NamedInt):
-        """The kind of failure, which determines the client's status code."""
+        """The kind of failure. It determines the status code that the client gets."""
 
         UNKNOWN = 0
         INTERNAL = 1
@@ -41,22 +49,27 @@ class TritonError:
     def __init__(
         self, message: str | bytes | bytearray, code: ErrorCode = ErrorCode.INTERNAL
     ) -> None:
-        """Create an error with the message and the code that the client receives.
+        """Creates an error.
+
+        Args:
+            message: the text that the client gets.
+            code: the code that the client gets.
 
         Raises:
-            TypeError: ``message`` is not text, or ``code`` is not an ``ErrorCode``.
+            TypeError: ``message`` is not text, or ``code`` is not a ``TritonError.ErrorCode``. A
+                plain number is not accepted.
         """
         self._message = _arguments.check_message("__init__", "message", message)
         self._code = _arguments.check_instance("__init__", "code", code, TritonError.ErrorCode)
 
     def message(self) -> str:
-        """Return the text."""
+        """Returns the text of the error."""
         return self._message
 
     def code(self) -> ErrorCode:
-        """Return the code, one of ``TritonError.UNKNOWN`` ... ``TritonError.CANCELLED``."""
+        """Returns the code of the error, for example ``TritonError.INTERNAL``."""
         return self._code
 
     def __repr__(self) -> str:
-        """Show code and text."""
+        """Shows the text and the code."""
         return f"TritonError({self._message!r}, code=TritonError.{self._code.name})"

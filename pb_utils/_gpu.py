@@ -1,10 +1,12 @@
-"""Memory of NVIDIA GPUs: the only module that knows CUDA.
+"""Memory of NVIDIA GPUs. This is the only module that calls CUDA.
 
-It speaks to the driver's own library, which is wherever a GPU can be used. So no array library is
-needed, and what torch, cupy and others allocate can be used beside it: they all work in a GPU's
-*primary context*. The library is loaded, and CUDA initialised, when the first tensor asks for it.
+It calls the library of the NVIDIA driver, which is present on every machine with a usable GPU, so
+it needs no array library. Like PyTorch and CuPy it uses the *primary context* of each GPU, so
+memory that they allocate can be used here. The library is loaded, and CUDA is initialised, on the
+first call.
 
-Run as a script it prints which GPUs there are, for a process that is to stay free of CUDA.
+Run as a script, it prints the GPUs as JSON. The server does that in a child process, so that it
+does not initialise CUDA in its own process.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ LIBRARY = "libcuda.so.1"
 
 _NO_DEVICE = 100
 _DEVICE_MEMORY = 2
-_CAPABILITY = (75, 76)  # attributes of a device: major and minor number
-_LEGACY_STREAM = None  # the stream that every blocking stream waits for
+_CAPABILITY = (75, 76)  # device attributes: major and minor compute capability
+_LEGACY_STREAM = None  # the legacy default stream, which synchronises with all blocking streams
 
 _int, _size, _handle, _address = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64
 
 
 class _Copy2D(ctypes.Structure):
-    """``CUDA_MEMCPY2D``: rows of bytes at a distance (the pitch) from each other."""
+    """The C struct ``CUDA_MEMCPY2D``: rows of bytes, whose starts are one pitch apart."""
 
     _fields_ = [
         (f"{side}_{name}", kind)
@@ -64,7 +66,11 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class CudaError(Exception):
-    """A call of the driver failed, or there is no driver. ``status`` is CUDA's number, or 0."""
+    """A call of the driver failed, or there is no driver.
+
+    Attributes:
+        status: the number of the CUDA error; 0 if the driver's library cannot be loaded.
+    """
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -72,7 +78,7 @@ class CudaError(Exception):
 
 
 class _Driver:
-    """The functions of the library. They run without the interpreter's lock."""
+    """The loaded library of the driver. ctypes releases the GIL during calls."""
 
     def __init__(self) -> None:
         try:
@@ -84,14 +90,18 @@ class _Driver:
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raise CudaError unless the call succeeds."""
+        """Calls a function of the library.
+
+        Raises:
+            CudaError: the function returned an error.
+        """
         status = getattr(self._library, name)(*arguments)
         if status:
             code, text = ctypes.c_char_p(), ctypes.c_char_p()
             self._library.cuGetErrorName(status, ctypes.byref(code))
             self._library.cuGetErrorString(status, ctypes.byref(text))
-            words = [(part.value or b"unknown").decode() for part in (code, text)]
-            raise CudaError(f"{name} failed with {words[0]} ({status}): {words[1]}", status)
+            parts = [(part.value or b"unknown").decode() for part in (code, text)]
+            raise CudaError(f"{name} failed with {parts[0]} ({status}): {parts[1]}", status)
 
 
 @functools.lru_cache
@@ -100,7 +110,7 @@ def _driver() -> _Driver:
 
 
 def is_installed() -> bool:
-    """Return whether the driver's library is there, which says nothing about GPUs."""
+    """Returns whether the driver's library can be loaded. There may still be no usable GPU."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -109,7 +119,7 @@ def is_installed() -> bool:
 
 
 def device_count() -> int:
-    """Return how many GPUs this process can use, 0 without a driver. Initialises CUDA."""
+    """Returns the number of usable GPUs; 0 without a driver. Initialises CUDA."""
     try:
         return _device_count()
     except CudaError:
@@ -123,10 +133,12 @@ def _device_count() -> int:
 
 
 def capabilities() -> dict[int, tuple[int, int]]:
-    """Return the compute capability of each GPU that this process can use, by its number.
+    """Returns the compute capability ``(major, minor)`` of each usable GPU, by device number.
+
+    The result is empty if the driver works and finds no GPU.
 
     Raises:
-        CudaError: the driver is not there or does not work. No GPU is no error.
+        CudaError: there is no driver, or it does not work.
     """
     try:
         found = range(_device_count())
@@ -147,9 +159,10 @@ def _capability(number: int) -> tuple[int, int]:
 
 
 class Gpu:
-    """One GPU. Within ``with gpu:`` it is the current device of this thread.
+    """One GPU. In a ``with`` block, it is the current CUDA device of the thread.
 
-    ``number`` counts the GPUs that this process can see.
+    Attributes:
+        number: the device number among the GPUs that this process can see.
     """
 
     def __init__(self, number: int) -> None:
@@ -169,7 +182,7 @@ class Gpu:
 
     @functools.cached_property
     def stream(self) -> int:
-        """Return the stream for which producers are asked to be ready; it is of this process."""
+        """The private CUDA stream for which DLPack producers make their data ready."""
         stream = _handle()
         with self:
             self._driver.call("cuStreamCreate", ctypes.byref(stream), 0)
@@ -177,26 +190,29 @@ class Gpu:
         return stream.value
 
     def synchronise(self) -> None:
-        """Wait for all work that the private stream waits for."""
+        """Waits until all work on the private stream is done."""
         with self:
             self._driver.call("cuStreamSynchronize", self.stream)
 
     def allocate(self, nbytes: int) -> DeviceMemory:
-        """Return new memory with arbitrary content."""
+        """Returns ``nbytes`` of new, uninitialised memory on this GPU."""
         address = _address()
-        if not nbytes:  # the driver refuses to allocate nothing
+        if not nbytes:  # cuMemAlloc refuses a size of 0
             return DeviceMemory(self.number, 0, 0, None)
         with self:
             self._driver.call("cuMemAlloc_v2", ctypes.byref(address), nbytes)
         return DeviceMemory(self.number, address.value, nbytes, _Allocation(self, address.value))
 
     def free(self, address: int) -> None:
-        """Give back what was allocated."""
+        """Frees memory at an address that ``allocate`` returned."""
         with self:
             self._driver.call("cuMemFree_v2", address)
 
     def copy(self, function: str, *arguments: Any) -> None:
-        """Run a copying function to its end: those to a GPU may return before they are done."""
+        """Calls a copy function of the driver and waits for its end.
+
+        Copies to a GPU are asynchronous in CUDA and may otherwise still run on return.
+        """
         with self:
             self._driver.call(function, *arguments)
             self._driver.call("cuStreamSynchronize", _LEGACY_STREAM)
@@ -204,7 +220,9 @@ class Gpu:
 
 @functools.lru_cache
 def open_gpu(number: int) -> Gpu:
-    """Return the GPU of that number; using it costs the context that other libraries use too.
+    """Returns the GPU with a device number. The object is cached.
+
+    The first call creates the primary context of the GPU, unless another library has done so.
 
     Raises:
         CudaError: there is no such GPU, or it cannot be used.
@@ -213,26 +231,32 @@ def open_gpu(number: int) -> Gpu:
 
 
 class DeviceMemory:
-    """Bytes on a GPU; ``keeper`` lives as long as this object, and the memory as long as it.
+    """A block of memory on a GPU.
 
-    All methods raise CudaError, and return when what they do is done.
+    The block keeps ``owner`` alive, which in turn keeps the memory allocated. All methods are
+    synchronous, and raise CudaError.
+
+    Attributes:
+        device: the device number of the GPU.
+        address: the device address of the first byte; 0 if the block is empty.
+        nbytes: the size in bytes.
     """
 
-    __slots__ = ("_keeper", "address", "device", "nbytes")
+    __slots__ = ("_owner", "address", "device", "nbytes")
 
-    def __init__(self, device: int, address: int, nbytes: int, keeper: object) -> None:
+    def __init__(self, device: int, address: int, nbytes: int, owner: object) -> None:
         self.device = device
         self.address = address
         self.nbytes = nbytes
-        self._keeper = keeper
+        self._owner = owner
 
     def copy_to_host(self, address: int) -> None:
-        """Write the content to host memory."""
+        """Copies the content to host memory at ``address``."""
         if self.nbytes:
             open_gpu(self.device).copy("cuMemcpyDtoH_v2", address, self.address, self.nbytes)
 
     def duplicate(self) -> DeviceMemory:
-        """Return a copy of the content on the same GPU."""
+        """Returns a copy of the content on the same GPU."""
         copied = open_gpu(self.device).allocate(self.nbytes)
         if self.nbytes:
             open_gpu(self.device).copy("cuMemcpyDtoD_v2", copied.address, self.address, self.nbytes)
@@ -240,23 +264,23 @@ class DeviceMemory:
 
 
 class _Allocation:
-    """Memory that is given back with this object."""
+    """Owns memory that ``cuMemAlloc`` returned, and frees it on deletion."""
 
     __slots__ = ("_address", "_gpu")
 
-    def __init__(self, home: Gpu, address: int) -> None:
-        self._gpu = home
+    def __init__(self, gpu: Gpu, address: int) -> None:
+        self._gpu = gpu
         self._address = address
 
     def __del__(self) -> None:
         try:
             self._gpu.free(self._address)
         except CudaError:
-            pass  # at the end of the process the driver may go first, and takes all memory along
+            pass  # at exit, CUDA may be shut down before this object; that frees all memory
 
 
 def upload(device: int, address: int, nbytes: int) -> DeviceMemory:
-    """Return a copy, on a GPU, of host memory."""
+    """Copies ``nbytes`` from host memory at ``address`` to new memory on a GPU."""
     region = open_gpu(device).allocate(nbytes)
     if nbytes:
         open_gpu(device).copy("cuMemcpyHtoD_v2", region.address, address, nbytes)
@@ -264,7 +288,18 @@ def upload(device: int, address: int, nbytes: int) -> DeviceMemory:
 
 
 def gather(device: int, address: int, rows: int, width: int, pitch: int) -> DeviceMemory:
-    """Return a copy without gaps of rows of ``width`` bytes, ``pitch`` bytes from each other."""
+    """Copies rows that have gaps between them to contiguous new memory on the same GPU.
+
+    Args:
+        device: device number of the GPU.
+        address: device address of the first row.
+        rows: number of rows.
+        width: size of a row in bytes.
+        pitch: distance between the starts of two rows in bytes.
+
+    Raises:
+        CudaError: the allocation or the copy failed.
+    """
     region = open_gpu(device).allocate(rows * width)
     copy = _Copy2D(
         source_memory_type=_DEVICE_MEMORY,

@@ -1,4 +1,4 @@
-"""The iterator over the responses of a decoupled model."""
+"""The iterator over the responses to a request that a model has sent to another model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from pb_utils._stream import NoResponseYet, ResponseStream, call_soon_on
 class ResponseIterator:
     """Iterates over the responses of another model, by ``for`` or ``async for``.
 
-    The responses are kept: after the last one, another ``for`` starts again with the first one;
-    before that, it continues. Deleting the iterator before the end cancels the request.
+    ``InferenceRequest.exec(decoupled=True)`` returns it. It keeps the responses: a new ``for`` loop
+    continues where the last one stopped, or starts again with the first response after the last one
+    was read. Deleting the iterator before the last response cancels the request. The rules are in
+    ``docs/reference/model_api.md``, 3.10.
+
+    Examples:
+        >>> for response in request.exec(decoupled=True):
+        ...     total += len(response.output_tensors())
     """
 
     __slots__ = ("__weakref__", "_stream")
@@ -20,7 +26,7 @@ class ResponseIterator:
     _stream: ResponseStream
 
     def __init__(self) -> None:
-        """Always fail: use ``InferenceRequest.exec(decoupled=True)``.
+        """Always raises: ``InferenceRequest.exec(decoupled=True)`` returns iterators.
 
         Raises:
             TypeError: always.
@@ -35,15 +41,15 @@ class ResponseIterator:
         return iterator
 
     def __iter__(self) -> ResponseIterator:
-        """Return the iterator itself, at the first response again if all have been taken."""
+        """Returns the iterator itself, set back to the first response if all have been read."""
         self._stream.rewind()
         return self
 
     def __next__(self) -> InferenceResponse:
-        """Wait for the next response.
+        """Waits for the next response and returns it.
 
-        If the model ends with only a final flag, the last response has no outputs, error or
-        parameters.
+        If the other model sent its final flag alone, the last response has no outputs, no error and
+        no parameters.
 
         Raises:
             StopIteration: there are no more responses.
@@ -54,16 +60,16 @@ class ResponseIterator:
         return response
 
     def __aiter__(self) -> ResponseIterator:
-        """Return the iterator itself, as ``iter`` does."""
+        """Returns the iterator itself, as ``iter`` does."""
         return iter(self)
 
     async def __anext__(self) -> InferenceResponse:
-        """Wait for the next response without blocking the event loop (Triton lacks this).
+        """Waits for the next response without blocking the event loop. Triton does not have this.
 
         Raises:
             StopAsyncIteration: there are no more responses.
         """
-        import asyncio  # not before it is needed: it would slow down every start
+        import asyncio  # imported here, because it would slow down the start of every stub
 
         loop = asyncio.get_running_loop()
         more = asyncio.Event()
@@ -87,8 +93,8 @@ class ResponseIterator:
             return response
 
     def cancel(self) -> None:
-        """Cancel the request; responses that the other model still sends arrive.
+        """Cancels the request. Responses that the other model still sends arrive.
 
-        Has no effect after the last response or after an earlier call.
+        Later calls, and calls after the last response, do nothing.
         """
         self._stream.cancel_request()

@@ -1,4 +1,4 @@
-"""Messages to the server's log."""
+"""The logger that writes to the server's log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ from pb_utils._enums import NamedInt
 
 
 class Logger:
-    """Writes to the server's log; the server decides which levels are shown.
+    """Writes messages to the server's log.
 
-    Every message is a str or bytes (what is not UTF-8 is shown as escapes). The position
-    that the log shows is the caller's.
+    The server's log settings decide which levels are written. The log shows the file and the line
+    of the caller. A message is a str, bytes or bytearray; the log shows bytes that are not valid
+    UTF-8 as escapes (docs/reference/model_api.md, 3.12).
+
+    Attributes:
+        INFO: level of ordinary messages.
+        WARNING: level of warnings.
+        ERROR: level of errors.
+        VERBOSE: level of debugging messages; needs ``log_verbose_level`` 1 or more.
+
+    Examples:
+        >>> pb_utils.Logger.log_info("loaded the weights")
     """
 
     class LogLevel(NamedInt):
-        """How important a message is."""
+        """The level of a message."""
 
         INFO = 0
         WARNING = 1
@@ -32,7 +42,7 @@ class Logger:
     VERBOSE: ClassVar[LogLevel] = LogLevel.VERBOSE
 
     def __init__(self) -> None:
-        """Refuse: all methods are static.
+        """Always raises: all methods are static.
 
         Raises:
             TypeError: always.
@@ -42,10 +52,15 @@ class Logger:
     @staticmethod
     @_arguments.with_argument_errors
     def log(message: str | bytes | bytearray, level: LogLevel = LogLevel.INFO) -> None:
-        """Write a message at a level, one of ``Logger.INFO``, ``WARNING``, ``ERROR``, ``VERBOSE``.
+        """Writes a message at a level.
+
+        Args:
+            message: the text.
+            level: ``Logger.INFO``, ``Logger.WARNING``, ``Logger.ERROR`` or ``Logger.VERBOSE``.
 
         Raises:
-            TypeError: ``message`` is no text, or ``level`` is no level (a plain number is none).
+            TypeError: ``message`` is not text, or ``level`` is not a ``Logger.LogLevel``. A plain
+                number is not accepted.
         """
         _arguments.check_instance("log", "level", level, Logger.LogLevel)
         _emit("log", level, message, sys._getframe(2))
@@ -53,40 +68,40 @@ class Logger:
     @staticmethod
     @_arguments.with_argument_errors
     def log_info(message: str | bytes | bytearray) -> None:
-        """Write a message at level INFO.
+        """Writes a message at level INFO.
 
         Raises:
-            TypeError: ``message`` is no text.
+            TypeError: ``message`` is not text.
         """
         _emit("log_info", Logger.INFO, message, sys._getframe(2))
 
     @staticmethod
     @_arguments.with_argument_errors
     def log_warn(message: str | bytes | bytearray) -> None:
-        """Write a message at level WARNING.
+        """Writes a message at level WARNING.
 
         Raises:
-            TypeError: ``message`` is no text.
+            TypeError: ``message`` is not text.
         """
         _emit("log_warn", Logger.WARNING, message, sys._getframe(2))
 
     @staticmethod
     @_arguments.with_argument_errors
     def log_error(message: str | bytes | bytearray) -> None:
-        """Write a message at level ERROR.
+        """Writes a message at level ERROR.
 
         Raises:
-            TypeError: ``message`` is no text.
+            TypeError: ``message`` is not text.
         """
         _emit("log_error", Logger.ERROR, message, sys._getframe(2))
 
     @staticmethod
     @_arguments.with_argument_errors
     def log_verbose(message: str | bytes | bytearray) -> None:
-        """Write a message at level VERBOSE, shown if the server's ``log_verbose_level`` is set.
+        """Writes a message at level VERBOSE; needs ``log_verbose_level`` 1 or more.
 
         Raises:
-            TypeError: ``message`` is no text.
+            TypeError: ``message`` is not text.
         """
         _emit("log_verbose", Logger.VERBOSE, message, sys._getframe(2))
 

@@ -1,4 +1,4 @@
-"""The kinds of memory in which tensors lie, and the preference for one of them."""
+"""The kinds of memory, and the preferred memory of outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pb_utils._enums import NamedInt
 
 
 class MemoryType(NamedInt):
-    """Where tensors may lie."""
+    """The kind of memory in which a tensor is stored."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
@@ -18,7 +18,10 @@ TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """The preferred memory for the outputs of a request to another model."""
+    """The memory in which a model prefers the outputs of a request to another model.
+
+    The rules are in ``docs/reference/model_api.md``, 3.15 and 4.6.
+    """
 
     __slots__ = ("_device_id", "_type")
 
@@ -27,11 +30,15 @@ class PreferredMemory:
 
     @_arguments.with_argument_errors
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        """Prefer ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``, and a device.
+        """Creates a preference.
+
+        Args:
+            preferred_memory_type: ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``.
+            preferred_device_id: device number of the GPU.
 
         Raises:
-            TypeError: the type is not a ``MemoryType`` (a plain number is not), or the id is not
-                an integer.
+            TypeError: the type is not a ``MemoryType`` (a plain number is not accepted), or the id
+                is not an integer.
         """
         self._type = _arguments.check_instance(
             "__init__", "preferred_memory_type", preferred_memory_type, MemoryType
@@ -42,7 +49,7 @@ class PreferredMemory:
 
     @classmethod
     def _none(cls) -> PreferredMemory:
-        """Return the absence of a preference: its ``_type`` is None."""
+        """Returns the default, no preference: its ``_type`` is None."""
         memory = cls.__new__(cls)
         memory._type = None
         memory._device_id = 0

@@ -1,4 +1,4 @@
-"""Metrics that a model adds to those of the server."""
+"""Custom metrics, which a model adds to those of the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class MetricKind(NamedInt):
-    """What a metric does: only grow, go up and down, or count observations by size."""
+    """The kind of a metric.
+
+    ``COUNTER`` only increases, ``GAUGE`` can take any value, and ``HISTOGRAM`` counts observations
+    in buckets.
+    """
 
     COUNTER = 0
     GAUGE = 1
@@ -32,7 +36,11 @@ _UNSUPPORTED = {
 
 
 class _FamilyState:
-    """A registered family: what it shares with its metrics, which do not keep it alive."""
+    """The state that a registered family shares with its metrics.
+
+    Metrics refer to this object and not to the ``MetricFamily``, so they do not keep the family
+    alive.
+    """
 
     __slots__ = ("deleted", "kind", "lock", "metrics", "number", "runtime")
 
@@ -45,13 +53,18 @@ class _FamilyState:
         self.lock = threading.Lock()
 
     def delete(self) -> None:
-        """Take all metrics away. Called by a finaliser: it neither waits nor takes a lock."""
+        """Removes the metrics of the family. A finaliser calls it, so it takes no lock."""
         self.deleted = True
         self.runtime.drop_metrics([self.number], list(self.metrics.values()))
 
 
 class Metric:
-    """One time series of a family. It ends with the family object, not with this one."""
+    """A metric: the time series of a family with one set of labels.
+
+    ``MetricFamily.Metric()`` returns it. It can be used as long as the ``MetricFamily`` object
+    exists. Deleting the ``Metric`` object does not remove the time series from the server. The
+    rules are in ``docs/reference/model_api.md``, 3.13.
+    """
 
     __slots__ = ("__weakref__", "_family", "_number")
 
@@ -59,7 +72,7 @@ class Metric:
     _number: int
 
     def __init__(self) -> None:
-        """Refuse: a metric comes from ``MetricFamily.Metric()``.
+        """Always raises: ``MetricFamily.Metric()`` creates metrics.
 
         Raises:
             TypeError: always.
@@ -75,45 +88,55 @@ class Metric:
 
     @_arguments.with_argument_errors
     def increment(self, value: float) -> None:
-        """Add to a counter (0 or more) or a gauge.
+        """Adds a value to a counter or a gauge.
+
+        Args:
+            value: the number to add; 0 or more for a counter.
 
         Raises:
-            TypeError: ``value`` is no number.
-            TritonModelException: a counter would fall, it is a histogram, or the family is gone.
+            TypeError: ``value`` is not a number.
+            TritonModelException: ``value`` is negative and the metric is a counter, the metric is a
+                histogram, or the family has been deleted.
         """
         self._change("increment", value)
 
     @_arguments.with_argument_errors
     def set(self, value: float) -> None:
-        """Set a gauge.
+        """Sets the value of a gauge.
+
+        Args:
+            value: the new value.
 
         Raises:
-            TypeError: ``value`` is no number.
-            TritonModelException: it is no gauge, or the family is gone.
+            TypeError: ``value`` is not a number.
+            TritonModelException: the metric is not a gauge, or the family has been deleted.
         """
         self._change("set", value)
 
     @_arguments.with_argument_errors
     def observe(self, value: float) -> None:
-        """Count a value in a histogram.
+        """Adds an observation to a histogram.
+
+        Args:
+            value: the observed value.
 
         Raises:
-            TypeError: ``value`` is no number.
-            TritonModelException: it is no histogram, or the family is gone.
+            TypeError: ``value`` is not a number.
+            TritonModelException: the metric is not a histogram, or the family has been deleted.
         """
         self._change("observe", value)
 
     def value(self) -> float:
-        """Return the value of a counter or a gauge.
+        """Returns the current value of a counter or a gauge. The call waits for the server.
 
         Raises:
-            TritonModelException: it is a histogram, or the family is gone.
+            TritonModelException: the metric is a histogram, or the family has been deleted.
         """
         self._check_allowed("get", "value")
         try:
             return self._family.runtime.read_metric(self._number)
         except TritonModelException as error:
-            raise _failed("get", str(error)) from None
+            raise _operation_error("get", str(error)) from None
 
     def _change(self, change: str, value: object) -> None:
         number = _arguments.check_number(change, "value", value)
@@ -123,11 +146,11 @@ class Metric:
                 "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by "
                 "non-negative values."
             )
-            raise _failed(change, self._family.runtime.error_message(text))
+            raise _operation_error(change, self._family.runtime.error_message(text))
         try:
             self._family.runtime.change_metric(self._number, change, number)
         except TritonModelException as error:
-            raise _failed(change, str(error)) from None
+            raise _operation_error(change, str(error)) from None
 
     def _check_allowed(self, verb: str, operation: str) -> None:
         family = self._family
@@ -137,23 +160,33 @@ class Metric:
                 "The 'MetricFamily' object should be deleted AFTER its corresponding 'Metric' "
                 "objects have been deleted."
             )
-            raise _failed(verb, text)
+            raise _operation_error(verb, text)
         if operation in _UNSUPPORTED[family.kind]:
             text = (
                 f"TRITONSERVER_METRIC_KIND_{family.kind.name} does not support "
                 f"{operation.capitalize()}"
             )
-            raise _failed(verb, family.runtime.error_message(text))
+            raise _operation_error(verb, family.runtime.error_message(text))
 
 
-_Metric = Metric  # within the family, its method has that name
+_Metric = Metric  # in the class body, the method hides the class of the same name
 
 
 class MetricFamily:
-    """Metrics of one name and kind, told apart by labels.
+    """A family of metrics: all have the same name and kind, and differ by their labels.
 
-    The server shows them as long as this object lives. Families of one name and kind, also those
-    of other models, are one.
+    The server exports the metrics as long as this object exists, so a model keeps it in an
+    attribute. Families with the same name and kind, also in other instances and models, are the
+    same family (docs/reference/model_api.md, 3.13).
+
+    Attributes:
+        COUNTER: a metric that only increases.
+        GAUGE: a metric that can take any value.
+        HISTOGRAM: a metric that counts observations in buckets.
+
+    Examples:
+        >>> self.family = pb_utils.MetricFamily("scored", "Rows", pb_utils.MetricFamily.COUNTER)
+        >>> self.family.Metric({"model": "a"}).increment(1)
     """
 
     __slots__ = ("__weakref__", "_family")
@@ -169,22 +202,23 @@ class MetricFamily:
         description: str | bytes | bytearray,
         kind: MetricKind,
     ) -> None:
-        """Register a family.
+        """Registers a family with the server.
 
         Args:
-            name: as the server shows it.
-            description: its help text; the first one counts if several give one.
-            kind: ``MetricFamily.COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
+            name: name of the metric in the metrics endpoint.
+            description: help text. If families with the same name differ in it, the first one is
+                used.
+            kind: ``MetricFamily.COUNTER``, ``MetricFamily.GAUGE`` or ``MetricFamily.HISTOGRAM``.
 
         Raises:
-            TypeError: an argument has another type.
-            TritonModelException: the server refuses it.
+            TypeError: an argument has the wrong type.
+            TritonModelException: the server rejects the family, for example because of its name.
         """
         name = _arguments.check_text("__init__", "name", name)
         description = _arguments.check_text("__init__", "description", description)
         kind = _arguments.check_instance("__init__", "kind", kind, MetricKind)
         runtime = _runtime.current()
-        number = _created(
+        number = _create_or_raise(
             "MetricFamily", lambda: runtime.new_metric_family(name, description, int(kind))
         )
         self._family = _FamilyState(runtime, number, kind)
@@ -194,28 +228,29 @@ class MetricFamily:
     def Metric(
         self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
     ) -> _Metric:
-        """Return the family's metric with these labels, at 0 if it is new.
+        """Returns the metric of this family with a set of labels; a new metric starts at 0.
 
         Args:
-            labels: what tells it apart from the family's others.
-            buckets: upper bounds, strictly increasing; for histograms only.
+            labels: a dict of str to str; None for no labels.
+            buckets: upper bounds of the buckets in strictly increasing order. A histogram needs
+                them, other kinds must not have them.
 
         Raises:
-            TypeError: a label cannot be written as JSON, or a bucket is no number.
-            TritonModelException: ``labels`` is no dict of str to str, ``buckets`` is no list, is
-                missing or is unexpected, or the server refuses the metric.
+            TypeError: a label cannot be written as JSON, or a bucket is not a number.
+            TritonModelException: ``labels`` is not a dict of str to str, ``buckets`` is not a list,
+                is missing or is not allowed, or the server rejects the metric.
         """
         family = self._family
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         text = json.dumps(labels or {}, sort_keys=True)
-        bounds = None if buckets is None else _bounds(family.kind, buckets)
+        bounds = None if buckets is None else _checked_buckets(family.kind, buckets)
         if bounds is None and family.kind is MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
         with family.lock:
             number = family.metrics.get((text, bounds))
             if number is None:
-                number = _created(
+                number = _create_or_raise(
                     "Metric",
                     lambda: family.runtime.new_metric(family.number, json.loads(text), bounds),
                 )
@@ -223,7 +258,7 @@ class MetricFamily:
         return _Metric._create(family, number)
 
 
-def _bounds(kind: MetricKind, buckets: object) -> tuple[float, ...]:
+def _checked_buckets(kind: MetricKind, buckets: object) -> tuple[float, ...]:
     if not isinstance(buckets, list):
         raise TritonModelException("Failed to create metric. Buckets must be a list.")
     if kind is not MetricKind.HISTOGRAM:
@@ -231,12 +266,12 @@ def _bounds(kind: MetricKind, buckets: object) -> tuple[float, ...]:
     return tuple(_arguments.check_number("Metric", "buckets", bound) for bound in buckets)
 
 
-def _created(what: str, create: Callable[[], int]) -> int:
+def _create_or_raise(what: str, create: Callable[[], int]) -> int:
     try:
         return create()
     except TritonModelException as error:
         raise TritonModelException(f"Error when creating {what}: {error}") from None
 
 
-def _failed(verb: str, text: str) -> TritonModelException:
+def _operation_error(verb: str, text: str) -> TritonModelException:
     return TritonModelException(f"Failed to {verb} metric value: {text}")

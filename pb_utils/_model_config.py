@@ -1,4 +1,4 @@
-"""The configuration of a model: completed by the model itself, and read from its parsed form."""
+"""The configuration of a model: its auto-completion, and functions that read it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from typing import Any
 
 
 class ModelConfig:
-    """The configuration handed to ``auto_complete_config``, to be completed and returned."""
+    """The configuration that ``auto_complete_config`` gets, completes and returns.
+
+    The rules and the exact error texts are in ``docs/reference/model_api.md``, 3.5.
+
+    Examples:
+        >>> config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [-1]})
+        >>> config.set_max_batch_size(8)
+    """
 
     def __init__(self, model_config_json: str) -> None:
-        """Parse a configuration.
+        """Parses a configuration in its JSON form.
 
         Raises:
-            ValueError: it is not JSON.
+            ValueError: ``model_config_json`` is not valid JSON.
         """
         self._model_config: dict[str, Any] = json.loads(model_config_json)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the configuration itself, not a copy."""
+        """Returns the parsed configuration itself, not a copy. Changes to it take effect."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the largest batch that the model takes.
+        """Sets the maximum batch size; 0 means that the model does not batch.
 
         Raises:
-            ValueError: the configuration specifies a larger one.
+            ValueError: the configuration has a larger value.
         """
         specified = self._model_config.get("max_batch_size", 0)
         if specified > max_batch_size:
@@ -37,10 +44,10 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Choose the dynamic batcher, if it is not chosen yet.
+        """Selects the dynamic batcher, unless the configuration already has one.
 
         Raises:
-            ValueError: the configuration specifies another scheduler.
+            ValueError: the configuration has another scheduler.
         """
         for choice in ("sequence_batching", "ensemble_scheduling"):
             if choice in self._model_config and "dynamic_batching" not in self._model_config:
@@ -52,34 +59,40 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Mapping[str, Any]) -> None:
-        """Add an input, or complete the one of that name.
+        """Adds an input, or completes the configured input with the same name.
 
         Args:
-            input: ``name``, ``data_type`` (``TYPE_FP32``, ...), ``dims`` and maybe ``optional``.
+            input: a dict with ``name``, ``data_type`` (for example ``TYPE_FP32``), ``dims`` (a list
+                of int, without the batch dimension; -1 for any size) and, if wanted, ``optional``
+                (a bool).
 
         Raises:
-            ValueError: a property is missing or unknown, or contradicts the configuration.
-            KeyError: a property is unknown and ``name`` is missing.
+            ValueError: a key is missing or unknown, or a value contradicts the configuration.
+            KeyError: a key is unknown and ``name`` is missing.
         """
         self._add("input", input, ("name", "data_type", "dims", "optional"))
 
     def add_output(self, output: Mapping[str, Any]) -> None:
-        """Add an output, or complete the one of that name.
+        """Adds an output, or completes the configured output with the same name.
 
         Args:
-            output: ``name``, ``data_type`` (``TYPE_FP32``, ...) and ``dims``.
+            output: a dict with ``name``, ``data_type`` (for example ``TYPE_FP32``) and ``dims`` (a
+                list of int, without the batch dimension; -1 for any size).
 
         Raises:
-            ValueError: a property is missing or unknown, or contradicts the configuration.
-            KeyError: a property is unknown and ``name`` is missing.
+            ValueError: a key is missing or unknown, or a value contradicts the configuration.
+            KeyError: a key is unknown and ``name`` is missing.
         """
         self._add("output", output, ("name", "data_type", "dims"))
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
-        """Say whether the model is decoupled, by ``{"decoupled": bool}``.
+        """Sets whether the model is decoupled.
+
+        Args:
+            transaction_policy_dict: ``{"decoupled": True}`` or ``{"decoupled": False}``.
 
         Raises:
-            ValueError: there is another property, or the configuration specifies otherwise.
+            ValueError: the dict has another key, or the configuration has another value.
         """
         if any(key != "decoupled" for key in transaction_policy_dict):
             raise ValueError(
@@ -116,12 +129,12 @@ class ModelConfig:
         tensors = self._model_config.setdefault(kind, [])
         for specified in tensors:
             if specified["name"] == tensor["name"]:
-                self._check_agreement(kind, specified, tensor)
+                self._check_consistent(kind, specified, tensor)
                 specified.update(tensor)
                 return
         tensors.append(tensor)
 
-    def _check_agreement(
+    def _check_consistent(
         self, kind: str, specified: Mapping[str, Any], given: Mapping[str, Any]
     ) -> None:
         name = given["name"]
@@ -142,24 +155,44 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return the entry of that name in the parsed configuration's ``input``, or None."""
-    return _by_name(model_config, "input", name)
+    """Returns the configuration of the input with a name.
+
+    Args:
+        model_config: the configuration as a parsed dict, ``json.loads(args["model_config"])``.
+        name: name of the input.
+
+    Returns:
+        The entry of ``model_config["input"]`` with this name, or None.
+    """
+    return _find_by_name(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return the entry of that name in the parsed configuration's ``output``, or None."""
-    return _by_name(model_config, "output", name)
+    """Returns the configuration of the output with a name.
+
+    Args:
+        model_config: the configuration as a parsed dict, ``json.loads(args["model_config"])``.
+        name: name of the output.
+
+    Returns:
+        The entry of ``model_config["output"]`` with this name, or None.
+    """
+    return _find_by_name(model_config, "output", name)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Return whether the parsed configuration lets the model send any number of responses."""
+    """Returns whether the model is decoupled: it may send any number of responses to a request.
+
+    Args:
+        model_config: the configuration as a parsed dict, ``json.loads(args["model_config"])``.
+    """
     if "model_transaction_policy" not in model_config:
         return False
     decoupled: bool = model_config["model_transaction_policy"]["decoupled"]
     return decoupled
 
 
-def _by_name(model_config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any] | None:
+def _find_by_name(model_config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any] | None:
     entries: Sequence[dict[str, Any]] = model_config.get(kind, ())
     for entry in entries:
         if entry["name"] == name:

@@ -1,4 +1,4 @@
-"""Loading and unloading models of the server, and asking whether one is ready."""
+"""Model control: functions that load and unload other models and query their readiness."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ _PREFIX = "file:"
 
 @_arguments.with_argument_errors
 def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | None = None) -> None:
-    """Load a model, or load it again, and wait for it.
+    """Loads or reloads a model, and waits until it is loaded.
+
+    A loaded version goes on serving if the reload fails. The server must run with ``--model-
+    control-mode=explicit`` (docs/reference/model_api.md, 3.14).
 
     Args:
-        model_name: the model.
-        config: its configuration as JSON text; the stored one if empty.
-        files: contents by ``file:<path below the model's folder>``, instead of the stored files.
-            Needs ``config``.
+        model_name: name of the model.
+        config: model configuration as JSON text, in place of the stored one; the stored one if
+            empty.
+        files: contents of files in place of the stored files. A key is ``file:<path below the
+            model's folder>``. Needs ``config``.
 
     Raises:
-        TypeError: an argument has another type.
-        TritonModelException: ``files`` is no dict, or the model cannot be loaded. What was loaded
-            before serves on.
+        TypeError: an argument has the wrong type.
+        TritonModelException: ``files`` is not a dict, or the model cannot be loaded.
+
+    Examples:
+        >>> pb_utils.load_model("square")
     """
     name = _arguments.check_text("load_model", "model_name", model_name)
     text = _arguments.check_text("load_model", "config", config)
@@ -44,15 +50,18 @@ def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | No
 
 @_arguments.with_argument_errors
 def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
-    """Begin to unload a model: it is not ready any more, and ends its requests first.
+    """Starts to unload a model. When the call returns, the model is not ready any more.
+
+    The model completes its requests first. A model that is unknown or already unloaded is not an
+    error (docs/reference/model_api.md, 3.14).
 
     Args:
-        model_name: the model.
-        unload_dependents: whether the models that an ensemble is made of are unloaded with it.
+        model_name: name of the model.
+        unload_dependents: for an ensemble, whether to unload the models of its steps too.
 
     Raises:
-        TypeError: an argument has another type.
-        TritonModelException: it cannot be unloaded.
+        TypeError: an argument has the wrong type.
+        TritonModelException: the server rejects the call.
     """
     name = _arguments.check_text("unload_model", "model_name", model_name)
     dependents = _arguments.check_boolean("unload_model", "unload_dependents", unload_dependents)
@@ -64,15 +73,15 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
 
 @_arguments.with_argument_errors
 def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
-    """Return whether a model takes requests.
+    """Returns whether a model is ready for requests (docs/reference/model_api.md, 3.14).
 
     Args:
-        model_name: the model.
-        model_version: its version, as text; any if empty.
+        model_name: name of the model.
+        model_version: version as text; any version if empty.
 
     Raises:
-        TypeError: an argument has another type; a version is no number here.
-        TritonModelException: there is no such model or version.
+        TypeError: an argument has the wrong type; the version must be text, not a number.
+        TritonModelException: the server has no such model or version.
     """
     name = _arguments.check_text("is_model_ready", "model_name", model_name)
     version = _arguments.check_text("is_model_ready", "model_version", model_version)

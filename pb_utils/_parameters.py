@@ -1,4 +1,4 @@
-"""Custom parameters of requests and responses, as the JSON text in which models read them."""
+"""The JSON form of the custom parameters of requests and responses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pb_utils._model_exception import TritonModelException
 
 
 def to_json(parameters: Mapping[str, object]) -> str:
-    """Return the parameters as JSON text.
+    """Returns parameters as JSON text; ``{}`` if there are none.
 
     Raises:
-        TritonModelException: a value is neither bool, int, str nor float.
+        TritonModelException: a value is not a bool, int, float or str.
     """
     for name, value in parameters.items():
         if not isinstance(value, (bool, int, str, float)):

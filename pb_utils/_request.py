@@ -30,7 +30,10 @@ _NO_PREFERENCE = PreferredMemory._none()
 
 
 class InferenceRequest(RequestFields):
-    """A request with its input tensors: received by ``execute``, or created for another model."""
+    """An inference request: received by ``execute``, or created for another model (BLS).
+
+    The rules are in ``docs/reference/model_api.md``, 3.7 and 5.
+    """
 
     __slots__ = ()
 
@@ -82,52 +85,61 @@ class InferenceRequest(RequestFields):
         trace: InferenceTrace = NO_TRACE,
         parameters: Parameters | None = None,
     ) -> None:
-        """Create a request to another model.
+        """Creates a request to another model.
 
         Args:
-            request_id: appears in the other model's ``request_id()`` and in logs.
-            correlation_id: sequence of a stateful model; an int of 64 bits without sign, or a str.
-            inputs: tensors of any shape and data type.
-            requested_output_names: outputs to return; all if empty.
+            request_id: id of the request, for the other model's ``request_id()`` and for logs.
+            correlation_id: id of the sequence, for a stateful model: an unsigned 64-bit int, or a
+                str.
+            inputs: input tensors of any shape and data type; may be empty.
+            requested_output_names: names of the outputs to return; all outputs if empty.
             model_name: name of the other model.
-            model_version: its version; -1 lets the model's version policy choose.
-            flags: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END`` or-ed.
-            timeout: microseconds, applied to queueing only if the model's configuration allows.
-            preferred_memory: preferred memory for the outputs.
-            trace: trace that the request becomes part of.
+            model_version: version of the other model; -1 lets its version policy choose.
+            flags: sequence flags, ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END``
+                combined with ``|``.
+            timeout: queue timeout in microseconds, 0 for none. It has an effect only if the queue
+                policy of the other model allows it (docs/reference/model_api.md, 5.4).
+            preferred_memory: memory in which the outputs should be; no preference by default.
+            trace: trace to which the request is added, for example ``request.trace()``.
             parameters: custom parameters, a dict of str to bool, int or str.
 
         Raises:
-            TypeError: an argument has another type, is out of range, or is missing.
-            RuntimeError: ``correlation_id`` is negative or needs more than 64 bits.
+            TypeError: an argument is missing, has the wrong type or is out of range.
+            RuntimeError: ``correlation_id`` is an int that is negative or needs more than 64 bits.
             TritonModelException: ``correlation_id`` is neither int nor str, an input is None, an
                 output name is empty, or ``parameters`` is not a dict of str to bool, int or str.
+
+        Examples:
+            >>> request = pb_utils.InferenceRequest(
+            ...     model_name="square", inputs=[tensor], requested_output_names=["Y"]
+            ... )
+            >>> response = request.exec()
         """
-        take = "__init__"
-        self._request_id = _arguments.check_text(take, "request_id", request_id)
-        tensors = _arguments.check_elements(take, "inputs", inputs, Tensor)
+        function = "__init__"
+        self._request_id = _arguments.check_text(function, "request_id", request_id)
+        tensors = _arguments.check_elements(function, "inputs", inputs, Tensor)
         names = _arguments.check_sequence(
-            take, "requested_output_names", requested_output_names, "str"
+            function, "requested_output_names", requested_output_names, "str"
         )
-        names = [_arguments.check_text(take, "requested_output_names", name) for name in names]
-        self._model_name = _arguments.check_text(take, "model_name", model_name)
+        names = [_arguments.check_text(function, "requested_output_names", name) for name in names]
+        self._model_name = _arguments.check_text(function, "model_name", model_name)
         self._model_version = _arguments.check_integer(
-            take, "model_version", model_version, 64, True
+            function, "model_version", model_version, 64, True
         )
-        self._flags = _arguments.check_integer(take, "flags", flags, 32)
-        self._timeout = _arguments.check_integer(take, "timeout", timeout, 64)
+        self._flags = _arguments.check_integer(function, "flags", flags, 32)
+        self._timeout = _arguments.check_integer(function, "timeout", timeout, 64)
         self._preferred_memory = _arguments.check_instance(
-            take, "preferred_memory", preferred_memory, PreferredMemory
+            function, "preferred_memory", preferred_memory, PreferredMemory
         )
-        self._trace = _arguments.check_instance(take, "trace", trace, InferenceTrace)
+        self._trace = _arguments.check_instance(function, "trace", trace, InferenceTrace)
         self._correlation_id = _checked_correlation_id(correlation_id)
         self._parameters = _arguments.check_parameters(parameters)
         self._inputs = [tensor for tensor in tensors if tensor is not None]
         self._requested_output_names = list(dict.fromkeys(names))
         if len(self._inputs) != len(tensors):
-            raise self._lacks("Input tensor")
+            raise self._empty_error("Input tensor")
         if "" in names:
-            raise self._lacks("Requested output name")
+            raise self._empty_error("Requested output name")
         self._handle = None
         self._sender = None
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
@@ -149,7 +161,7 @@ class InferenceRequest(RequestFields):
         trace: InferenceTrace = NO_TRACE,
         handle: Responder,
     ) -> InferenceRequest:
-        """Make an incoming request. Nothing is checked, and nothing computed ahead of its use."""
+        """Creates a received request. Its fields come from the runtime, so they are not checked."""
         request = cls.__new__(cls)
         request._request_id = request_id
         request._correlation_id = correlation_id
@@ -169,80 +181,99 @@ class InferenceRequest(RequestFields):
         return request
 
     def inputs(self) -> list[Tensor]:
-        """Return the input tensors as a new list; optional inputs that were left out are absent."""
+        """Returns the input tensors as a new list.
+
+        The list includes the control, state and batch inputs of the configuration. Optional inputs
+        that the client left out are absent. The order is not defined.
+        """
         return list(self._inputs)
 
     def request_id(self) -> str:
-        """Return the request id that the client sent, or empty text."""
+        """Returns the request id that the client sent; ``""`` if it sent none."""
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """Return the id of the sequence, 0 if there is none; int or str as the client sent it."""
+        """Returns the id of the sequence: int or str, as the client sent it; 0 if there is none."""
         return self._correlation_id
 
     def flags(self) -> int:
-        """Return the sequence flags, ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_...`` or-ed."""
+        """Returns the sequence flags.
+
+        They are ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END`` combined with ``|``.
+        """
         return self._flags
 
     @_arguments.with_argument_errors
     def set_flags(self, flags: int) -> None:
-        """Replace the sequence flags.
+        """Replaces the sequence flags.
+
+        Args:
+            flags: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END`` combined with ``|``.
 
         Raises:
-            TypeError: ``flags`` is not an unsigned integer of 32 bits.
+            TypeError: ``flags`` is not an integer from 0 to 2**32 - 1.
         """
         self._flags = _arguments.check_integer("set_flags", "flags", flags, 32)
 
     @_arguments.with_argument_errors
     def set_release_flags(self, flags: int) -> None:
-        """Set whether a request is released or rescheduled after ``execute`` returns.
+        """Sets whether the server releases or reschedules the request when ``execute`` returns.
+
+        Rescheduling needs a model of iterative sequences (docs/reference/model_api.md, 2.8).
 
         Args:
-            flags: ``TRITONSERVER_REQUEST_RELEASE_ALL`` or ``..._RESCHEDULE``.
+            flags: ``TRITONSERVER_REQUEST_RELEASE_ALL`` or
+                ``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE``.
 
         Raises:
-            TypeError: ``flags`` is not an unsigned integer of 32 bits.
-            TritonModelException: the model created this request itself.
+            TypeError: ``flags`` is not an integer from 0 to 2**32 - 1.
+            TritonModelException: the model created the request itself.
         """
         checked = _arguments.check_integer("set_release_flags", "flags", flags, 32)
-        self._incoming("set_release_flags()")
+        self._received_handle("set_release_flags()")
         self._release_flags = checked
 
     def timeout(self) -> int:
-        """Return the request's timeout in microseconds, 0 if none. The model must apply it."""
+        """Returns the timeout of the request in microseconds; 0 if there is none.
+
+        The server applies it to the wait in the queue only. A model can apply it to its own work.
+        """
         return self._timeout
 
     def parameters(self) -> str:
-        """Return the custom parameters as JSON text, ``{}`` if there are none.
+        """Returns the custom parameters as JSON text; ``{}`` if there are none.
 
         Raises:
-            TritonModelException: a parameter is neither bool, int, str nor float.
+            TritonModelException: the value of a parameter is not a bool, int, float or str.
         """
         return _parameters.to_json(self._parameters)
 
     def requested_output_names(self) -> set[str]:
-        """Return the names of the requested outputs; all outputs if the client named none."""
+        """Returns the names of the requested outputs; all outputs if the client named none."""
         return set(self._requested_output_names)
 
     def trace(self) -> InferenceTrace:
-        """Return the trace; pass it to requests that become part of it."""
+        """Returns the trace of the request.
+
+        Pass it to requests to other models, so that they become part of the trace.
+        """
         return self._trace
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request; once true it stays so.
+        """Returns whether the client has cancelled the request. Once True, it stays True.
 
         Raises:
-            TritonModelException: the model created this request itself.
+            TritonModelException: the model created the request itself.
         """
         if not self._cancelled:
-            self._cancelled = self._incoming("is_cancelled()").is_cancelled()
+            self._cancelled = self._received_handle("is_cancelled()").is_cancelled()
         return self._cancelled
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Return the request's sender, always the same one.
+        """Returns the response sender of the request; each call returns the same object.
 
-        It stays valid after the request is deleted. The sender of a request that the model created
-        cannot send.
+        The sender stays valid after the request object is deleted. The sender of a request that the
+        model created itself cannot send.
         """
         if self._sender is None:
             self._sender = InferenceResponseSender._from_responder(self._handle)
@@ -267,25 +298,30 @@ class InferenceRequest(RequestFields):
     def exec(
         self, decoupled: bool = False, *, execution_timeout: float | None = None
     ) -> InferenceResponse | ResponseIterator:
-        """Send the request to its model and wait. It may be sent repeatedly.
+        """Sends the request to the other model and waits for the response.
+
+        A request can be sent any number of times. The rules are in ``docs/reference/model_api.md``,
+        5.
 
         Args:
-            decoupled: whether the model may give any number of responses.
-            execution_timeout: seconds until the last response; then the request is cancelled and
-                answered with an error, UNAVAILABLE. None for no limit. Triton does not have this
-                argument.
+            decoupled: whether to accept any number of responses, as a decoupled model sends them.
+            execution_timeout: time limit in seconds, up to the last response. When it expires, the
+                request is cancelled and its last response is an error, UNAVAILABLE. None is no
+                limit. Triton does not have this argument.
 
         Returns:
-            The response; if ``decoupled``, an iterator, after the first response has arrived. If
-            the model fails or does not exist, the response has an error.
+            The response. If ``decoupled``, an iterator over the responses, as soon as the first one
+            has arrived. A failure is a response whose ``has_error()`` is True.
 
         Raises:
-            TypeError: ``decoupled`` is not a bool, or ``execution_timeout`` not a number above 0.
-            TritonModelException: called outside of ``execute``.
+            TypeError: ``decoupled`` is not a bool, or ``execution_timeout`` is not a number above
+                0.
+            TritonModelException: called before ``initialize`` has ended or after ``finalize`` has
+                begun, or no server runs the model.
         """
-        several = _arguments.check_boolean("exec", "decoupled", decoupled)
-        seconds = _arguments.check_seconds("exec", "execution_timeout", execution_timeout)
-        return _bls.exec_and_wait(self, several, seconds)
+        decoupled = _arguments.check_boolean("exec", "decoupled", decoupled)
+        execution_timeout = _arguments.check_seconds("exec", "execution_timeout", execution_timeout)
+        return _bls.exec_and_wait(self, decoupled, execution_timeout)
 
     @overload
     def async_exec(
@@ -306,34 +342,45 @@ class InferenceRequest(RequestFields):
     def async_exec(
         self, decoupled: bool = False, *, execution_timeout: float | None = None
     ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
-        """Send the request like ``exec``, without blocking the running event loop.
+        """Sends the request to the other model, without blocking the running event loop.
+
+        Args:
+            decoupled: as for ``exec``.
+            execution_timeout: as for ``exec``.
 
         Returns:
-            A future of what ``exec`` returns. Cancelling it cancels the request.
+            A future of the running event loop; its result is what ``exec`` returns. Cancelling the
+            future cancels the request. The future raises TritonModelException where ``exec`` raises
+            it.
 
         Raises:
-            TypeError: ``decoupled`` is not a bool, or ``execution_timeout`` not a number above 0.
+            TypeError: ``decoupled`` is not a bool, or ``execution_timeout`` is not a number above
+                0.
             RuntimeError: no event loop is running.
-            TritonModelException: raised by the future: called outside of ``execute``.
+
+        Examples:
+            >>> responses = await asyncio.gather(first.async_exec(), second.async_exec())
         """
-        several = _arguments.check_boolean("async_exec", "decoupled", decoupled)
-        seconds = _arguments.check_seconds("async_exec", "execution_timeout", execution_timeout)
-        return _bls.exec_on_event_loop(self, several, seconds)
+        decoupled = _arguments.check_boolean("async_exec", "decoupled", decoupled)
+        execution_timeout = _arguments.check_seconds(
+            "async_exec", "execution_timeout", execution_timeout
+        )
+        return _bls.exec_on_event_loop(self, decoupled, execution_timeout)
 
     def __repr__(self) -> str:
-        """Show id, model and inputs."""
+        """Shows id, model and inputs."""
         return (
             f"InferenceRequest(request_id={self._request_id!r}, "
             f"model_name={self._model_name!r}, inputs={self._inputs!r})"
         )
 
-    def _lacks(self, what: str) -> TritonModelException:
+    def _empty_error(self, what: str) -> TritonModelException:
         return TritonModelException(
             f"{what} for request with id '{self._request_id}' and model name "
             f"'{self._model_name}' should not be empty."
         )
 
-    def _incoming(self, call: str) -> Responder:
+    def _received_handle(self, call: str) -> Responder:
         if self._handle is None:
             raise TritonModelException(
                 f"{call} is only supported on requests that were passed to 'execute'."
@@ -342,7 +389,16 @@ class InferenceRequest(RequestFields):
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """Return the request's first input tensor of that name, or None if it has none."""
+    """Returns the first input tensor with a name.
+
+    Args:
+        inference_request: the request.
+        name: name of the input.
+
+    Returns:
+        The tensor, or None if the request has no such input, for example an optional input that the
+        client left out.
+    """
     for tensor in inference_request.inputs():
         if tensor.name() == name:
             return tensor

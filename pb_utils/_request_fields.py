@@ -1,4 +1,4 @@
-"""The fields of a request, and the trace that a request is part of."""
+"""The fields of a request, and its trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pb_utils._tensor import Tensor
 
 
 class InferenceTrace:
-    """The trace of a request; pass it to a request to another model to link the two."""
+    """The trace of a request. A model passes it to the requests that it sends to other models."""
 
     __slots__ = ("_context", "_number")
 
@@ -18,7 +18,7 @@ class InferenceTrace:
     _number: int
 
     def __init__(self) -> None:
-        """Always fail: use ``InferenceRequest.trace()``.
+        """Always raises: ``InferenceRequest.trace()`` returns traces.
 
         Raises:
             TypeError: always.
@@ -33,7 +33,7 @@ class InferenceTrace:
         return trace
 
     def get_context(self) -> str | None:
-        """Return the OpenTelemetry propagation headers as JSON text, or None if there are none."""
+        """Returns the OpenTelemetry propagation headers as JSON text; None if there are none."""
         return self._context
 
 
@@ -41,10 +41,10 @@ NO_TRACE = InferenceTrace._from_wire(None)
 
 
 class RequestFields:
-    """What a runtime reads of a request in order to send it to another model.
+    """The fields of an ``InferenceRequest``, without the methods of the API.
 
-    ``InferenceRequest`` adds the methods of the API. A runtime does not need these: so
-    ``_request`` can depend on the runtime, and not the other way round.
+    A runtime needs only these fields to send a request to another model. The separate class lets
+    ``_request`` import ``_runtime`` without an import cycle.
     """
 
     __slots__ = (

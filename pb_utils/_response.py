@@ -13,7 +13,10 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class InferenceResponse:
-    """Output tensors, or an error, and custom parameters."""
+    """An inference response: output tensors or an error, and custom parameters.
+
+    The rules are in ``docs/reference/model_api.md``, 3.8.
+    """
 
     __slots__ = ("__weakref__", "_error", "_output_tensors", "_parameters")
 
@@ -28,17 +31,25 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: dict[str, bool | int | str] | None = None,
     ) -> None:
-        """Create a response from output tensors of any shape and data type.
+        """Creates a response.
 
         Args:
-            output_tensors: the outputs; those that the client did not request are dropped.
-            error: fails the request; output tensors and parameters are then ignored.
-            parameters: custom parameters for the client; integers of 64 bits.
+            output_tensors: output tensors of any shape and data type. The server removes outputs
+                that the client did not request.
+            error: makes the request fail with this error. The server then ignores output tensors
+                and parameters.
+            parameters: custom parameters for the client, a dict of str to bool, int (signed, 64
+                bits) or str.
 
         Raises:
-            TypeError: an argument has another type; ``error`` may not be a str.
-            TritonModelException: an output tensor is None, or ``parameters`` is no dict of str to
-                bool, int or str.
+            TypeError: an argument has the wrong type. ``error`` must be a ``TritonError``, not a
+                str.
+            TritonModelException: an output tensor is None, or ``parameters`` is not a dict of str
+                to bool, int or str.
+
+        Examples:
+            >>> pb_utils.InferenceResponse([pb_utils.Tensor("Y", array)])
+            >>> pb_utils.InferenceResponse(error=pb_utils.TritonError("X must be positive"))
         """
         tensors = _arguments.check_elements("__init__", "output_tensors", output_tensors, Tensor)
         if error is not None:
@@ -56,7 +67,7 @@ class InferenceResponse:
         error: TritonError | None,
         parameters: Mapping[str, object] | None,
     ) -> InferenceResponse:
-        """Make a received response; parameters of None are those of one that cannot have any."""
+        """Creates a received response; ``parameters`` is None if it cannot have any."""
         response = cls.__new__(cls)
         response._output_tensors = output_tensors
         response._error = error
@@ -64,36 +75,46 @@ class InferenceResponse:
         return response
 
     def output_tensors(self) -> list[Tensor]:
-        """Return the output tensors as a new list."""
+        """Returns the output tensors as a new list."""
         return list(self._output_tensors)
 
     def has_error(self) -> bool:
-        """Return whether the request failed."""
+        """Returns whether the response is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
-        """Return the error if the request failed, else None."""
+        """Returns the error; None if the request succeeded."""
         return self._error
 
     def parameters(self) -> str:
-        """Return the parameters as JSON text: ``{}`` if there are none.
+        """Returns the custom parameters as JSON text; ``{}`` if there are none.
 
-        The text is empty for an error, and for an empty final response of another model.
+        The text is empty for a received error, and for the empty final response of a decoupled
+        model (docs/reference/model_api.md, 5.2).
 
         Raises:
-            TritonModelException: a received parameter is neither bool, int, str nor float.
+            TritonModelException: the value of a received parameter is not a bool, int, float or
+                str.
         """
         return "" if self._parameters is None else _parameters.to_json(self._parameters)
 
     def __repr__(self) -> str:
-        """Show the error or the outputs."""
+        """Shows the error or the outputs."""
         if self._error is not None:
             return f"InferenceResponse(error={self._error!r})"
         return f"InferenceResponse(output_tensors={self._output_tensors!r})"
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """Return the response's first output tensor of that name, or None."""
+    """Returns the first output tensor with a name.
+
+    Args:
+        inference_response: the response.
+        name: name of the output.
+
+    Returns:
+        The tensor, or None if the response has no such output.
+    """
     for tensor in inference_response.output_tensors():
         if tensor.name() == name:
             return tensor

@@ -1,4 +1,4 @@
-"""The interface between the API and the process that runs the model."""
+"""The runtime: the interface between the API and the process that runs the model."""
 
 from __future__ import annotations
 
@@ -18,125 +18,144 @@ if TYPE_CHECKING:
 
 
 ResponseReceiver = Callable[["InferenceResponse | None", bool], None]
-"""Receives a response and whether it is final; None is a final flag without a response.
+"""A function that receives a response, and whether it is final.
 
-Called on a thread of the runtime; it must not wait.
+The response is None if the final flag came alone. A thread of the runtime calls the function, which
+must not block.
 """
 
 
 class Runtime(Protocol):
-    """The calls of the API to the process that runs the model.
+    """The calls that the API makes to the process that runs the model.
 
-    Any thread may call the methods; they wait without the GIL.
+    Any thread may call the methods. They release the GIL while they wait.
     """
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Write a message to the server's log; levels are 0 INFO to 3 VERBOSE."""
+        """Writes a message to the server's log.
+
+        Args:
+            level: 0 INFO, 1 WARNING, 2 ERROR or 3 VERBOSE.
+            filename: base name of the caller's file.
+            line: line of the caller.
+            message: the text.
+        """
         ...
 
     def exec(self, request: RequestFields) -> InferenceResponse:
-        """Send a request to another model and wait for its only response.
+        """Sends a request to another model, and waits for its only response.
 
-        Failures are responses.
+        A failure is a response with an error.
 
         Raises:
-            TritonModelException: requests are not allowed at this time.
+            TritonModelException: requests to other models are not allowed at this time.
         """
         ...
 
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
-        """Send a request to another model and do not wait; return what cancels it.
+        """Sends a request to another model without waiting.
 
-        Unless ``decoupled``, exactly one response comes. ``receive`` may be called before this
-        returns. What is cancelled still comes to its end. Finalisers cancel as well, so that
-        neither waits nor takes a lock.
+        Args:
+            request: the request.
+            decoupled: whether to accept any number of responses; if not, there is exactly one.
+            receive: gets the responses, perhaps before this method returns. It gets a final one
+                also after a cancellation.
+
+        Returns:
+            A function that cancels the request. Finalisers call it, so it neither waits nor takes a
+            lock.
 
         Raises:
-            TritonModelException: requests are not allowed at this time.
+            TritonModelException: requests to other models are not allowed at this time.
         """
         ...
 
     def model_dir(self) -> str:
-        """Return the folder of the model's version."""
+        """Returns the folder of the model's version."""
         ...
 
     def free_memory(self) -> int:
-        """Return the bytes of shared memory that tensors kept in this process leave free."""
+        """Returns the free shared memory of this instance in bytes."""
         ...
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load a model and wait for it; ``files`` by their paths below the model's folder.
+        """Loads a model, and waits until it is loaded.
+
+        Args:
+            name: name of the model.
+            config: configuration as JSON text; the stored one if empty.
+            files: contents of files, by their paths below the model's folder.
 
         Raises:
-            TritonModelException: it cannot be loaded.
+            TritonModelException: the model cannot be loaded.
         """
         ...
 
     def unload_model(self, name: str, dependents: bool) -> None:
-        """Begin to unload a model.
+        """Starts to unload a model, and with ``dependents`` the models of an ensemble's steps.
 
         Raises:
-            TritonModelException: it cannot be unloaded.
+            TritonModelException: the model cannot be unloaded.
         """
         ...
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Return whether a model is ready; ``version`` is "" for any.
+        """Returns whether a model is ready. ``version`` is empty for any version.
 
         Raises:
-            TritonModelException: there is no such model.
+            TritonModelException: the server has no such model or version.
         """
         ...
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
-        """Register a metric family; return its number.
+        """Registers a metric family and returns its number.
 
         Raises:
-            TritonModelException: the server refuses it.
+            TritonModelException: the server rejects it.
         """
         ...
 
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
     ) -> int:
-        """Create a metric in a family; return its number.
+        """Creates a metric in a family and returns its number.
 
         Raises:
-            TritonModelException: the server refuses it.
+            TritonModelException: the server rejects it.
         """
         ...
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
-        """Change a metric's value; ``change`` is ``increment``, ``set`` or ``observe``.
+        """Changes the value of a metric; ``change`` is ``increment``, ``set`` or ``observe``.
 
-        The next scrape shows it. Whether the change is possible has been checked before.
+        The API has checked before that the metric allows the change. The next scrape shows it.
         """
         ...
 
     def read_metric(self, metric: int) -> float:
-        """Return a metric's value.
+        """Returns the value of a metric.
 
         Raises:
-            TritonModelException: the server refuses it.
+            TritonModelException: the server rejects the call.
         """
         ...
 
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Release metrics. Finalisers call this, so it neither waits nor takes a lock."""
+        """Removes metrics and families. Finalisers call it, so it must not take a lock."""
         ...
 
     def error_message(self, text: str) -> str:
-        """Return the server's text about a request of this model that it refused."""
+        """Returns the text that a server gives for a rejected call of this model."""
         ...
 
 
 class NoHostRuntime:
-    """The runtime outside of a server: it can write logs, and refuses all other calls."""
+    """The runtime outside of a server. It writes log messages to stderr; all other calls fail."""
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Write the message to stderr as the server does before its log is up."""
+        """Writes the message to stderr, in the format of a stub without a connection."""
         micros = time.time_ns() // 1000
         stamp = time.strftime("%m%d %H:%M:%S", time.gmtime(micros // 1_000_000))
         sys.stderr.write(
@@ -146,58 +165,58 @@ class NoHostRuntime:
         sys.stderr.flush()
 
     def exec(self, request: RequestFields) -> InferenceResponse:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("A request to another model (BLS)")
 
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("A request to another model (BLS)")
 
     def model_dir(self) -> str:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("get_model_dir()")
 
     def free_memory(self) -> int:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("free_memory()")
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("load_model()")
 
     def unload_model(self, name: str, dependents: bool) -> None:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("unload_model()")
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("is_model_ready()")
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("MetricFamily")
 
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
     ) -> int:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("Metric")
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("Metric")
 
     def read_metric(self, metric: int) -> float:
-        """Always fail: no server runs this model."""
+        """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("Metric")
 
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Do nothing: the runtime that created the metrics is gone."""
+        """Does nothing: the runtime that created the metrics has ended."""
 
     def error_message(self, text: str) -> str:
-        """Return the text as it is."""
+        """Returns the text unchanged."""
         return text
 
     def _unsupported(self, what: str) -> TritonModelException:
@@ -209,7 +228,7 @@ class NoHostRuntime:
 
 _installed: Runtime = NoHostRuntime()
 _thread_runtime: Runtime | None = (
-    None  # to threads, which do not know the context that started them
+    None  # for threads, which do not inherit the context of the thread that started them
 )
 _override: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar(
     "pb_utils_runtime", default=None
@@ -217,23 +236,26 @@ _override: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar(
 
 
 def install(runtime: Runtime) -> None:
-    """Make ``runtime`` the runtime of the whole process."""
+    """Sets the runtime of the whole process."""
     global _installed
     _installed = runtime
 
 
 def current() -> Runtime:
-    """Return the runtime of this context, or that of the process."""
+    """Returns the runtime of the current context; by default, the runtime of the process."""
     return _override.get() or _thread_runtime or _installed
 
 
 @contextmanager
-def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
-    """Make ``runtime`` the current one within this block, in this context only.
+def use(runtime: Runtime, persistent: bool = False) -> Iterator[None]:
+    """Makes ``runtime`` the current runtime within a ``with`` block, for the current context.
 
-    Threads that are started inside have contexts of their own. Without a host they see the
-    runtime of the outermost block; if it is ``lasting``, also after the block, until
-    ``stop_using``.
+    Threads that are started in the block have other contexts. If no server runs the model, they use
+    the runtime of the outermost block.
+
+    Args:
+        runtime: the runtime.
+        persistent: whether these threads use it also after the block, until ``stop_using``.
     """
     global _thread_runtime
     before = _thread_runtime
@@ -244,21 +266,21 @@ def use(runtime: Runtime, lasting: bool = False) -> Iterator[None]:
         yield
     finally:
         _override.reset(token)
-        if not lasting:
+        if not persistent:
             _thread_runtime = before
 
 
 def stop_using(runtime: Runtime) -> None:
-    """Stop using ``runtime`` for the threads of an earlier block."""
+    """Ends the use of a ``persistent`` runtime by threads of an earlier block."""
     global _thread_runtime
     if _thread_runtime is runtime:
         _thread_runtime = None
 
 
 def get_model_dir() -> str:
-    """Return the folder of the running model's version, ``<model>/<version>``.
+    """Returns the folder of the model's version, ``<model folder>/<version>``.
 
     Raises:
-        TritonModelException: no server runs this model.
+        TritonModelException: no server runs the model.
     """
     return current().model_dir()

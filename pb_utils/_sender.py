@@ -1,4 +1,4 @@
-"""Response senders, which answer a request during or after ``execute``."""
+"""The response sender, by which a model sends responses during or after ``execute``."""
 
 from __future__ import annotations
 
@@ -18,30 +18,39 @@ _CLOSED = "Unable to send response. Response sender has been closed."
 
 
 class Responder(ABC):
-    """The runtime's side of an incoming request, and the state of its responses.
+    """Base class for a runtime's side of a received request; holds the state of its responses.
 
-    The request (as ``_handle``) and its sender refer to it. A runtime defines a subclass. If both
-    references are gone and it is not ``closed``, the request can no longer be answered.
+    The request (as ``_handle``) and its sender refer to the same responder. When both are deleted
+    and the responder is not ``closed``, the request can no longer be answered.
+
+    Attributes:
+        decoupled: whether the model may send any number of responses.
+        has_response: whether a response has been sent.
+        closed: whether the final response has been sent, or the request was closed otherwise.
     """
 
     __slots__ = ("__weakref__", "_lock", "has_response", "closed", "decoupled")
 
     def __init__(self, decoupled: bool) -> None:
-        """Create it without responses; ``decoupled`` allows any number of them."""
+        """Creates the responder of a request without responses."""
         self.decoupled = decoupled
         self.has_response = False
         self.closed = False
         self._lock = threading.Lock()
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:
-        """Send one response, or only the final flag if ``response`` is None.
+        """Sends one response, or the final flag alone if ``response`` is None.
+
+        Args:
+            response: the response, or None.
+            final: whether it is the last response.
 
         Raises:
-            TritonModelException: the state does not allow it (docs/reference/model_api.md, 2.6), or
-                the response cannot be delivered.
+            TritonModelException: the request cannot have this response now
+                (docs/reference/model_api.md, 2.6), or the response cannot be delivered.
         """
         self._check_open(response)
-        self._wait_for_credit()  # without the lock, because it may wait
+        self._wait_for_credit()  # this may wait, so it does not hold the lock
         with self._lock:
             self._check_open(response)
             self._send_response(response, final)
@@ -49,14 +58,14 @@ class Responder(ABC):
             self.closed = final
 
     def close(self) -> bool:
-        """Refuse further responses; return whether the request was open."""
+        """Rejects further responses. Returns whether the request was open."""
         with self._lock:
             was_open, self.closed = not self.closed, True
             return was_open
 
     @abstractmethod
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request."""
+        """Returns whether the client has cancelled the request."""
 
     def _check_open(self, response: InferenceResponse | None) -> None:
         if not self.decoupled:
@@ -69,19 +78,23 @@ class Responder(ABC):
 
     @abstractmethod
     def _wait_for_credit(self) -> None:
-        """Wait while too many earlier responses are outstanding.
+        """Waits while the client has not taken too many earlier responses (flow control).
 
         Raises:
-            TritonModelException: the client received none of them within the timeout.
+            TritonModelException: the client took none of them within the timeout.
         """
 
     @abstractmethod
     def _send_response(self, response: InferenceResponse | None, final: bool) -> None:
-        """Deliver a response. Called with the lock held."""
+        """Delivers a response. The caller holds the lock."""
 
 
 class InferenceResponseSender:
-    """Sends the responses to one request, from any thread, during and after ``execute``."""
+    """Sends the responses to one request, from any thread, during and after ``execute``.
+
+    ``InferenceRequest.get_response_sender()`` returns it. The rules are in
+    ``docs/reference/model_api.md``, 2.6.
+    """
 
     __slots__ = ("__weakref__", "_cancelled", "_responder")
 
@@ -89,7 +102,7 @@ class InferenceResponseSender:
     _cancelled: bool
 
     def __init__(self) -> None:
-        """Always fail: use ``InferenceRequest.get_response_sender()``.
+        """Always raises: ``InferenceRequest.get_response_sender()`` returns senders.
 
         Raises:
             TypeError: always.
@@ -98,7 +111,7 @@ class InferenceResponseSender:
 
     @classmethod
     def _from_responder(cls, responder: Responder | None) -> InferenceResponseSender:
-        """Create a sender; ``responder`` is None for a request that the model made itself."""
+        """Creates a sender. ``responder`` is None for a request that the model created itself."""
         sender = cls.__new__(cls)
         sender._responder = responder
         sender._cancelled = False
@@ -106,16 +119,26 @@ class InferenceResponseSender:
 
     @_arguments.with_argument_errors
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response. Outputs that the client did not request are left out.
+        """Sends a response to the client. The server removes outputs that were not requested.
+
+        The call waits while the client has not taken too many earlier responses. A decoupled model
+        ends each request with the flag ``TRITONSERVER_RESPONSE_COMPLETE_FINAL``.
 
         Args:
-            response: the response; None, with the final flag, ends the request without one.
-            flags: ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` for the last one, else 0.
+            response: the response; None, with the final flag, ends the request without another
+                response.
+            flags: ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` for the last response, else 0.
 
         Raises:
-            TypeError: an argument has another type.
-            TritonModelException: the flags are unknown, there is nothing to send, the final
-                response was sent before, or the client does not receive earlier responses.
+            TypeError: an argument has the wrong type.
+            TritonModelException: the flags are unknown, there is no response although ``flags`` is
+                0, the request cannot have this response (for example after the final one), or the
+                client took no earlier response within the timeout.
+
+        Examples:
+            >>> sender = request.get_response_sender()
+            >>> sender.send(response)
+            >>> sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         """
         checked = _arguments.check_integer("send", "flags", flags, 32)
         if response is not None:
@@ -134,12 +157,12 @@ class InferenceResponseSender:
         self._responder.send(response, bool(checked))
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request; once true it stays so.
+        """Returns whether the client has cancelled the request. Once True, it stays True.
 
-        After the last response the result does not change.
+        After the final response the result does not change.
 
         Raises:
-            TritonModelException: the model made this request itself.
+            TritonModelException: the model created the request itself.
         """
         if self._responder is None:
             raise TritonModelException(

@@ -1,4 +1,4 @@
-"""The shared memory in which an instance passes its tensors on."""
+"""The shared memory of a model instance."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pb_utils import _runtime
 
 
 class SharedMemory:
-    """The shared memory of this instance's tensors; the only object is ``shared_memory``."""
+    """The shared memory of this model instance. ``shared_memory`` is the only object."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Always fail: use ``shared_memory``.
+        """Always raises: use the object ``shared_memory``.
 
         Raises:
             TypeError: always.
@@ -19,14 +19,16 @@ class SharedMemory:
         raise TypeError("c_python_backend_utils.SharedMemory: No constructor defined!")
 
     def free_memory(self) -> int:
-        """Return the free bytes: the limit (``--arena-byte-size``) minus the tensors kept here.
+        """Returns the free shared memory of this instance in bytes.
 
-        The instance's own tensors count, and those that it received since the first call. Tensors
-        that were sent and that others still read do not count, because their memory is released
-        soon. Small tensors travel inside messages and do not count.
+        The value is the limit ``--arena-byte-size`` minus the tensors in shared memory that the
+        model keeps: those that it created, and those that it received since the first call. Sent
+        tensors do not count, even if a receiver still reads them, because their memory is released
+        soon. Small tensors are sent inside messages and do not count (docs/reference/model_api.md,
+        6.1).
 
         Raises:
-            TritonModelException: no host runs this model.
+            TritonModelException: no server runs the model.
         """
         return _runtime.current().free_memory()
 

@@ -1,4 +1,4 @@
-"""Arrays over memory that somebody else owns, and the bytes of arrays."""
+"""Arrays over memory of other objects, and access to the bytes of arrays."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ if TYPE_CHECKING:
 
     _Array = np.ndarray[Any, Any]
 else:
-    _Array = np.ndarray  # has no parameters before Python 3.9
+    _Array = np.ndarray  # np.ndarray has no type parameters before Python 3.9
 
 
 def byte_view(array: npt.NDArray[Any]) -> memoryview:
-    """Return the bytes of a C-contiguous array without a copy: format ``B``, one dimension.
+    """Returns the bytes of a C-contiguous array as a one-dimensional view of format ``B``.
 
-    ``memoryview`` cannot do it for empty arrays nor, on some Pythons, for float16; bfloat16 has no
-    buffer format at all. There numpy does the cast, which takes three times as long.
+    ``memoryview.cast`` fails for empty arrays and, on some Python versions, for float16. bfloat16
+    does not have a buffer format. In these cases numpy does the cast, which takes three times as
+    long.
     """
     try:
         return array.data.cast("B")
-    except (AttributeError, TypeError, ValueError):  # the first of masked arrays
+    except (AttributeError, TypeError, ValueError):  # AttributeError: masked arrays
         return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Return where the first element of an array lies."""
+    """Returns the memory address of the first element of an array."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 class _ArrayInterface:
-    """Shows memory to numpy and keeps its owner alive: it is the ``base`` of the arrays."""
+    """Gives numpy access to memory. It is the ``base`` of the array and keeps the owner alive."""
 
     __slots__ = ("__array_interface__", "_owner")
 
@@ -52,9 +53,17 @@ def array_at(
     strides: Sequence[int] | None = None,
     writable: bool = False,
 ) -> npt.NDArray[Any]:
-    """Return an array over the memory at ``address`` that keeps ``owner`` alive.
+    """Returns an array over memory, which keeps the owner of the memory alive.
 
-    A read-only array stays so: numpy refuses to set its writeable flag.
+    A read-only array cannot be made writable: numpy refuses to set its flag.
+
+    Args:
+        address: address of the first element.
+        dtype: dtype of the array.
+        shape: shape of the array.
+        owner: the object that keeps the memory alive.
+        strides: strides in bytes; C-contiguous if None.
+        writable: whether the array is writable.
     """
     interface = {
         "version": 3,
@@ -68,7 +77,7 @@ def array_at(
 
 
 class _OwningBase(_Array):
-    """The ``base`` of a view: numpy keeps it alive, and it keeps the owner of the memory alive."""
+    """The ``base`` of a view. numpy keeps it alive, and it keeps the owner of the memory alive."""
 
     owner: object
 
@@ -76,8 +85,8 @@ class _OwningBase(_Array):
 def read_only_view(
     data: memoryview | bytes, dtype: np.dtype[Any], shape: Sequence[int], owner: object
 ) -> npt.NDArray[Any]:
-    """Return an array over bytes that keeps ``owner`` alive and that nobody can write to."""
-    held = _OwningBase(tuple(shape), dtype, memoryview(data).toreadonly())
-    held.owner = owner
-    view: npt.NDArray[Any] = held.view(np.ndarray)
+    """Returns a read-only array over bytes, which keeps the owner of the bytes alive."""
+    base = _OwningBase(tuple(shape), dtype, memoryview(data).toreadonly())
+    base.owner = owner
+    view: npt.NDArray[Any] = base.view(np.ndarray)
     return view

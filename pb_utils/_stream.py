@@ -1,4 +1,4 @@
-"""The responses to one request that a model has sent, as they come."""
+"""The queue of the responses to one request that a model has sent to another model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 
 class NoResponseYet(Exception):
-    """The next response has not come yet."""
+    """The next response has not arrived yet."""
 
 
 class ResponseStream:
-    """A thread of the runtime puts responses in; any thread or event loop takes them out.
+    """The responses to one request, in order of arrival.
 
-    All responses are kept, so that they can be taken again. The runtime holds the stream until
-    its end.
+    A thread of the runtime adds responses; any thread or event loop reads them. Read responses are
+    kept, because an iterator can start again. The runtime refers to the stream until the last
+    response.
     """
 
     __slots__ = (
@@ -39,8 +40,10 @@ class ResponseStream:
     )
 
     def __init__(self) -> None:
-        """Begin without a request: whoever fills it calls ``put_response``."""
-        self._changed = threading.Condition()  # reentrant: finalisers may run inside
+        """Creates an empty stream. The runtime adds responses by ``put_response``."""
+        self._changed = (
+            threading.Condition()
+        )  # reentrant, because a finaliser may run while this thread holds it
         self._responses: MutableSequence[InferenceResponse] = []
         self._next = 0
         self._done = False
@@ -52,10 +55,16 @@ class ResponseStream:
     def send_request(
         cls, request: RequestFields, decoupled: bool, execution_timeout: float | None
     ) -> ResponseStream:
-        """Send a request; after so many seconds cancel it, and end with an error.
+        """Sends a request and returns the stream of its responses.
+
+        Args:
+            request: the request.
+            decoupled: whether to accept any number of responses.
+            execution_timeout: seconds after which the request is cancelled and the stream ends with
+                an error; None for no limit.
 
         Raises:
-            TritonModelException: requests are not allowed at this time.
+            TritonModelException: requests to other models are not allowed at this time.
         """
         stream = cls()
         stream.set_cancel_callback(
@@ -63,44 +72,49 @@ class ResponseStream:
         )
         if execution_timeout is not None:
             text = (
-                f"The request to model '{request._model_name}' was cancelled: it had not come to "
-                f"its end within its execution_timeout of {execution_timeout:g} seconds."
+                f"The request to model '{request._model_name}' was cancelled: it did not complete "
+                f"within its execution_timeout of {execution_timeout:g} seconds."
             )
             stream.set_timeout(execution_timeout, text)
         return stream
 
     def set_cancel_callback(self, callback: Callable[[], None]) -> None:
-        """Let ``cancel_request`` call this, once at most."""
+        """Sets the function that ``cancel_request`` calls, at most once."""
         self._cancel_callback = callback
         if self._done:
             self._cancel_callback = None
 
     def set_timeout(self, seconds: float, text: str) -> InferenceResponse:
-        """In so many seconds cancel the request, and end with this error, UNAVAILABLE."""
-        late = InferenceResponse._from_wire([], TritonError(text, TritonError.UNAVAILABLE), None)
+        """Sets a timeout that cancels the request and ends the stream with an error, UNAVAILABLE.
+
+        Returns:
+            The error response, so that the caller can recognise it.
+        """
+        error = TritonError(text, TritonError.UNAVAILABLE)
+        timeout_response = InferenceResponse._from_wire([], error, None)
 
         def expire() -> None:
             self.cancel_request()
-            self.put_response(late, True)
+            self.put_response(timeout_response, True)
 
         self._timeout = _timer.call_later(seconds, expire)
         if self._done:
             self._timeout.cancel()
-        return late
+        return timeout_response
 
     def put_response(self, response: InferenceResponse | None, final: bool) -> None:
-        """Take the next response; an end alone becomes a response without anything."""
+        """Adds the next response. None, a final flag alone, becomes an empty response."""
         if response is None:
             response = InferenceResponse._from_wire([], None, None)
         self._put(response, final)
 
     def put_end(self) -> None:
-        """End without a further response."""
+        """Ends the stream without another response."""
         self._put(None, True)
 
     def _put(self, response: InferenceResponse | None, final: bool) -> None:
         with self._changed:
-            if self._done:  # it had expired
+            if self._done:  # the timeout has expired
                 return
             if response is not None:
                 self._responses.append(response)
@@ -111,30 +125,30 @@ class ResponseStream:
             self._cancel_callback = None
             if self._timeout is not None:
                 self._timeout.cancel()
-        for tell in waiters:
-            tell()
+        for waiter in waiters:
+            waiter()
 
     def cancel_request(self) -> None:
-        """Tell the other model that nobody waits, once, and unless all has come already."""
+        """Cancels the request, once, unless the last response has arrived."""
         callback, self._cancel_callback = self._cancel_callback, None
         if callback is not None:
             callback()
 
     def discard(self) -> None:
-        """Keep nothing more, and cancel. Called by finalisers: it takes no lock."""
+        """Drops all responses and cancels the request. Finalisers call it: it takes no lock."""
         self._responses = deque(maxlen=0)
         if self._timeout is not None:
             self._timeout.cancel()
         self.cancel_request()
 
     def wait_for_response(self) -> None:
-        """Return as soon as there is a response, or the end."""
+        """Waits until there is a first response or the stream has ended."""
         with self._changed:
             while not self._responses and not self._done:
                 self._changed.wait()
 
     def next_response(self) -> InferenceResponse | None:
-        """Wait for the next response and take it; return None at the end."""
+        """Waits for the next response and returns it; None at the end."""
         with self._changed:
             while True:
                 try:
@@ -143,10 +157,10 @@ class ResponseStream:
                     self._changed.wait()
 
     def next_response_nowait(self) -> InferenceResponse | None:
-        """Take the next response if it is there; return None at the end.
+        """Returns the next response if it has arrived; None at the end.
 
         Raises:
-            NoResponseYet: it is not.
+            NoResponseYet: it has not arrived.
         """
         with self._changed:
             if self._next < len(self._responses):
@@ -157,30 +171,30 @@ class ResponseStream:
             raise NoResponseYet
 
     def rewind(self) -> None:
-        """Begin again with the first response if all have been taken."""
+        """Goes back to the first response if all have been read."""
         with self._changed:
             if self._done and self._next >= len(self._responses):
                 self._next = 0
 
-    def add_waiter(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` once, from any thread, as soon as there is something to take."""
+    def add_waiter(self, callback: Callable[[], None]) -> None:
+        """Calls a function once, from any thread, when there is a response or the end to read."""
         with self._changed:
             if self._next >= len(self._responses) and not self._done:
-                self._waiters.append(tell)
+                self._waiters.append(callback)
                 return
-        tell()
+        callback()
 
-    def remove_waiter(self, tell: Callable[[], None]) -> None:
-        """Do not call ``tell`` any more."""
+    def remove_waiter(self, callback: Callable[[], None]) -> None:
+        """Removes a waiter, so that it is not called any more."""
         with self._changed:
-            if tell in self._waiters:
-                self._waiters.remove(tell)
+            if callback in self._waiters:
+                self._waiters.remove(callback)
 
 
 def call_soon_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Make a call on an event loop, from any thread; none if the loop has been closed."""
+    """Schedules a call on an event loop, from any thread. Does nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:
         if not loop.is_closed():
-            raise  # else nobody waits on it any more
+            raise  # on a closed loop, no coroutine waits for the call

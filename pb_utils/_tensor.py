@@ -1,4 +1,4 @@
-"""The tensor that a model reads as an input and makes as an output."""
+"""The tensor: an input or an output of a model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,11 @@ if TYPE_CHECKING:
 class Tensor:
     """A named array of one of Triton's data types.
 
-    Where the content lies (docs/reference/model_api.md, 4.1 and 4.2):
+    The data types are listed in ``docs/reference/model_api.md``, 3.3; the rules are in section 4.
 
-    * ``_array`` is what ``as_numpy`` returns: the array the tensor was made from, or a private
-      one made on the first call: a copy, or what the kernel copies when it is written to.
-    * ``_data`` are the bytes to send. None means: those of ``_array``, whatever they are then.
-    * ``_owner`` keeps the memory of ``_data`` alive while it is borrowed; None if it is ours.
-    * ``_received`` are data and owner as they came, once an export by DLPack has replaced them.
-    * ``_on_gpu`` is None on the CPU. Else it is memory of a GPU, and ``_data`` only what a send has
-      captured from it; or the number of the GPU to which ``_data`` goes at the first export.
+    Examples:
+        >>> tensor = pb_utils.Tensor("Y", np.zeros((2, 3), np.float32))
+        >>> tensor.shape(), tensor.as_numpy().sum()
     """
 
     __slots__ = (
@@ -45,27 +41,38 @@ class Tensor:
         "_shape",
     )
 
+    # docs/reference/model_api.md, 4.1 and 4.2, has the rules for these fields.
     _name: str
     _code: int
     _shape: list[int]
+    # The array that as_numpy() returns: that of the constructor, or a private one that the first
+    # call creates as a copy or a copy-on-write mapping. Always set if _data and _on_gpu are None.
     _array: npt.NDArray[Any] | None
+    # The bytes to send. None: the current content of _array.
     _data: memoryview | bytes | None
+    # Keeps the memory of _data alive; None if the tensor owns it.
     _owner: object
+    # Data and owner as they were received, after a DLPack export has replaced them.
     _received: tuple[memoryview | bytes, object] | None
+    # None: the content is on the CPU. Memory of a GPU: _data holds only what a send has captured
+    # from it. A device number: the first export copies _data to that GPU.
     _on_gpu: _gpu.DeviceMemory | int | None
 
     @_arguments.with_argument_errors
     def __init__(self, name: str | bytes | bytearray, numpy_array: npt.NDArray[Any]) -> None:
-        """Create a tensor from an array of any shape; it shares memory until first sent.
+        """Creates a tensor from an array of any shape.
+
+        The tensor shares the memory of the array. Changes to the array count until the tensor is
+        first sent (docs/reference/model_api.md, 4.2).
 
         Args:
             name: name of the model's output, or of another model's input.
-            numpy_array: array of bool, (u)int8 ... (u)int64, float16, float32, float64, of dtype
-                object or ``S<n>`` (BYTES, serialised now), or of ``ml_dtypes.bfloat16``. One that
-                is not C-contiguous is copied.
+            numpy_array: array of dtype bool, (u)int8 to (u)int64, float16, float32, float64 or
+                ``ml_dtypes.bfloat16``; or of dtype object or ``S<n>``, which becomes BYTES and is
+                serialised at once. An array that is not C-contiguous is copied.
 
         Raises:
-            TypeError: ``numpy_array`` is not an ndarray, or ``name`` is not text.
+            TypeError: ``numpy_array`` is not a ``numpy.ndarray``, or ``name`` is not text.
             TritonModelException: the name is empty, or Triton has no data type for the dtype.
         """
         if not isinstance(numpy_array, np.ndarray):
@@ -85,7 +92,7 @@ class Tensor:
     def _from_wire(
         cls, name: str, code: int, shape: list[int], data: memoryview, owner: object
     ) -> Tensor:
-        """Make a tensor over received bytes, which ``owner`` keeps alive. Nothing is checked."""
+        """Creates a tensor over received bytes, which ``owner`` keeps alive, without checks."""
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._code = code
@@ -98,21 +105,28 @@ class Tensor:
     @staticmethod
     @_arguments.with_argument_errors
     def from_dlpack(name: str | bytes | bytearray, obj: object) -> Tensor:
-        """Create a tensor that shares the memory of another library's tensor.
+        """Creates a tensor that shares the memory of another library's tensor.
 
-        GPU memory stays on the GPU. Pending GPU work is waited for, unless ``obj`` is a capsule.
+        GPU memory stays on the GPU. If ``obj`` is not a capsule, the call waits for pending work on
+        that GPU. The rules are in ``docs/reference/model_api.md``, 4.5.
 
         Args:
             name: name of the tensor.
             obj: a DLPack capsule, or an object with ``__dlpack__`` and ``__dlpack_device__``, of
-                any shape and of bool, (u)int8 ... (u)int64, float16/32/64 or bfloat16. A tensor
-                with gaps along its first dimension is copied.
+                any shape, of data type bool, (u)int8 to (u)int64, float16, float32, float64 or
+                bfloat16. A tensor with gaps along its first dimension is copied.
+
+        Returns:
+            The tensor.
 
         Raises:
             TypeError: ``name`` is not text.
-            TritonModelException: the name is empty, or the object is not supported: it has no
-                DLPack, is on a device other than the CPU or a working CUDA GPU, has an unknown
-                type, is not C-contiguous, or its capsule was consumed before.
+            TritonModelException: the name is empty, ``obj`` does not support DLPack, its memory is
+                not on the CPU or on a usable CUDA GPU, Triton has no such data type, the tensor is
+                not C-contiguous, or the capsule has been consumed.
+
+        Examples:
+            >>> tensor = pb_utils.Tensor.from_dlpack("Y", torch.zeros(2, 3))
         """
         name = _checked_name("from_dlpack", name)
         received = _dlpack.receive(obj)
@@ -127,35 +141,45 @@ class Tensor:
             return tensor
         tensor._data = byte_view(memory)
         if received.code != BF16:
-            tensor._array = copy_array(memory)  # as_numpy() shows the content as it is now
+            tensor._array = copy_array(memory)  # as_numpy() returns the content at this time
         return tensor
 
     def name(self) -> str:
-        """Return the name."""
+        """Returns the name."""
         return self._name
 
     def shape(self) -> list[int]:
-        """Return the shape as a list of ints; empty for a zero-dimensional tensor."""
+        """Returns the shape as a new list of int, ``[]`` if there are no dimensions."""
         return list(self._shape)
 
     def triton_dtype(self) -> int:
-        """Return the data-type code: 1 BOOL, 2-5 UINT8..64, 6-9 INT8..64, 10-12 FP16..64, ..."""
+        """Returns the code of the data type.
+
+        The codes are 1 BOOL, 2 to 5 UINT8 to UINT64, 6 to 9 INT8 to INT64, 10 to 12 FP16 to FP64,
+        13 BYTES and 14 BF16 (docs/reference/model_api.md, 3.3). Triton raises here.
+        """
         return self._code
 
     def is_cpu(self) -> bool:
-        """Return True if the content is in host memory (pageable or pinned), False if on a GPU."""
+        """Returns True if the content is in host memory, pinned or not; False if it is on a GPU."""
         return self._on_gpu is None
 
     def as_numpy(self, copy: bool = True) -> npt.NDArray[Any]:
-        """Return the content as an array of the tensor's shape.
+        """Returns the content as an array in the shape of the tensor.
+
+        The rules are in ``docs/reference/model_api.md``, 4.1.
 
         Args:
-            copy: True returns the array that the tensor was created from, or a writable private
-                copy for a received tensor; every call returns the same array. False returns a
-                read-only view without a copy. BYTES always give an object array of ``bytes``.
+            copy: True returns an array that the model may change: for a received tensor a private
+                copy, otherwise the array from which the tensor was created. Each call returns the
+                same array. False returns a read-only view without a copy. BYTES tensors always give
+                an object array of ``bytes``. Triton does not have this argument.
+
+        Returns:
+            The array; its dtype is the numpy type of the data type.
 
         Raises:
-            TritonModelException: the tensor is BF16, which NumPy lacks, or on a GPU.
+            TritonModelException: the tensor is BF16, which numpy does not have, or is on a GPU.
         """
         self._check_on_cpu()
         if self._code == BF16:
@@ -173,7 +197,9 @@ class Tensor:
         return read_only_view(self._data, STORAGE[self._code], self._shape, self._owner)
 
     def as_bfloat16(self) -> npt.NDArray[Any]:
-        """Return a BF16 tensor as an array of ``ml_dtypes.bfloat16``, by the rules of ``as_numpy``.
+        """Returns the content of a BF16 tensor as an array of dtype ``ml_dtypes.bfloat16``.
+
+        As with ``as_numpy``, each call returns the same array.
 
         Raises:
             ImportError: the package ml_dtypes is not installed.
@@ -193,15 +219,19 @@ class Tensor:
         return self._array
 
     def to_dlpack(self) -> Any:
-        """Return a DLPack capsule over the tensor's own storage; it keeps the tensor alive.
+        """Returns a DLPack capsule over the memory of the tensor.
 
-        What a consumer writes there is what the tensor sends from then on, unless it was on a GPU
-        and has been sent. Received content is first replaced by a private copy
+        The capsule keeps the tensor alive. If a consumer writes to the memory, the tensor sends the
+        new content, except after a tensor on a GPU has been sent. A received
+        tensor gets a private copy first, because other processes read its memory
         (docs/explanation/decisions/0004).
 
+        Returns:
+            A capsule ``dltensor``, in the shape and data type of the tensor.
+
         Raises:
-            TritonModelException: the tensor is BYTES, or the preferred GPU has too little free
-                memory.
+            TritonModelException: the tensor is BYTES, or the preferred GPU does not have enough
+                free memory.
         """
         if self._on_gpu is not None:
             return _dlpack.export_from_gpu(self, self._device_memory(), self._code, self._shape)
@@ -215,28 +245,28 @@ class Tensor:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
     ) -> Any:
-        """Return a DLPack capsule like ``to_dlpack``, or over a copy of it.
+        """Returns a DLPack capsule, as ``to_dlpack`` does, or one over a copy.
 
         Args:
-            stream: ignored; no GPU work is pending on the exported memory.
-            copy: True requests a copy, False forbids it.
-            max_version: ignored; every consumer understands the capsule.
-            dl_device: ``(1, 0)`` requests a copy in host memory of a tensor on a GPU.
+            stream: ignored, because no GPU work is pending on the memory.
+            copy: True copies the content, False forbids a copy.
+            max_version: ignored, because every consumer can read the capsule.
+            dl_device: ``(1, 0)`` copies the content of a tensor on a GPU to host memory.
 
         Raises:
             BufferError: the export needs a copy to a GPU, or a copy that ``copy`` forbids.
             TritonModelException: as for ``to_dlpack``, or the copy fails.
         """
-        here = self.__dlpack_device__()
-        wanted = here if dl_device is None else tuple(map(int, dl_device))
-        if wanted == here and not copy:
+        current = self.__dlpack_device__()
+        target = current if dl_device is None else tuple(map(int, dl_device))
+        if target == current and not copy:
             return self.to_dlpack()
         self._check_exportable()
-        if wanted == here and self._on_gpu is not None:
+        if target == current and self._on_gpu is not None:
             with self._raise_cuda_errors("copied on"):
                 region = self._device_memory().duplicate()
             return _dlpack.export_from_gpu(region, region, self._code, self._shape)
-        if wanted != _dlpack.CPU_DEVICE or (wanted != here and copy is False):
+        if target != _dlpack.CPU_DEVICE or (target != current and copy is False):
             raise BufferError(
                 f"The tensor is in {'host memory' if self.is_cpu() else 'memory of a GPU'} and "
                 "cannot be exported elsewhere" + (" without a copy." if copy is False else ".")
@@ -245,73 +275,77 @@ class Tensor:
         return _dlpack.export(storage, storage, self._code, self._shape)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return device type and id; ``(1, 0)`` is the CPU, ``(2, id)`` a GPU."""
+        """Returns the DLPack device: ``(1, 0)`` for the CPU, ``(2, id)`` for a GPU."""
         if self._on_gpu is None:
             return _dlpack.CPU_DEVICE
         return _dlpack.CUDA, self._on_gpu if isinstance(self._on_gpu, int) else self._on_gpu.device
 
     def __repr__(self) -> str:
-        """Show name, data type and shape."""
+        """Shows name, data type and shape."""
         return f"Tensor(name={self._name!r}, datatype={NAMES[self._code]}, shape={self._shape})"
 
     def _wire_data(self) -> memoryview | bytes:
-        """Return the bytes to send: contiguous, one-dimensional, of exactly the tensor's size."""
+        """Returns the bytes to send: contiguous, one-dimensional, as many as the tensor has."""
         if self._data is not None:
             return self._data
         if self._array is not None:
             return byte_view(self._array)
         region = self._unsent_device_memory()
         assert region is not None
-        room: npt.NDArray[Any] = np.empty(region.nbytes, np.uint8)
-        self._copy_to_host(room.data)
-        return room.data
+        buffer: npt.NDArray[Any] = np.empty(region.nbytes, np.uint8)
+        self._copy_to_host(buffer.data)
+        return buffer.data
 
     def _unsent_device_memory(self) -> _gpu.DeviceMemory | None:
-        """Return the memory of a GPU that holds what is to be sent, if nothing else does."""
+        """Returns the memory on a GPU that is to be sent; None if the bytes are in host memory."""
         if self._data is None and isinstance(self._on_gpu, _gpu.DeviceMemory):
             return self._on_gpu
         return None
 
-    def _copy_to_host(self, room: memoryview) -> None:
-        """Copy the content from the GPU into host memory. Raises TritonModelException."""
+    def _copy_to_host(self, buffer: memoryview) -> None:
+        """Copies the content from the GPU into host memory.
+
+        Raises:
+            TritonModelException: the copy fails.
+        """
         with self._raise_cuda_errors("copied from"):
-            self._device_memory().copy_to_host(address_of(np.frombuffer(room, np.uint8)))
+            self._device_memory().copy_to_host(address_of(np.frombuffer(buffer, np.uint8)))
 
     def _prefer_gpu(self, device: int) -> None:
-        """Let received content be on a GPU, if there is that GPU; it is copied when exported."""
+        """Lets the first export copy the content to a GPU, if there is such a GPU."""
         if self._code != BYTES and 0 <= device < _gpu.device_count():
             self._on_gpu = device
 
     def _device_memory(self) -> _gpu.DeviceMemory:
-        """Return the content as memory of the GPU; what is written there is sent from now on."""
-        data, place = self._data, self._on_gpu
-        if not isinstance(place, int):
-            assert place is not None
-            return place
+        """Returns the content as memory on the GPU, which the tensor sends from now on."""
+        data, device = self._data, self._on_gpu
+        if not isinstance(device, int):
+            assert device is not None
+            return device
         with self._raise_cuda_errors("copied to"):
             source = np.frombuffer(data or b"", np.uint8)
-            region = _gpu.upload(place, address_of(source), source.nbytes)
-        self._on_gpu = region  # before the data goes: another thread may be here, too
+            region = _gpu.upload(device, address_of(source), source.nbytes)
+        self._on_gpu = region  # set before _data is cleared, because another thread may read both
         self._data = self._owner = None
         return region
 
     @contextmanager
-    def _raise_cuda_errors(self, done: str) -> Iterator[None]:
+    def _raise_cuda_errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except _gpu.CudaError as error:
             device = self.__dlpack_device__()[1]
             raise TritonModelException(
-                f"Tensor '{self._name}' cannot be {done} GPU {device}: {error}"
+                f"Tensor '{self._name}' cannot be {action} GPU {device}: {error}"
             ) from error
 
     def _set_wire_data(self, data: memoryview, owner: object) -> None:
-        """Let bytes captured by a first send be what later sends carry."""
+        """Stores the bytes of the first send, which later sends repeat."""
         self._data = data.toreadonly()
         self._owner = owner
 
     def _own_array(self) -> npt.NDArray[Any]:
-        """Return the array that belongs to the tensor, made on the first call."""
+        """Returns the private array of the tensor; the first call creates it."""
         if self._array is None:
             assert self._data is not None
             data, owner = self._received or (self._data, self._owner)
@@ -321,14 +355,14 @@ class Tensor:
                 array = np.ndarray(self._shape, STORAGE[self._code], data)
                 self._array = copy_from_shared_memory(array, owner)[
                     ...
-                ]  # a view: models may rely on that
+                ]  # a view, as in Triton: models may rely on its `base`
             self._received = None
         return self._array
 
     def _writable_storage(self) -> npt.NDArray[Any]:
-        """Return memory that consumers of an export may write to: the bytes sent from now on.
+        """Returns memory that consumers of an export may write to; the tensor sends it from now on.
 
-        Borrowed and read-only bytes are replaced by a private copy, as others may read them.
+        Received and read-only bytes are replaced by a private copy, because others may read them.
         """
         self._check_exportable()
         data = self._wire_data()

@@ -161,7 +161,7 @@ async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: P
 class _NoModelControl:
     """Model control without a server: refuses all changes."""
 
-    async def load(self, name: str, config: str, files: dict[str, bytes], asker: str) -> None:
+    async def load(self, name: str, config: str, files: dict[str, bytes], requester: str) -> None:
         """Raises HostError."""
         raise _no_server_error()
 

@@ -71,7 +71,10 @@ class ProcessReaper:
                 self._kill_reaper()
                 reason = error.strerror or str(error)
         if self._socket is None:
-            _log.warning("process reaper unavailable; orphaned child processes will not be killed: %s", reason)
+            _log.warning(
+                "process reaper unavailable; orphaned child processes will not be killed: %s",
+                reason,
+            )
 
     def _send_all_groups(self) -> None:
         assert self._socket is not None

@@ -1,12 +1,13 @@
-"""Run a model in a test: in this process, without a server, on the arrays that the test gives.
+"""Runs a model in a test: in the process of the test, without a server.
 
     from pb_utils import testing
 
     with testing.load("models/add_sub") as model:
-        outputs = model.infer({"INPUT0": x, "INPUT1": y})
+    outputs = model.infer({"INPUT0": x, "INPUT1": y})
     assert (outputs["OUTPUT0"] == x + y).all()
 
-Requests, tensors and responses take the same forms on their way as they do in a server.
+Requests, responses and tensors behave as in a server: a model receives copies of what the test
+sends, and error texts are the same.
 """
 
 from pb_utils.testing._harness import Fake, ModelHarness, load

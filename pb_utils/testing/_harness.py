@@ -1,4 +1,4 @@
-"""A model held in a test: loaded like by a server, called with arrays, unloaded at the end."""
+"""The test harness: loads a model as a server does, sends it requests, and unloads it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     Fake = Union[Callable[[InferenceRequest], Responses], Arrays, "ModelHarness"]
 else:
     Fake = object
-"""Answers the requests of a model under test: a function, constant outputs, or another model.
+"""A stand-in for a model that the model under test calls.
 
-A generator function stands for a decoupled model: it yields any number of responses. It is left
-at the next ``yield`` once the request is cancelled.
+It is a function of the request, constant outputs by name, or another harness. A generator function
+stands for a decoupled model: it yields any number of responses, and is closed after a response once
+the request is cancelled.
 """
 
 
@@ -51,30 +52,36 @@ def load(
     backend: str | os.PathLike[str] | None = None,
     on_log: Callable[[LogRecord], None] | None = None,
 ) -> ModelHarness:
-    """Import, complete and initialise a model.
+    """Imports a model, completes its configuration and initialises it.
 
     Args:
-        model: the model's folder, ``<folder>/<version>/model.py``, or its class.
-        config: its configuration as dict or JSON text. ``config.pbtxt`` is not read. Without
-            inputs in it, the model's ``auto_complete_config`` is asked.
-        name: the model's name; by default the configuration's, else the folder's or class's.
-        version: version folder, by default the highest; 1 for a class.
-        parameters: the configuration's ``parameters``, by key.
-        models: who answers the requests that the model makes (BLS), by model name.
-        response_timeout: seconds that the model, and those that it asks, may take for what the
-            test waits for.
-        backend: the folder of the Python-based backend whose ``model.py`` runs the model; the
-            model's own folder then holds only its data.
-        on_log: is called with each message that the model logs, as it comes.
+        model: the model's folder, which holds ``<version>/model.py``, or the model's class.
+        config: the configuration as a dict or JSON text; ``config.pbtxt`` is not read. If it has no
+            inputs, ``auto_complete_config`` of the model completes it.
+        name: name of the model; by default that of the configuration, of the folder or of the
+            class.
+        version: version to load; by default the highest version of the folder, 1 for a class.
+        parameters: the ``parameters`` of the configuration, as str by key.
+        models: stand-ins for the models that the model calls (BLS), by model name.
+        response_timeout: time limit in seconds for responses of this model and of stand-ins.
+        backend: folder of the Python-based backend whose ``model.py`` runs the model.
+        on_log: a function that gets each log message of the model when it is written.
+
+    Returns:
+        The loaded model.
 
     Raises:
-        TritonModelException: there is no such model.
-        Exception: whatever the model itself raises.
+        TritonModelException: there is no such model, version or file.
+        Exception: any exception of the model itself.
+
+    Examples:
+        >>> with testing.load("models/square") as model:
+        ...     outputs = model.infer({"X": np.float32([3])})
     """
     given = json.loads(config) if isinstance(config, str) else dict(config or {})
     if parameters:
-        texts = {key: {"string_value": text} for key, text in parameters.items()}
-        given["parameters"] = {**given.get("parameters", {}), **texts}
+        string_parameters = {key: {"string_value": text} for key, text in parameters.items()}
+        given["parameters"] = {**given.get("parameters", {}), **string_parameters}
     if isinstance(model, type):
         source = _loading.load_class(model, version)
         default_name = model.__name__
@@ -86,23 +93,23 @@ def load(
         else:
             source = _loading.load_backend(Path(backend).resolve(), folder, version)
         default_name = folder.name
-    full = _loading.full_config(given, name or given.get("name") or default_name)
+    full_config = _loading.normalized_config(given, name or given.get("name") or default_name)
     try:
-        return ModelHarness(source, full, models or {}, response_timeout, on_log)
-    except BaseException:  # Ctrl-C, too: nobody else would forget its modules
+        return ModelHarness(source, full_config, models or {}, response_timeout, on_log)
+    except BaseException:  # BaseException, because Ctrl-C must remove the imported modules too
         source.unload()
         raise
 
 
 class ModelHarness:
-    """A loaded model. Made by ``load``; leaving its ``with`` block finalises the model.
+    """A loaded model. ``load`` returns it; the end of its ``with`` block finalises the model.
 
     Attributes:
         model: the instance of ``TritonPythonModel``.
-        config: the complete configuration, parsed.
-        args: what ``initialize`` was given.
-        logs: what the model has logged so far.
-        control: what it has loaded and unloaded so far.
+        config: the complete configuration, as a dict.
+        args: the arguments of ``initialize``, a dict of str to str.
+        logs: the log messages of the model so far.
+        control: the models that the model has loaded or unloaded so far.
     """
 
     def __init__(
@@ -113,7 +120,7 @@ class ModelHarness:
         response_timeout: float,
         on_log: Callable[[LogRecord], None] | None = None,
     ) -> None:
-        """Initialise the model; ``load`` is the way to get here."""
+        """Initialises the model. Use ``load`` instead."""
         self.logs: list[LogRecord] = []
         self.control: list[ModelControl] = []
         self._instance: Instance
@@ -132,9 +139,9 @@ class ModelHarness:
             on_log,
         )
         try:
-            with _runtime.use(self._runtime, lasting=True):
+            with _runtime.use(self._runtime, persistent=True):
                 if not config["input"] and hasattr(source.model_class, "auto_complete_config"):
-                    config = _loading.completed_config(source.model_class, config)
+                    config = _loading.auto_completed_config(source.model_class, config)
                 self.config: dict[str, Any] = config
                 self.args: dict[str, str] = _loading.initialize_arguments(
                     config, source.directory, source.version
@@ -142,7 +149,7 @@ class ModelHarness:
                 self.model: Any = source.model_class()
                 if hasattr(self.model, "initialize"):
                     self.model.initialize(dict(self.args))
-        except BaseException:  # Ctrl-C, too: nobody else would forget it
+        except BaseException:  # BaseException, because Ctrl-C must stop the use of the runtime too
             _runtime.stop_using(self._runtime)
             raise
         name = self.args["model_instance_name"]
@@ -163,21 +170,25 @@ class ModelHarness:
         requested_outputs: Sequence[str] = (),
         cancelled: bool = False,
     ) -> InferenceRequest:
-        """Return a request of a client, to be passed to ``execute`` or ``submit``.
+        """Creates a request as a client sends it, for ``execute``, ``run`` or ``submit``.
 
         Args:
-            inputs: arrays or tensors by input name, of the shapes that the model gets, that is
-                with the batch dimension if it has one. Arrays of text become BYTES.
-            request_id: the client's id for it.
-            correlation_id: the sequence it belongs to.
+            inputs: arrays or tensors by input name, with the batch dimension if the model has one.
+                Arrays of str become BYTES.
+            request_id: the request id.
+            correlation_id: id of the sequence.
             flags: sequence flags.
-            timeout: in microseconds.
+            timeout: timeout in microseconds.
             parameters: custom parameters.
-            requested_outputs: the outputs wanted; all if empty.
-            cancelled: whether the client has cancelled it.
+            requested_outputs: names of the requested outputs; all outputs if empty.
+            cancelled: whether the client has cancelled the request.
+
+        Returns:
+            The request.
 
         Raises:
-            TypeError, TritonModelException: as for ``InferenceRequest``.
+            TypeError: as for ``InferenceRequest``.
+            TritonModelException: as for ``InferenceRequest``.
         """
         request = InferenceRequest(
             request_id=request_id,
@@ -190,12 +201,12 @@ class ModelHarness:
             timeout=timeout,
             parameters=parameters,
         )
-        gone = threading.Event()
+        cancelled_event = threading.Event()
         if cancelled:
-            gone.set()
+            cancelled_event.set()
         decoupled = self._instance.decoupled
         request._handle = _messages.PendingRequest(
-            decoupled, _messages.discard_response, gone, requested_outputs
+            decoupled, _messages.discard_response, cancelled_event, requested_outputs
         )
         return request
 
@@ -207,16 +218,22 @@ class ModelHarness:
         parameters: dict[str, bool | int | str] | None = None,
         requested_outputs: Sequence[str] = (),
     ) -> dict[str, npt.NDArray[Any]]:
-        """Send one request and return its outputs by name; the arguments are ``request``'s.
+        """Sends one request, and returns its outputs by name.
+
+        Args:
+            inputs: as for ``request``.
+            request_id: as for ``request``.
+            parameters: as for ``request``.
+            requested_outputs: as for ``request``.
 
         Returns:
-            Arrays of the shapes and types that the model gave; BYTES are object arrays of
-            ``bytes``, BF16 are arrays of ``ml_dtypes.bfloat16``.
+            Arrays in the shapes and data types of the response. BYTES outputs are object arrays of
+            ``bytes``, BF16 outputs are arrays of ``ml_dtypes.bfloat16``.
 
         Raises:
-            TritonModelException: the response carries an error, or ``execute`` returned something
-                that a server refuses.
-            Exception: whatever ``execute`` raises.
+            TritonModelException: the response is an error, or a server would reject what
+                ``execute`` returned.
+            Exception: any exception of ``execute``.
         """
         request = self.request(
             inputs,
@@ -227,65 +244,81 @@ class ModelHarness:
         return _messages.as_arrays(self.execute([request])[0])
 
     def execute(self, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
-        """Send one batch of requests and return the responses, as a client would get them.
+        """Sends one batch of requests, and returns their responses as clients would get them.
 
-        ``execute`` runs in this thread. A response that is not returned may come later, by the
-        request's sender.
+        ``execute`` runs in the current thread. If it does not return a response, the method waits
+        for the one that the response sender sends.
+
+        Args:
+            requests: the requests, each created by ``request``.
+
+        Returns:
+            One response for each request.
 
         Raises:
-            TritonModelException: what ``execute`` returned is refused by a server, a request is
-                left without an answer, or the model is decoupled.
-            Exception: whatever ``execute`` raises.
+            TritonModelException: a server would reject what ``execute`` returned, a request got no
+                response, or the model is decoupled.
+            Exception: any exception of ``execute``.
         """
         self._check_open()
         if self._instance.decoupled:
             raise TritonModelException(
-                f"Model '{self.args['model_name']}' is decoupled, so that it may give any number "
-                "of responses: use stream() or submit()."
+                f"Model '{self.args['model_name']}' is decoupled and may send any number of "
+                "responses: use stream() or submit()."
             )
         streams = [ResponseStream() for _ in requests]
-        self._instance.run_batch(requests, [_messages.receiver_of(stream) for stream in streams])
+        self._instance.run_batch(
+            requests, [_messages.stream_receiver(stream) for stream in streams]
+        )
         responses: list[InferenceResponse] = []
         for stream in streams:
-            late = stream.set_timeout(self._response_timeout, self._timeout_error())
+            timeout_error = stream.set_timeout(self._response_timeout, self._timeout_error())
             response = stream.next_response()
             assert response is not None
-            if response is late or isinstance(response, _messages.NoResponse):
+            if response is timeout_error or isinstance(response, _messages.NoResponse):
                 raise TritonModelException(_messages.error_text(response))
             responses.append(response)
         return responses
 
     def run(self, request: InferenceRequest, receive: Callable[[InferenceResponse], None]) -> None:
-        """Send one request, and return when the last response to it has come.
+        """Sends one request, and waits for its last response. The model may be decoupled.
 
-        ``execute`` runs in this thread, also if the model is decoupled, so that a debugger and a
-        profiler have it before them. ``receive`` is called with each response as it comes, in the
-        thread that brings it.
+        ``execute`` runs in the current thread, so debuggers and profilers can follow it.
+
+        Args:
+            request: the request, created by ``request``.
+            receive: a function that gets each response, in the thread that sends it.
 
         Raises:
-            TritonModelException: what ``execute`` returned is refused by a server.
-            Exception: whatever ``execute`` raises.
+            TritonModelException: a server would reject what ``execute`` returned.
+            Exception: any exception of ``execute``.
         """
         self._check_open()
         stream = ResponseStream()
-        put = _messages.receiver_of(stream)
+        add_to_stream = _messages.stream_receiver(stream)
 
-        def tell(response: InferenceResponse | None, final: bool) -> None:
+        def receive_and_add(response: InferenceResponse | None, final: bool) -> None:
             if response is not None:
                 receive(response)
-            put(response, final)
+            add_to_stream(response, final)
 
-        self._instance.run_batch([request], [tell])
+        self._instance.run_batch([request], [receive_and_add])
         while stream.next_response() is not None:
             pass
 
     def submit(self, requests: Sequence[InferenceRequest]) -> list[ResponseIterator]:
-        """Send one batch of requests and do not wait; return an iterator for each of them.
+        """Sends one batch of requests without waiting for responses.
 
-        ``execute`` runs in a thread of the model's, and may answer any number of times if the
-        model is decoupled. What it raises becomes error responses, and is logged. ``cancel()`` of
-        an iterator, or dropping it, cancels its request. What does not end in time ends with an
-        error, UNAVAILABLE.
+        ``execute`` runs in a thread of the harness. An exception of ``execute`` is logged and
+        becomes an error response of each request. A request that is not complete within
+        ``response_timeout`` ends with an error, UNAVAILABLE.
+
+        Args:
+            requests: the requests, each created by ``request``.
+
+        Returns:
+            An iterator over the responses for each request. Its ``cancel()``, or deleting it,
+            cancels the request.
 
         Raises:
             TritonModelException: the model has been finalized.
@@ -297,7 +330,9 @@ class ModelHarness:
             stream.set_cancel_callback(_messages.cancelled_event(request).set)
             stream.set_timeout(self._response_timeout, self._timeout_error())
             streams.append(stream)
-        self._instance.submit_batch(requests, [_messages.receiver_of(stream) for stream in streams])
+        self._instance.submit_batch(
+            requests, [_messages.stream_receiver(stream) for stream in streams]
+        )
         return [ResponseIterator._from_stream(stream) for stream in streams]
 
     def stream(
@@ -308,10 +343,17 @@ class ModelHarness:
         parameters: dict[str, bool | int | str] | None = None,
         requested_outputs: Sequence[str] = (),
     ) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """Send one request and return an iterator over its responses, each as by ``infer``.
+        """Sends one request without waiting, and returns an iterator over its responses.
 
-        It is sent by ``submit``, and the arguments are ``request``'s. The iterator raises
-        TritonModelException for a response with an error.
+        Args:
+            inputs: as for ``request``.
+            request_id: as for ``request``.
+            parameters: as for ``request``.
+            requested_outputs: as for ``request``.
+
+        Returns:
+            An iterator over the outputs of each response, in the form of ``infer``. It raises
+            TritonModelException for an error response.
 
         Raises:
             TritonModelException: the model has been finalized.
@@ -326,33 +368,40 @@ class ModelHarness:
         return (_messages.as_arrays(response) for response in responses)
 
     def is_ready(self) -> bool:
-        """Return what the model's ``is_ready`` says; True if it has none.
+        """Returns the result of the model's ``is_ready``; True if it does not define it.
 
         Raises:
-            TritonModelException: it returns no bool, which a server takes for "not ready".
-            Exception: whatever it raises, which a server takes for "not ready".
+            TritonModelException: the result is not a bool; for a server, the model is then not
+                ready.
+            Exception: any exception of ``is_ready``; for a server, the model is then not ready.
         """
         self._check_open()
         return self._instance.is_ready()
 
     def metrics(self) -> list[MetricSample]:
-        """Return the model's metrics that a scrape would show now."""
+        """Returns the custom metrics of the model that a scrape would show now."""
         return self._runtime.metrics.samples()
 
     def metric(self, family: str, labels: Mapping[str, str] | None = None) -> MetricSample:
-        """Return the model's metric of that family with exactly these labels.
+        """Returns the custom metric of the model with this family name and exactly these labels.
+
+        Args:
+            family: name of the metric family.
+            labels: the labels, a dict of str to str; None for no labels.
 
         Raises:
-            TritonModelException: there is none.
+            TritonModelException: the model has no such metric.
         """
         return self._runtime.metrics.sample(family, labels or {})
 
     def close(self) -> None:
-        """End what runs, finalise the model and forget its modules; once.
+        """Waits for running batches, finalises the model and removes its modules.
+
+        Later calls do nothing.
 
         Raises:
-            TritonModelException: a batch does not end within the response_timeout, or 5 seconds.
-            Exception: whatever ``finalize`` raises.
+            TritonModelException: a batch still runs after ``response_timeout``, at least 5 seconds.
+            Exception: any exception of ``finalize``.
         """
         if self._instance.closed:
             return
@@ -361,7 +410,7 @@ class ModelHarness:
             self._instance.close()
             self._runtime.bls_allowed = False
             if hasattr(self.model, "finalize"):
-                with _runtime.use(self._runtime, lasting=True):
+                with _runtime.use(self._runtime, persistent=True):
                     self.model.finalize()
         finally:
             self._runtime.bls_allowed = False
@@ -369,7 +418,7 @@ class ModelHarness:
             self._source.unload()
 
     def __enter__(self) -> ModelHarness:
-        """Return the harness itself."""
+        """Returns the harness itself."""
         return self
 
     def __exit__(
@@ -378,7 +427,7 @@ class ModelHarness:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
+        """Closes the harness."""
         self.close()
 
     def _check_open(self) -> None:
@@ -387,6 +436,6 @@ class ModelHarness:
 
     def _timeout_error(self) -> str:
         return (
-            f"Model '{self.args['model_name']}' has not ended its responses within the "
+            f"Model '{self.args['model_name']}' did not complete its responses within the "
             f"response_timeout of {self._response_timeout:g} seconds."
         )

@@ -1,4 +1,4 @@
-"""A model that is initialised in a harness: its batches, run by the rules of a server."""
+"""The instance of a model in a test: runs batches by the rules of a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import traceback
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
-from concurrent.futures import TimeoutError as TooLate
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from pb_utils._runtime import ResponseReceiver, Runtime
 
 _ERROR = 2
-_MIN_STOP_SECONDS = (
-    5.0  # seconds at least for threads to end, however short a test's own timeout is
-)
+_MIN_STOP_SECONDS = 5.0  # seconds; the minimum time for threads to stop
 _NO_RESCHEDULING = (
     "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, "
     "while the model is not configured to handle such a flag."
@@ -44,11 +42,11 @@ _NO_RESCHEDULING = (
 
 
 class InvalidReturnValue(Exception):
-    """``execute`` returned something that a server refuses."""
+    """A server would reject what ``execute`` returned."""
 
 
 class Instance:
-    """Runs one batch at a time, in whatever thread brings it."""
+    """Runs batches on a model, one at a time, in the threads of their callers."""
 
     def __init__(
         self,
@@ -57,12 +55,21 @@ class Instance:
         file: Path,
         name: str,
         runtime: Runtime,
-        seconds: float,
+        response_timeout: float,
     ) -> None:
-        """Take a model; ``seconds`` bound every wait for it, ``file`` and ``name`` are told."""
+        """Creates the instance of an initialised model.
+
+        Args:
+            model: the object of the model's class.
+            config: the complete configuration.
+            file: the model's file, for error texts.
+            name: name of the instance, for error texts.
+            runtime: the runtime for the model's calls of the API.
+            response_timeout: time limit in seconds for each wait for the model.
+        """
         self.model = model
         self.name = name
-        self.timeout = seconds
+        self.timeout = response_timeout
         self.decoupled = using_decoupled_model_transaction_policy(config)
         self.closed = False
         self.worker = CallThread()
@@ -72,59 +79,67 @@ class Instance:
         batching = config.get("sequence_batching") or {}
         self._reschedules = bool(batching.get("iterative_sequence"))
         self._loop = EventLoopThread()
-        self._busy = threading.RLock()  # a model may ask itself, by way of another one
+        self._execute_lock = (
+            threading.RLock()
+        )  # reentrant, because a model may call itself through another model
 
     def run_batch(
-        self, requests: Sequence[InferenceRequest], receives: Sequence[ResponseReceiver]
+        self, requests: Sequence[InferenceRequest], receivers: Sequence[ResponseReceiver]
     ) -> None:
-        """Run a batch, and again what it reschedules; late answers come when they come.
+        """Runs a batch, and runs it again while the model reschedules requests.
+
+        Responses that the model sends after ``execute`` reach their receivers later.
+
+        Args:
+            requests: the requests.
+            receivers: functions that get the responses, one for each request.
 
         Raises:
-            TritonModelException: a server would refuse what ``execute`` returned.
-            BaseException: whatever ``execute`` raises. The requests have been failed then.
+            TritonModelException: a server would reject what ``execute`` returned.
+            BaseException: any exception of ``execute``. All receivers have got an error before.
         """
         end = time.monotonic() + self.timeout
-        todo = list(zip(requests, receives))
-        while todo:
+        entries = list(zip(requests, receivers))
+        while entries:
             if time.monotonic() > end:
                 text = f"{self.name} has rescheduled its requests for {self.timeout:g} seconds."
-                for _, receive in todo:
+                for _, receive in entries:
                     receive(error_response(text), True)
                 raise TritonModelException(text)
-            todo = self._run_once(todo)
+            entries = self._run_once(entries)
 
     def _run_once(
-        self, todo: list[tuple[InferenceRequest, ResponseReceiver]]
+        self, entries: list[tuple[InferenceRequest, ResponseReceiver]]
     ) -> list[tuple[InferenceRequest, ResponseReceiver]]:
-        """Run a batch; return what it reschedules."""
+        """Runs a batch once. Returns the rescheduled requests."""
         batch: list[InferenceRequest] = []
         pending_requests: list[PendingRequest] = []
-        for index, (request, receive) in enumerate(todo):
-            wanted = request._requested_output_names or self._outputs
+        for index, (request, receive) in enumerate(entries):
+            requested_outputs = request._requested_output_names or self._outputs
             pending_request = PendingRequest(
                 self.decoupled,
                 receive,
                 cancelled_event(request),
-                wanted,
+                requested_outputs,
                 f"The request at index {index}",
             )
             pending_requests.append(pending_request)
             batch.append(request_as_received(request, pending_request, self._outputs))
-        if not self._busy.acquire(timeout=self.timeout):
+        if not self._execute_lock.acquire(timeout=self.timeout):
             text = f"{self.name} still runs another batch after {self.timeout:g} seconds."
             _fail_requests(pending_requests, text)
             raise TritonModelException(text)
         try:
-            with _runtime.use(self._runtime, lasting=True):
+            with _runtime.use(self._runtime, persistent=True):
                 self._execute(batch, pending_requests)
-        except BaseException as error:  # of the model's author; answered, and raised again
+        except BaseException as error:  # fails the requests, and is raised again
             _fail_requests(pending_requests, self._failure_message(error))
             if isinstance(error, InvalidReturnValue):
                 raise TritonModelException(str(error)) from error.__cause__
             raise
         finally:
-            self._busy.release()
-        return self._rescheduled_requests(todo, batch, pending_requests)
+            self._execute_lock.release()
+        return self._rescheduled_requests(entries, batch, pending_requests)
 
     def _execute(
         self, batch: list[InferenceRequest], pending_requests: list[PendingRequest]
@@ -164,7 +179,7 @@ class Instance:
     def _on_coroutine_done(
         self, pending_requests: list[weakref.ref[PendingRequest]], done: Future[Any]
     ) -> None:
-        """Fail what a coroutine of a decoupled model leaves behind when it raises."""
+        """Fails the open requests if the coroutine of a decoupled model raised."""
         if done.cancelled():
             return
         error = done.exception()
@@ -177,12 +192,12 @@ class Instance:
 
     def _rescheduled_requests(
         self,
-        todo: list[tuple[InferenceRequest, ResponseReceiver]],
+        entries: list[tuple[InferenceRequest, ResponseReceiver]],
         batch: list[InferenceRequest],
         pending_requests: list[PendingRequest],
     ) -> list[tuple[InferenceRequest, ResponseReceiver]]:
-        again = []
-        for (sent, receive), request, pending_request in zip(todo, batch, pending_requests):
+        rescheduled = []
+        for (sent, receive), request, pending_request in zip(entries, batch, pending_requests):
             if request._release_flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
                 continue
             if not self._reschedules:
@@ -190,32 +205,32 @@ class Instance:
             elif pending_request.close():
                 fresh = request_as_received(sent, pending_request, ())
                 fresh._flags = 0
-                again.append((fresh, receive))
-        return again
+                rescheduled.append((fresh, receive))
+        return rescheduled
 
     def submit_batch(
-        self, requests: Sequence[InferenceRequest], receives: Sequence[ResponseReceiver]
+        self, requests: Sequence[InferenceRequest], receivers: Sequence[ResponseReceiver]
     ) -> None:
-        """Run a batch on the model's own thread; what it raises is told and logged."""
+        """Runs a batch on the instance's own thread. Exceptions are logged."""
 
         def call() -> None:
             try:
-                self.run_batch(requests, receives)
-            except BaseException as error:  # as a server does, whose process lives on
+                self.run_batch(requests, receivers)
+            except BaseException as error:  # as in a server, the instance goes on
                 self._log_exception(error)
 
         self.worker.submit(call)
 
     def is_ready(self) -> bool:
-        """Return what the model's ``is_ready`` says, True if it has none.
+        """Returns the result of the model's ``is_ready``; True if it does not define it.
 
         Raises:
-            TritonModelException: it says something else, or nothing in time.
-            Exception: whatever it raises.
+            TritonModelException: the result is not a bool, or does not come in time.
+            Exception: any exception of ``is_ready``.
         """
         if not hasattr(self.model, "is_ready"):
             return True
-        with _runtime.use(self._runtime, lasting=True):
+        with _runtime.use(self._runtime, persistent=True):
             ready = self.model.is_ready()
             if inspect.iscoroutine(ready):
                 ready = self._run_coroutine("is_ready", ready)
@@ -224,18 +239,18 @@ class Instance:
         return ready
 
     def accepts_requests(self) -> bool:
-        """Return whether ``is_ready`` says so; what it raises is a no, and is logged."""
+        """Returns whether ``is_ready`` returns True. An exception is logged and counts as False."""
         try:
             return self.is_ready()
-        except Exception as error:  # of the model's author; it is logged
+        except Exception as error:  # any exception of the model; it is logged
             self._log_exception(error)
             return False
 
     def close(self) -> None:
-        """Let the batches end, and stop the loop.
+        """Waits for running batches, and stops the event loop.
 
         Raises:
-            TritonModelException: a batch does not end.
+            TritonModelException: a batch still runs at the time limit.
         """
         seconds = max(self.timeout, _MIN_STOP_SECONDS)
         ended = self.worker.stop(seconds)
@@ -247,8 +262,8 @@ class Instance:
         future = self._loop.submit(coroutine)
         try:
             return future.result(self.timeout)
-        except TooLate:
-            if future.done():  # the model itself raised it
+        except FutureTimeoutError:
+            if future.done():  # the coroutine itself raised it
                 raise
             future.cancel()
             raise TritonModelException(
@@ -278,10 +293,10 @@ def _fail_requests(pending_requests: Sequence[PendingRequest], text: str) -> Non
 def _checked_return_value(
     returned: Any, requests: list[InferenceRequest]
 ) -> list[InferenceResponse | None]:
-    """Return what ``execute`` of a model that is not decoupled returned, if a server accepts it.
+    """Returns the responses that ``execute`` of an ordinary model returned, one for each request.
 
     Raises:
-        InvalidReturnValue: it does not (docs/reference/model_api.md, 2.4).
+        InvalidReturnValue: a server would reject them (docs/reference/model_api.md, 2.4).
     """
     if returned is None:
         return [None] * len(requests)

@@ -1,4 +1,4 @@
-"""Finding, importing and configuring a model as a stub does, and undoing it afterwards."""
+"""Finds, imports and configures a model as a stub does, and removes its modules afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pb_utils._model_exception import TritonModelException
 
 
 class LoadedModel(NamedTuple):
-    """A model's class, the file that defines it, the model's folder, and how to forget it all."""
+    """An imported model. ``unload`` removes its modules."""
 
     model_class: type[Any]
     file: Path
@@ -27,26 +27,31 @@ class LoadedModel(NamedTuple):
 
 
 def load_class(model_class: type[Any], version: int | str | None) -> LoadedModel:
-    """Take a class as it is; its model's folder is that of its file."""
+    """Returns the model of a class. Its folder is that of the file of the class."""
     try:
         file = Path(inspect.getfile(model_class)).resolve()
-    except (OSError, TypeError):  # it was typed into an interpreter
+    except (OSError, TypeError):  # a class of an interactive session has no file
         file = Path.cwd() / "model.py"
     return LoadedModel(model_class, file, file.parent, str(version or 1), lambda: None)
 
 
 def load_folder(directory: Path, version: int | str | None, filename: str) -> LoadedModel:
-    """Import the model of a folder ``<version>/<filename>``, by default of the highest version.
+    """Imports the model ``<directory>/<version>/<filename>``.
+
+    Args:
+        directory: folder of the model.
+        version: version to load; the highest if None.
+        filename: name of the model's file.
 
     Raises:
         TritonModelException: there is no such file.
-        Exception: whatever importing it raises.
+        Exception: any exception of the import.
     """
     chosen = str(version or _latest_version(directory))
     imports = _ModelImports(directory, chosen)
     try:
         model_class = imports.import_model_class(filename)
-    except BaseException:  # a module may raise anything, SystemExit too
+    except BaseException:  # a module may raise any exception, also SystemExit
         imports.remove_modules()
         raise
     return LoadedModel(
@@ -55,26 +60,32 @@ def load_folder(directory: Path, version: int | str | None, filename: str) -> Lo
 
 
 def load_backend(backend: Path, directory: Path, version: int | str | None) -> LoadedModel:
-    """Import ``model.py`` of a Python-based backend's folder, for the model in ``directory``.
+    """Imports ``model.py`` of a Python-based backend.
+
+    Args:
+        backend: folder of the backend.
+        directory: folder of the model, which holds its data.
+        version: version to load; the highest if None.
 
     Raises:
         TritonModelException: there is no such file.
-        Exception: whatever importing it raises.
+        Exception: any exception of the import.
     """
     chosen = str(version or _latest_version(directory))
     imports = _ModelImports(backend, "")
     try:
         model_class = imports.import_model_class("model.py")
-    except BaseException:  # a module may raise anything, SystemExit too
+    except BaseException:  # a module may raise any exception, also SystemExit
         imports.remove_modules()
         raise
     return LoadedModel(model_class, backend / "model.py", directory, chosen, imports.remove_modules)
 
 
 class _ModelImports:
-    """Makes the modules of a model importable, and forgets them again.
+    """Imports the modules of a model, and removes them afterwards.
 
-    Without a version they lie in ``directory`` itself, and are no package.
+    With a version, the model is a module of the package ``<version>``. Without, as for a backend,
+    it is a plain module of ``directory``.
     """
 
     def __init__(self, directory: Path, version: str) -> None:
@@ -84,7 +95,7 @@ class _ModelImports:
         self._paths = [str(directory / version), str(directory)] if version else [str(directory)]
 
     def import_model_class(self, filename: str) -> type[Any]:
-        """Import ``<version>.<stem>``, or ``<stem>``, and return its ``TritonPythonModel``."""
+        """Imports ``<version>.<stem>`` or ``<stem>``, and returns its TritonPythonModel."""
         if not filename.endswith(".py"):
             raise TritonModelException(
                 f"Model name must end with '.py'. Model name is \"{filename}\"."
@@ -102,12 +113,12 @@ class _ModelImports:
             sys.modules[self._version] = package
             module = importlib.import_module(f"{self._version}.{path.stem}")
         else:
-            module = _plain_module(path)
+            module = _import_plain_module(path)
         model_class: type[Any] = module.TritonPythonModel
         return model_class
 
     def remove_modules(self) -> None:
-        """Forget what was imported from the model's folder since."""
+        """Removes the modules that were imported from the model's folder, and its paths."""
         inside = str(self._directory) + "/"
         self._remove_modules_where(
             lambda name, module: (
@@ -120,7 +131,7 @@ class _ModelImports:
         )
         for path in self._paths:
             if path in sys.path:
-                sys.path.reverse()  # ours are the last ones of that name
+                sys.path.reverse()  # removes the last occurrence, the appended one
                 sys.path.remove(path)
                 sys.path.reverse()
 
@@ -131,10 +142,10 @@ class _ModelImports:
                 del sys.modules[name]
 
 
-def _plain_module(path: Path) -> types.ModuleType:
-    """Import exactly that file, whatever else on the path has its name."""
+def _import_plain_module(path: Path) -> types.ModuleType:
+    """Imports this file under its name, even if ``sys.path`` has another file of that name."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # it is a .py file
+    assert spec is not None and spec.loader is not None  # every .py file has a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -148,9 +159,9 @@ def _latest_version(directory: Path) -> str:
     return str(max(versions))
 
 
-def full_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a configuration with everything that a server always fills in."""
-    full: dict[str, Any] = {
+def normalized_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns a configuration with the fields that a server adds."""
+    normalized: dict[str, Any] = {
         "name": name,
         "platform": "",
         "backend": "python",
@@ -169,10 +180,10 @@ def full_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "parameters": {},
         "model_warmup": [],
     }
-    full.update(json.loads(json.dumps(config)))
-    full["input"] = [{**_INPUT, **tensor} for tensor in full["input"]]
-    full["output"] = [{**_OUTPUT, **tensor} for tensor in full["output"]]
-    return full
+    normalized.update(json.loads(json.dumps(config)))
+    normalized["input"] = [{**_INPUT, **tensor} for tensor in normalized["input"]]
+    normalized["output"] = [{**_OUTPUT, **tensor} for tensor in normalized["output"]]
+    return normalized
 
 
 _KINDS = {"KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
@@ -196,11 +207,11 @@ _INPUT = {
 }
 
 
-def completed_config(model_class: type[Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration as the model's ``auto_complete_config`` completes it.
+def auto_completed_config(model_class: type[Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the configuration after ``auto_complete_config`` of the model.
 
     Raises:
-        TritonModelException: the function returns something else than a ``ModelConfig``.
+        TritonModelException: the method does not return a ``ModelConfig``.
     """
     completed = model_class.auto_complete_config(ModelConfig(json.dumps(config)))
     if not isinstance(completed, ModelConfig):
@@ -208,13 +219,13 @@ def completed_config(model_class: type[Any], config: dict[str, Any]) -> dict[str
             f"auto_complete_config function in model '{config['name']}' must return a valid "
             "pb.ModelConfig object."
         )
-    return full_config(completed.as_dict(), config["name"])
+    return normalized_config(completed.as_dict(), config["name"])
 
 
 def initialize_arguments(
     config: Mapping[str, Any], directory: Path, version: str
 ) -> dict[str, str]:
-    """Return what ``initialize`` is given: the first instance of the first group."""
+    """Returns the arguments of ``initialize`` for the first instance of the first group."""
     group = (config["instance_group"] or [{}])[0]
     return {
         "model_config": json.dumps(config),
@@ -228,6 +239,6 @@ def initialize_arguments(
 
 
 def instance_name(config: Mapping[str, Any]) -> str:
-    """Return the name of the model's first instance."""
+    """Returns the name of the model's first instance."""
     groups = config["instance_group"]
     return f"{(groups and groups[0].get('name')) or config['name']}_0"

@@ -1,4 +1,4 @@
-"""Requests and responses on their way between a test, a model and the models it asks."""
+"""Requests and responses between a test, the model under test and stand-ins."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ if TYPE_CHECKING:
 
 
 def error_response(message: str) -> InferenceResponse:
-    """Return a response to a request that could not be served."""
+    """Creates the response to a request that failed."""
     return InferenceResponse._from_wire([], TritonError(message), None)
 
 
 class NoResponse(InferenceResponse):
-    """What the sender of a request gets in place of an answer that the model does not give."""
+    """The error response of the harness to a request that the model did not complete."""
 
     __slots__ = ()
 
 
 class PendingRequest(Responder):
-    """One request that a model in a harness has to answer, and who gets its responses.
+    """A request that the model under test has to answer.
 
-    ``cancelled`` is set by whoever sent the request. A request that nobody can answer any more is
-    answered by ``NoResponse``, whose text begins with ``subject``.
+    If the request and its sender are deleted before the final response, the request ends with
+    ``NoResponse``. ``subject`` is the beginning of its text.
+
+    Attributes:
+        cancelled: the event that is set when the caller cancels the request.
+        subject: the name of the request in error texts.
     """
 
     __slots__ = ("_held_response", "_receive", "_requested_outputs", "cancelled", "subject")
@@ -49,28 +53,36 @@ class PendingRequest(Responder):
         decoupled: bool,
         receive: ResponseReceiver,
         cancelled: threading.Event,
-        wanted: Iterable[str] = (),
+        requested_outputs: Iterable[str] = (),
         subject: str = "The request",
     ) -> None:
-        """Begin; the responses have only the ``wanted`` outputs, all if there are none."""
+        """Creates the pending request.
+
+        Args:
+            decoupled: whether the model may send any number of responses.
+            receive: gets the responses.
+            cancelled: the event that the caller sets to cancel the request.
+            requested_outputs: names of the outputs to deliver; all outputs if empty.
+            subject: the name of the request in error texts.
+        """
         super().__init__(decoupled)
         self.cancelled = cancelled
         self.subject = subject
         self._receive = receive
-        self._requested_outputs = frozenset(wanted)
+        self._requested_outputs = frozenset(requested_outputs)
         self._held_response: InferenceResponse | None = None
 
     def is_cancelled(self) -> bool:
-        """Return whether the sender of the request has cancelled it."""
+        """Returns whether the caller has cancelled the request."""
         return self.cancelled.is_set()
 
     def fail(self, message: str) -> None:
-        """Answer with an error as the last response, unless the last one has been sent."""
+        """Sends an error as the last response, unless the request is complete."""
         if self.close():
             self._receive(error_response(message), True)
 
     def _wait_for_credit(self) -> None:
-        pass  # the sender of the request takes all that comes
+        pass  # no flow control: the receiver takes every response at once
 
     def _send_response(self, response: InferenceResponse | None, final: bool) -> None:
         sent = None if response is None else response_as_received(response, self._requested_outputs)
@@ -79,23 +91,25 @@ class PendingRequest(Responder):
         elif final:
             self._receive(sent or self._held_response, True)
         else:
-            self._held_response = sent  # one message is all that the caller gets, when all is over
+            self._held_response = (
+                sent  # as in a server, the response is delivered when the request is complete
+            )
 
     def __del__(self) -> None:
-        """Tell the caller that no answer will come."""
+        """Ends the request with an error if the model has dropped it."""
         if not self.closed:
-            lacks = "was left without an answer."
+            problem = "got no response."
             if self.has_response:
-                lacks = (
-                    "was answered without TRITONSERVER_RESPONSE_COMPLETE_FINAL, so that it never "
-                    "ends."
+                problem = (
+                    "got a response without TRITONSERVER_RESPONSE_COMPLETE_FINAL and never "
+                    "completes."
                 )
-            error = TritonError(f"{self.subject} {lacks}")
+            error = TritonError(f"{self.subject} {problem}")
             self._receive(NoResponse._from_wire([], error, None), True)
 
 
 def as_tensors(arrays: Mapping[str, npt.ArrayLike | Tensor]) -> list[Tensor]:
-    """Return tensors of arrays, or of what numpy makes an array of; text becomes BYTES."""
+    """Creates tensors from arrays, or from values that numpy converts; str becomes BYTES."""
     tensors = []
     for name, value in arrays.items():
         if isinstance(value, Tensor):
@@ -107,15 +121,15 @@ def as_tensors(arrays: Mapping[str, npt.ArrayLike | Tensor]) -> list[Tensor]:
 
 
 def error_text(response: InferenceResponse) -> str:
-    """Return the text of a response's error."""
+    """Returns the text of an error response; ``""`` without an error."""
     return "" if response._error is None else response._error.message()
 
 
 def as_arrays(response: InferenceResponse) -> dict[str, npt.NDArray[Any]]:
-    """Return the outputs by name.
+    """Returns the outputs of a response by name.
 
     Raises:
-        TritonModelException: the response carries an error, whose text this one has.
+        TritonModelException: the response is an error, whose text it has.
     """
     error = response.error()
     if error is not None:
@@ -129,7 +143,13 @@ def as_arrays(response: InferenceResponse) -> dict[str, npt.NDArray[Any]]:
 def request_as_received(
     request: RequestFields, pending_request: PendingRequest, outputs: Iterable[str]
 ) -> InferenceRequest:
-    """Return the request as its model receives it; ``outputs`` are meant if it names none."""
+    """Returns the request as its model receives it: with copies of its tensors.
+
+    Args:
+        request: the sent request.
+        pending_request: the responder of the received request.
+        outputs: names of the outputs that are requested if the request names none.
+    """
     return InferenceRequest._from_wire(
         request_id=request._request_id,
         correlation_id=request._correlation_id,
@@ -145,11 +165,13 @@ def request_as_received(
     )
 
 
-def response_as_received(response: InferenceResponse, wanted: Iterable[str]) -> InferenceResponse:
-    """Return the response as the sender of the request receives it, less what it did not want."""
+def response_as_received(
+    response: InferenceResponse, requested_outputs: Iterable[str]
+) -> InferenceResponse:
+    """Returns the response as its caller receives it: with copies of the requested outputs only."""
     if response._error is not None:
         return InferenceResponse._from_wire([], response._error, None)
-    names = frozenset(wanted)
+    names = frozenset(requested_outputs)
     tensors = [t for t in response._output_tensors if not names or t._name in names]
     return InferenceResponse._from_wire(
         [_tensor_as_received(tensor) for tensor in tensors], None, response._parameters
@@ -157,7 +179,7 @@ def response_as_received(response: InferenceResponse, wanted: Iterable[str]) -> 
 
 
 def cancelled_event(request: InferenceRequest) -> threading.Event:
-    """Return what is set when the sender of the request cancels it."""
+    """Returns the event that is set when the caller cancels the request."""
     pending_request = request._handle
     return (
         pending_request.cancelled
@@ -166,8 +188,8 @@ def cancelled_event(request: InferenceRequest) -> threading.Event:
     )
 
 
-def receiver_of(stream: ResponseStream) -> Callable[[InferenceResponse | None, bool], None]:
-    """Return what puts responses into a stream; an end alone is no response for a client."""
+def stream_receiver(stream: ResponseStream) -> Callable[[InferenceResponse | None, bool], None]:
+    """Returns a receiver that adds responses to a stream. A final flag alone adds no response."""
 
     def receive(response: InferenceResponse | None, final: bool) -> None:
         if response is None:
@@ -179,11 +201,11 @@ def receiver_of(stream: ResponseStream) -> Callable[[InferenceResponse | None, b
 
 
 def discard_response(response: InferenceResponse | None, final: bool) -> None:
-    """Take a response in which nobody is interested."""
+    """Drops a response."""
 
 
 def _tensor_as_received(tensor: Tensor) -> Tensor:
-    """Return a tensor as it arrives; what was captured now is what later sends carry."""
+    """Returns a copy of a tensor as its receiver gets it. Later sends repeat the same content."""
     data = memoryview(bytes(tensor._wire_data()))
     tensor._set_wire_data(data, None)
     return Tensor._from_wire(tensor._name, tensor._code, tensor._shape, data, None)

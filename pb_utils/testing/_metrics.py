@@ -1,4 +1,4 @@
-"""The metrics of a model in a harness."""
+"""The custom metrics of a model in a test."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ _LABEL = "[a-zA-Z_][a-zA-Z0-9_]*"
 
 
 class MetricSample(NamedTuple):
-    """A metric as a scrape would show it now; ``value`` of a histogram is the sum.
+    """A metric as a scrape would show it now.
 
-    ``observations`` are those of a histogram, in their order.
+    Attributes:
+        family: name of the metric family.
+        kind: kind of the metric.
+        labels: labels of the metric.
+        value: the value; for a histogram, the sum of the observations.
+        observations: the observations of a histogram, in their order.
     """
 
     family: str
@@ -30,7 +35,7 @@ class MetricSample(NamedTuple):
 
 
 class _Series:
-    """What all metrics with the same labels of one family share."""
+    """The value that all metrics with the same family name and labels share."""
 
     def __init__(self, family: str, kind: MetricKind, labels: dict[str, str]) -> None:
         self.family = family
@@ -41,10 +46,10 @@ class _Series:
 
 
 class Metrics:
-    """All families and metrics of one harness. Refusals are the server's, without its prefix."""
+    """The metrics of one harness. Error texts are those of a server, without its prefix."""
 
     def __init__(self) -> None:
-        """Begin without a family."""
+        """Creates an empty registry."""
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._kinds: dict[str, MetricKind] = {}
@@ -52,10 +57,10 @@ class Metrics:
         self._series: dict[int, _Series] = {}
 
     def new_family(self, name: str, kind: int) -> int:
-        """Register a family.
+        """Registers a family and returns its number.
 
         Raises:
-            TritonModelException: there is one of that name and of another kind, or it is no name.
+            TritonModelException: the name is invalid, or belongs to a family of another kind.
         """
         _check_name("metric", name, _NAME)
         with self._lock:
@@ -68,10 +73,10 @@ class Metrics:
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
     ) -> int:
-        """Make a metric, or another reference to the one with these labels.
+        """Creates a metric, or another reference to an existing one. Returns its number.
 
         Raises:
-            TritonModelException: the labels or the buckets are not as they must be.
+            TritonModelException: the labels or the buckets are invalid.
         """
         texts: dict[str, str] = {}
         for label, value in labels.items():
@@ -94,7 +99,7 @@ class Metrics:
             return number
 
     def change(self, metric: int, change: str, value: float) -> None:
-        """Increment, set or observe."""
+        """Changes a value; ``change`` is ``increment``, ``set`` or ``observe``."""
         with self._lock:
             series = self._series[metric]
             if change == "set":
@@ -105,37 +110,38 @@ class Metrics:
                 series.observations.append(value)
 
     def read(self, metric: int) -> float:
-        """Return a value."""
+        """Returns the value of a metric."""
         return self._series[metric].value
 
     def drop(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Forget these; called by finalisers, so without the lock."""
+        """Removes families and metrics. Finalisers call this, so it takes no lock."""
         for family in families:
             self._families.pop(family, None)
         for metric in metrics:
             self._series.pop(metric, None)
 
     def samples(self) -> list[MetricSample]:
-        """Return all metrics that a scrape would show."""
-        different: dict[int, _Series] = {id(s): s for s in list(self._series.values())}
+        """Returns all metrics that a scrape would show."""
+        distinct: dict[int, _Series] = {id(s): s for s in list(self._series.values())}
         return [
             MetricSample(s.family, s.kind, dict(s.labels), s.value, list(s.observations))
-            for s in different.values()
+            for s in distinct.values()
         ]
 
     def sample(self, family: str, labels: Mapping[str, str]) -> MetricSample:
-        """Return the metric with exactly these labels.
+        """Returns the metric with this family name and exactly these labels.
 
         Raises:
-            TritonModelException: there is none.
+            TritonModelException: there is no such metric.
         """
         samples = self.samples()
         for sample in samples:
             if (sample.family, sample.labels) == (family, dict(labels)):
                 return sample
-        there: list[tuple[str, Any]] = [(sample.family, sample.labels) for sample in samples]
+        existing: list[tuple[str, Any]] = [(sample.family, sample.labels) for sample in samples]
         raise TritonModelException(
-            f"The model has no metric '{family}' with the labels {dict(labels)}; it has {there}."
+            f"The model has no metric '{family}' with the labels {dict(labels)}; "
+            f"its metrics are {existing}."
         )
 
 

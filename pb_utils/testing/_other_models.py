@@ -1,4 +1,4 @@
-"""The models that a model in a harness asks, loads and unloads."""
+"""The stand-ins for models that the model under test calls, loads and unloads."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ if TYPE_CHECKING:
     from pb_utils._tensor import Tensor
 
     Function = Callable[[InferenceRequest], Union[InferenceResponse, Iterator[InferenceResponse]]]
-    Other = Union[Function, Mapping[str, Union[npt.ArrayLike, Tensor]], Instance]
+    StandIn = Union[Function, Mapping[str, Union[npt.ArrayLike, Tensor]], Instance]
 
 
 class ModelControl(NamedTuple):
-    """A model that the model under test has loaded or unloaded; ``action`` says which.
+    """A call by which the model under test has loaded or unloaded a model.
 
-    ``files`` are by their paths below the model's folder.
+    Attributes:
+        action: ``load`` or ``unload``.
+        name: name of the model.
+        config: the configuration as JSON text; ``""`` for the stored one.
+        files: contents of files, by their paths below the model's folder.
     """
 
     action: str
@@ -44,20 +48,25 @@ class ModelControl(NamedTuple):
 
 
 class OtherModels:
-    """Stands for a server's repository: all models are loaded at first. Refusals are a server's."""
+    """Replaces a model repository. All models are loaded at first. Error texts are a server's."""
 
-    def __init__(self, models: Mapping[str, Other], control: list[ModelControl]) -> None:
-        """Take the models by name, and where to record what is loaded and unloaded."""
+    def __init__(self, models: Mapping[str, StandIn], control: list[ModelControl]) -> None:
+        """Creates the repository.
+
+        Args:
+            models: the stand-ins by model name.
+            control: the list to which calls of model control are appended.
+        """
         self._models = models
         self._control = control
         self._unloaded: set[str] = set()
         self._added: set[str] = set()
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load a model; one that the test does not know needs a configuration and files.
+        """Loads a model. A model without a stand-in needs a configuration and files.
 
         Raises:
-            TritonModelException: a server would refuse it.
+            TritonModelException: a server would reject the call.
         """
         known = name in self._models or name in self._added
         if not _is_config(config) or (files and not config) or not (known or files):
@@ -70,16 +79,16 @@ class OtherModels:
         self._unloaded.discard(name)
 
     def unload_model(self, name: str) -> None:
-        """Unload a model; one that nobody knows is unloaded already."""
+        """Unloads a model. An unknown model is not an error."""
         self._control.append(ModelControl("unload", name, "", {}))
         if name in self._models or name in self._added:
             self._unloaded.add(name)
 
     def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Return whether a model would answer.
+        """Returns whether a model is ready.
 
         Raises:
-            TritonModelException: there is none, or it is unloaded.
+            TritonModelException: the model is unknown or unloaded.
         """
         if name not in self._models and name not in self._added:
             raise TritonModelException(f"Request for unknown model: '{name}' is not found")
@@ -98,10 +107,10 @@ class OtherModels:
         receive: ResponseReceiver,
         cancelled: threading.Event,
     ) -> None:
-        """Have a model answer; late answers come when they come.
+        """Runs a request on a stand-in, which sends its responses to ``receive``, perhaps later.
 
         Raises:
-            Exception: whatever a function of the test raises, but TritonModelException.
+            Exception: any exception of a function of the test, except TritonModelException.
         """
         problem = self._infer_error(request._model_name, decoupled)
         if problem:
@@ -117,11 +126,11 @@ class OtherModels:
             decoupled, discard_response, cancelled, request._requested_output_names
         )
         received = request_as_received(request, pending_request, ())
-        pending_request.close()  # it is there to tell of the cancellation
+        pending_request.close()  # the stand-in needs it only for is_cancelled()
         if isinstance(model, Instance):
             try:
                 model.run_batch([received], [receive])
-            except Exception:  # the model's own; whoever asks has been answered with it
+            except Exception:  # run_batch has sent the error to the caller
                 return
         elif isinstance(model, Mapping):
             response = InferenceResponse(as_tensors(model))
@@ -137,7 +146,7 @@ class OtherModels:
         if not ready:
             return f"Failed for execute the inference request. Model '{name}' is not ready."
         if name not in self._models:
-            return f"pb_utils.testing has nobody to answer for '{name}', give it in models="
+            return f"pb_utils.testing has no stand-in for model '{name}'; pass one in models="
         model = self._models[name]
         if isinstance(model, Instance) and model.decoupled and not decoupled:
             return _decoupled_error(name)
@@ -147,12 +156,12 @@ class OtherModels:
 def _call_function(
     function: Function, request: InferenceRequest, decoupled: bool, receive: ResponseReceiver
 ) -> None:
-    """Pass on what a test's function returns: a response, or several if it is a generator."""
-    wanted = request.requested_output_names()
+    """Runs a request on a function, which returns a response or, as a generator, yields several."""
+    requested_outputs = request.requested_output_names()
     try:
         returned = function(request)
         if isinstance(returned, InferenceResponse):
-            receive(response_as_received(returned, wanted), True)
+            receive(response_as_received(returned, requested_outputs), True)
             return
         if not decoupled:
             name = request._model_name
@@ -160,7 +169,7 @@ def _call_function(
             receive(error_response(f"Model {name} - Error when running inference: {problem}"), True)
             return
         for response in returned:
-            receive(response_as_received(response, wanted), False)
+            receive(response_as_received(response, requested_outputs), False)
             if request.is_cancelled():
                 break
     except TritonModelException as error:
@@ -191,10 +200,10 @@ def _check_version(version: str) -> None:
     if not version:
         return
     text = f"failed to get model version from specified version string '{version}'"
-    ends = ", version should be an integral value > 0"
+    suffix = ", version should be an integral value > 0"
     try:
         number = int(version)
     except ValueError:
-        raise TritonModelException(f"{text} (details: stol){ends}") from None
+        raise TritonModelException(f"{text} (details: stol){suffix}") from None
     if number <= 0:
-        raise TritonModelException(f"{text}{ends}")
+        raise TritonModelException(f"{text}{suffix}")

@@ -1,4 +1,4 @@
-"""What a model in a harness reaches through the API, in place of a server."""
+"""The runtime of a model in a test, in place of a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 
 class LogRecord(NamedTuple):
-    """A message that the model wrote by ``Logger``, or the harness about it."""
+    """A message that the model logged by ``Logger``, or that the harness logged about it.
+
+    Attributes:
+        level: level of the message.
+        message: the text.
+        filename: base name of the file that logged it.
+        line: line in the file.
+    """
 
     level: Logger.LogLevel
     message: str
@@ -33,56 +40,56 @@ class LogRecord(NamedTuple):
 
 
 class HarnessRuntime:
-    """Answers the model's calls of the API from what the test has given."""
+    """Serves the model's calls of the API from the objects of the test."""
 
     def __init__(
         self,
         model_dir: Path,
         instance_name: str,
-        others: OtherModels,
+        other_models: OtherModels,
         logs: list[LogRecord],
-        seconds: float,
+        response_timeout: float,
         on_log: Callable[[LogRecord], None] | None = None,
     ) -> None:
-        """Begin before ``initialize``: other models cannot be asked yet."""
+        """Creates the runtime. BLS is not allowed before ``initialize`` has ended."""
         self._on_log = on_log
         self.bls_allowed = False
         self.metrics = Metrics()
         self._model_dir = model_dir
         self._instance_name = instance_name
-        self._others = others
+        self._other_models = other_models
         self._logs = logs
-        self._response_timeout = seconds
+        self._response_timeout = response_timeout
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Keep a message."""
+        """Records a message."""
         record = LogRecord(Logger.LogLevel(level), message, filename, line)
         self._logs.append(record)
         if self._on_log is not None:
             self._on_log(record)
 
     def model_dir(self) -> str:
-        """Return the folder of the model's version."""
+        """Returns the folder of the model's version."""
         return str(self._model_dir)
 
     def free_memory(self) -> int:
-        """Refuse: here, tensors lie in the memory of this process."""
+        """Always raises TritonModelException: a test has no shared memory."""
         raise TritonModelException(
             "free_memory() needs a host that runs the model: there is no shared memory in a test"
             " that uses pb_utils.testing"
         )
 
     def exec(self, request: RequestFields) -> InferenceResponse:
-        """Have another model answer, in this thread."""
+        """Sends a request to a stand-in, which runs in the current thread."""
         assert isinstance(request, InferenceRequest)
         self._check_bls_allowed()
         stream = ResponseStream()
         cancelled = threading.Event()
         stream.set_cancel_callback(cancelled.set)
-        with _runtime.use(self, lasting=True):
-            self._others.infer(request, False, stream.put_response, cancelled)
+        with _runtime.use(self, persistent=True):
+            self._other_models.infer(request, False, stream.put_response, cancelled)
         text = (
-            f"Model '{request._model_name}' has not answered within the response_timeout of "
+            f"Model '{request._model_name}' did not respond within the response_timeout of "
             f"{self._response_timeout:g} seconds."
         )
         stream.set_timeout(self._response_timeout, text)
@@ -93,19 +100,19 @@ class HarnessRuntime:
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver
     ) -> Callable[[], None]:
-        """Have another model answer, in a thread of its own."""
+        """Sends a request to a stand-in, which runs in a thread of its own."""
         assert isinstance(request, InferenceRequest)
         self._check_bls_allowed()
         cancelled = threading.Event()
 
-        def answer() -> None:
+        def run_stand_in() -> None:
             try:
-                with _runtime.use(self, lasting=True):
-                    self._others.infer(request, decoupled, receive, cancelled)
-            except Exception as error:  # of a test's author; it is the answer
+                with _runtime.use(self, persistent=True):
+                    self._other_models.infer(request, decoupled, receive, cancelled)
+            except Exception as error:  # any exception of the test's function becomes the response
                 receive(
                     error_response(
-                        f"what stands for model '{request._model_name}' in this test raised "
+                        f"the stand-in for model '{request._model_name}' raised "
                         f"{type(error).__name__}: {error}"
                     ),
                     True,
@@ -113,30 +120,30 @@ class HarnessRuntime:
 
         context = contextvars.copy_context()
         threading.Thread(
-            target=context.run, args=(answer,), name="pb_utils-other", daemon=True
+            target=context.run, args=(run_stand_in,), name="pb_utils-other", daemon=True
         ).start()
         return cancelled.set
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load another model."""
+        """Loads another model."""
         try:
-            self._others.load_model(name, config, files)
+            self._other_models.load_model(name, config, files)
         except TritonModelException as error:
             raise self._as_server_error(error) from None
 
     def unload_model(self, name: str, dependents: bool) -> None:
-        """Unload another model."""
-        self._others.unload_model(name)
+        """Unloads another model."""
+        self._other_models.unload_model(name)
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Return whether another model would answer."""
+        """Returns whether another model is ready."""
         try:
-            return self._others.is_model_ready(name, version)
+            return self._other_models.is_model_ready(name, version)
         except TritonModelException as error:
             raise self._as_server_error(error) from None
 
     def new_metric_family(self, name: str, description: str, kind: int) -> int:
-        """Register a metric family."""
+        """Registers a metric family."""
         try:
             return self.metrics.new_family(name, kind)
         except TritonModelException as error:
@@ -145,26 +152,26 @@ class HarnessRuntime:
     def new_metric(
         self, family: int, labels: Mapping[str, object], buckets: Sequence[float] | None
     ) -> int:
-        """Make a metric."""
+        """Creates a metric."""
         try:
             return self.metrics.new_metric(family, labels, buckets)
         except TritonModelException as error:
             raise self._as_server_error(error) from None
 
     def change_metric(self, metric: int, change: str, value: float) -> None:
-        """Change a metric."""
+        """Changes a metric."""
         self.metrics.change(metric, change, value)
 
     def read_metric(self, metric: int) -> float:
-        """Return a metric's value."""
+        """Returns the value of a metric."""
         return self.metrics.read(metric)
 
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
-        """Forget metrics."""
+        """Removes metrics."""
         self.metrics.drop(families, metrics)
 
     def error_message(self, text: str) -> str:
-        """Return a refusal as a server words it."""
+        """Returns the text that a server gives for a rejected call."""
         return f"Failed to process the request for model '{self._instance_name}', message: {text}"
 
     def _as_server_error(self, error: TritonModelException) -> TritonModelException:

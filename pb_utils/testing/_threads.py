@@ -1,4 +1,4 @@
-"""Where a model in a harness runs: a thread for its batches, and a loop for its coroutines."""
+"""The threads of a model in a test: one for batches, and one for the event loop of coroutines."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class CallThread:
-    """A thread that makes calls one after the other; it is started with the first one."""
+    """A thread that runs functions one after the other. It starts with the first function."""
 
     def __init__(self) -> None:
-        """Begin without a thread."""
+        """Creates the object; the thread starts with the first function."""
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Make a call after those before it."""
+        """Runs a function after the earlier ones."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pb_utils-model", daemon=True)
             self._thread.start()
         self._calls.put(call)
 
     def stop(self, seconds: float) -> bool:
-        """Let all calls end; return whether they did within so many seconds."""
+        """Waits until all functions have ended. Returns False if the time, in seconds, is over."""
         self._calls.put(None)
         if self._thread is not None:
             self._thread.join(seconds)
@@ -41,20 +41,20 @@ class CallThread:
             if call is None:
                 return
             call()
-            del call  # it may hold requests
+            del call  # it may refer to requests
 
 
 class EventLoopThread:
-    """An event loop in a thread of its own; neither exists before the first coroutine."""
+    """An event loop in a thread of its own. Both start with the first coroutine."""
 
     def __init__(self) -> None:
-        """Begin without a loop."""
+        """Creates the object; the event loop starts with the first coroutine."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Run a coroutine, in a copy of this context."""
+        """Runs a coroutine in a copy of the current context."""
         import asyncio
 
         with self._lock:
@@ -67,17 +67,17 @@ class EventLoopThread:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self, seconds: float) -> None:
-        """Cancel what still runs, and end the loop; a task that refuses is left behind."""
+        """Cancels running tasks, and stops the loop unless a task does not end in time."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or not thread.is_alive():
             return
         import asyncio
-        from concurrent.futures import TimeoutError as TooLate
+        from concurrent.futures import TimeoutError as FutureTimeoutError
 
         try:
             asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(seconds)
-        except TooLate:
-            return  # the thread is a daemon: it ends with the process
+        except FutureTimeoutError:
+            return  # the thread is a daemon and ends with the process
         loop.call_soon_threadsafe(loop.stop)
         thread.join(seconds)
         loop.close()

@@ -169,8 +169,8 @@ class TestImport:
         producer = OnGpu(np.arange(4), shape=[2], strides=[2])
         monkeypatch.setenv("SIMULATED_CUDA_BYTES", "40")
         assert refusal(lambda: Tensor.from_dlpack("x", producer)) == (
-            "The rows of a DLPack tensor on GPU 0 cannot be moved together: cuMemAlloc_v2 failed "
-            "with CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"
+            "The rows of a DLPack tensor on GPU 0 cannot be copied to contiguous memory: "
+            "cuMemAlloc_v2 failed with CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"
         )
         gc.collect()  # the traceback of the error
         assert producer.given_back == 1

@@ -1,4 +1,4 @@
-"""Models that ask other models."""
+"""Models that call other models (BLS)."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_model_calls_another_model(client: Client, count: int) -> None:
     np.testing.assert_array_equal(infer_through(client, "identity", array), array)
 
 
-def test_a_chain_hands_tensors_on(client: Client) -> None:
+def test_chain_of_models_forwards_tensors(client: Client) -> None:
     array = np.arange(100_000, dtype=np.float32)
     np.testing.assert_array_equal(infer_through(client, "ask3>ask3>identity:1", array), array)
 
 
-def test_many_pipelines_run_at_once(client: Client) -> None:
+def test_many_pipelines_run_concurrently(client: Client) -> None:
     arrays = [np.full(30_000, number, dtype=np.float32) for number in range(40)]
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(lambda array: infer_through(client, "identity", array), arrays)
@@ -65,7 +65,7 @@ def test_many_pipelines_run_at_once(client: Client) -> None:
             np.testing.assert_array_equal(answer, array)
 
 
-def test_errors_come_back_as_responses(client: Client) -> None:
+def test_failed_bls_requests_return_error_responses(client: Client) -> None:
     array = np.ones(2, dtype=np.float32)
     assert infer_error(infer_through, client, "nobody", array) == (
         "StatusCode.INTERNAL",
@@ -80,7 +80,7 @@ def test_errors_come_back_as_responses(client: Client) -> None:
     assert text.startswith("Model misbehave - Error when running inference: ")
 
 
-def test_a_model_that_waits_for_itself_gets_an_error_and_not_a_hang(client: Client) -> None:
+def test_model_that_waits_for_itself_gets_an_error(client: Client) -> None:
     array = np.ones(2, dtype=np.float32)
     status, text = infer_error(infer_through, client, "ask>identity", array)
     assert status == "StatusCode.INTERNAL"
@@ -88,7 +88,7 @@ def test_a_model_that_waits_for_itself_gets_an_error_and_not_a_hang(client: Clie
     np.testing.assert_array_equal(infer_through(client, "identity", array), array)
 
 
-def test_recursion_works_as_deep_as_there_are_instances(client: Client) -> None:
+def test_recursion_depth_is_limited_by_instances(client: Client) -> None:
     array = np.ones(2, dtype=np.float32)
     deep = "ask3>ask3>identity"
     np.testing.assert_array_equal(infer_through(client, deep, array, model="ask3"), array)
@@ -103,7 +103,7 @@ def test_deadlock_of_models_is_an_error(client: Client) -> None:
 
 
 def test_concurrent_recursion_neither_hangs_nor_loses_a_call(client: Client) -> None:
-    """Three pipelines of depth two on three instances: each is answered, or told of the cycle."""
+    """Three pipelines of depth two share three instances: each succeeds or gets the cycle error."""
     array = np.ones(2, dtype=np.float32)
 
     def attempt(_: int) -> str:

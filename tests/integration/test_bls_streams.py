@@ -1,4 +1,4 @@
-"""Models that ask several models at once, decoupled ones, and with a limit."""
+"""BLS requests to decoupled models, from coroutines and threads, with timeouts and cancellation."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def client(host: RunningHost) -> Iterator[Client]:
         ("respond last_error=gone", [0, "gone"]),
     ],
 )
-def test_a_model_reads_the_stream_of_another_one(
+def test_model_reads_responses_of_a_decoupled_model(
     client: Client, steps: str, expected: list[object]
 ) -> None:
     source = f"return numbers(ask('stream', command('{steps}')).exec(decoupled=True))"
     assert run_script(client, source) == expected
 
 
-def test_an_end_alone_is_a_response_without_anything(client: Client) -> None:
+def test_final_flag_alone_is_an_empty_response(client: Client) -> None:
     assert run_script(
         client,
         """
@@ -56,7 +56,7 @@ def test_an_end_alone_is_a_response_without_anything(client: Client) -> None:
     ) == [0, False, ""]
 
 
-def test_an_ordinary_model_is_a_stream_of_one(client: Client) -> None:
+def test_ordinary_model_gives_a_stream_of_one_response(client: Client) -> None:
     assert run_script(
         client,
         """
@@ -86,7 +86,7 @@ def test_rejected_stream_yields_only_the_error(client: Client) -> None:
     ]
 
 
-def test_a_stream_is_read_again_from_the_start_when_it_was_read_to_its_end(
+def test_finished_stream_restarts_from_the_first_response(
     client: Client,
 ) -> None:
     assert run_script(
@@ -129,7 +129,7 @@ def test_large_tensors_of_a_stream_stay_valid(client: Client) -> None:
     ) == [500000, 70000, False]
 
 
-def test_a_dropped_iterator_cancels_its_request(host: RunningHost, client: Client) -> None:
+def test_dropping_an_iterator_cancels_its_request(host: RunningHost, client: Client) -> None:
     assert run_script(
         client,
         """
@@ -157,7 +157,7 @@ def test_responses_sent_after_cancellation_arrive(client: Client) -> None:
     ) == [1, 2, 3, 4]
 
 
-def test_a_model_may_say_that_a_stream_was_cancelled(client: Client) -> None:
+def test_model_can_send_a_cancelled_error(client: Client) -> None:
     assert run_script(
         client,
         """
@@ -187,7 +187,7 @@ def test_requests_of_a_coroutine_overlap(client: Client) -> None:
     ) == list(map(float, range(100)))
 
 
-def test_a_coroutine_reads_streams_without_holding_up_others(client: Client) -> None:
+def test_coroutine_reads_streams_without_blocking_others(client: Client) -> None:
     assert (
         run_script(
             client,
@@ -208,7 +208,7 @@ def test_a_coroutine_reads_streams_without_holding_up_others(client: Client) -> 
     )
 
 
-def test_a_future_that_is_given_up_cancels_its_request(host: RunningHost, client: Client) -> None:
+def test_cancelling_a_future_cancels_its_request(host: RunningHost, client: Client) -> None:
     found = run_script(
         client,
         """
@@ -231,7 +231,7 @@ def test_a_future_that_is_given_up_cancels_its_request(host: RunningHost, client
     host.wait_for("other was cancelled")
 
 
-def test_a_request_that_is_given_up_before_it_begins_does_not_run(client: Client) -> None:
+def test_request_cancelled_in_the_queue_does_not_run(client: Client) -> None:
     def failures() -> int:
         statistics = client.get_inference_statistics("other").model_stats[0]
         count: int = statistics.inference_stats.fail.count
@@ -260,7 +260,7 @@ def test_a_request_that_is_given_up_before_it_begins_does_not_run(client: Client
 @pytest.mark.parametrize(
     "form", ["exec(execution_timeout=0.3)", "exec(True, execution_timeout=0.3)"]
 )
-def test_a_request_with_a_limit_ends_in_time(client: Client, form: str) -> None:
+def test_execution_timeout_ends_a_request(client: Client, form: str) -> None:
     model = "stream" if "True" in form else "other"
     text = "thread:cancelled" if "True" in form else "until(request.is_cancelled, 'that')"
     found = run_script(
@@ -276,7 +276,7 @@ def test_a_request_with_a_limit_ends_in_time(client: Client, form: str) -> None:
     assert "0.3 seconds" in found[1]
 
 
-# Cancelled together
+# Cancellation
 
 
 @pytest.mark.parametrize("awaits", ["exec()", "async_exec()"])
@@ -300,10 +300,10 @@ def test_cancelling_a_request_cancels_its_bls_requests(
     host.wait_for("parent got CANCELLED")
 
 
-# Everything that travels along
+# Parameters, ids and flags
 
 
-def test_parameters_ids_and_flags_travel_along(client: Client) -> None:
+def test_parameters_ids_and_flags_reach_the_called_model(client: Client) -> None:
     assert (
         run_script(
             client,
@@ -345,7 +345,7 @@ def test_errors_of_bls_tensors_name_the_called_model(client: Client, along: str,
     assert message.startswith(f"Model other - Error when running inference: {text}")
 
 
-# Threads and children
+# Threads and forked children
 
 
 def test_threads_of_a_model_call_bls_concurrently(client: Client) -> None:
@@ -420,13 +420,13 @@ def test_forked_child_gets_errors_for_unsupported_bls(client: Client) -> None:
     assert all("in a forked child of a model" in text for text in found[1:])
 
 
-# Circles
+# Cycles
 
 
-def test_a_coroutine_that_waits_for_itself_gets_an_error(
+def test_coroutine_that_waits_for_itself_gets_an_error(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
-    """With one request at a time, its own instance could never answer it."""
+    """With one batch at a time, the instance could never run its own request."""
     repository.copy("script")
     config = repository.path / "script" / "config.pbtxt"
     config.write_text(

@@ -1,4 +1,4 @@
-"""What goes wrong around streams: memory runs out, models, clients and hosts vanish."""
+"""Faults during streams: full memory, and models, clients and hosts that end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_ROOM = re.compile(
 
 @pytest.fixture
 def small(repository: RepositoryBuilder, serve: Serve) -> RunningHost:
-    """A host whose processes may have eight megabytes of tensors each."""
+    """A host with a limit of 8 MiB of tensors for each process."""
     repository.copy("script", "identity", "stream")
     return serve(repository, "--arena-byte-size=8388608").wait_started()
 
@@ -34,10 +34,10 @@ def client(small: RunningHost) -> Iterator[Client]:
         yield client
 
 
-def test_memory_that_is_full_while_a_model_waits_for_others_is_an_error_of_one_request(
+def test_full_memory_during_bls_fails_one_request(
     client: Client,
 ) -> None:
-    """Four requests wait in a model that answers none of them; the fifth finds no room."""
+    """Four requests wait in a model that does not respond; the fifth finds no room in memory."""
     found = run_script(
         client,
         """
@@ -71,7 +71,7 @@ def test_memory_that_is_full_while_a_model_waits_for_others_is_an_error_of_one_r
     )
 
 
-def test_a_response_that_finds_no_room_is_an_error_of_that_response(small: RunningHost) -> None:
+def test_response_without_room_in_memory_is_an_error_response(small: RunningHost) -> None:
     with InferStream(small) as stream:
         stream.send("respond=9000000 respond=1000 last")
         with pytest.raises(InferenceServerException, match="Failed to increase the shared memory"):
@@ -81,7 +81,7 @@ def test_a_response_that_finds_no_room_is_an_error_of_that_response(small: Runni
 
 
 def test_unread_responses_are_released(small: RunningHost) -> None:
-    """A client that goes in mid-stream, many times, with more than the memory holds."""
+    """Clients disconnect in mid-stream, with more responses in total than the memory can hold."""
     for _ in range(5):
         with InferStream(small) as stream:
             stream.send("thread:" + "respond=1000000 " * 8 + "last")
@@ -99,7 +99,7 @@ def test_unread_responses_are_released(small: RunningHost) -> None:
     wait_until(all_of_it_can_be_had, "the memory to be given back")
 
 
-def test_a_sender_ends_with_its_host(repository: RepositoryBuilder, serve: Serve) -> None:
+def test_sending_thread_ends_with_its_host(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.copy("stream")
     host = serve(repository).wait_started()
     stubs = host.stubs()
@@ -135,7 +135,7 @@ output [ { name: "COMMAND" data_type: TYPE_STRING dims: [ 1 ] } ]
 @pytest.mark.parametrize(
     "ending", ["pass", "raise ValueError('at the end')", "threading.Event().wait()"]
 )
-def test_a_model_that_leaks_threads_or_fails_at_the_end_does_not_keep_the_host(
+def test_leaked_threads_and_failing_finalize_do_not_delay_the_exit(
     repository: RepositoryBuilder, serve: Serve, ending: str
 ) -> None:
     repository.add("leaky", LEAKY.replace("{ending}", ending), CONFIG)
@@ -153,7 +153,7 @@ def test_a_model_that_leaks_threads_or_fails_at_the_end_does_not_keep_the_host(
     wait_until(lambda: not any(stub.is_running() for stub in stubs), "the stub to be gone")
 
 
-def test_many_clients_may_vanish_at_once(small: RunningHost) -> None:
+def test_many_clients_can_disconnect_at_once(small: RunningHost) -> None:
     def vanish(number: int) -> None:
         with InferStream(small) as stream:
             for request in range(20):

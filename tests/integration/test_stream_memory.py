@@ -1,4 +1,4 @@
-"""Memory that comes back while something still runs, or after something has died."""
+"""Shared memory is released while requests still run, and after a process has died."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TritonPythonModel:
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 DECOUPLED = "model_transaction_policy { decoupled: true }"
-ARENA = 32 << 20  # of each process; the answers to all questions of one request are 160 MB
+ARENA = 32 << 20  # limit of each process; the responses to one request have 160 MB in total
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +103,10 @@ def test_dropped_responses_are_released_while_execute_runs(host: RunningHost, wa
 
 
 def arenas(host: RunningHost) -> int:
-    """Files with tensors of model processes that the server holds."""
+    """Returns the number of tensor files of model processes that the server has open."""
     names: list[str] = []
     for link in Path(f"/proc/{host.process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # it was closed meanwhile
+        with suppress(FileNotFoundError):  # closed by the server meanwhile
             names.append(os.readlink(link))
     return sum("pbhost-stub" in name for name in names)
 
@@ -115,7 +115,7 @@ def has_restarted(host: RunningHost, times: int) -> bool:
     return host.output.count("[large:1/large_0] restarted") == times
 
 
-def test_the_memory_of_a_dead_process_is_given_back(host: RunningHost) -> None:
+def test_memory_of_a_dead_process_is_released(host: RunningHost) -> None:
     with host.client() as client:
         text = [tensor("COMMAND", np.array([b""], dtype=np.object_))]
         before = arenas(host)
@@ -126,8 +126,8 @@ def test_the_memory_of_a_dead_process_is_given_back(host: RunningHost) -> None:
         wait_until(lambda: arenas(host) == before, "the arenas of the dead to go")
 
 
-def test_streams_into_a_clients_memory_flow(host: RunningHost) -> None:
-    """More bytes than a sender may have under way, none of which the host has to carry."""
+def test_stream_into_client_memory_completes(host: RunningHost) -> None:
+    """Sends more bytes than may be outstanding, directly into the client's shared memory."""
     key = f"/test-{uuid.uuid4().hex}"
     handle = shm.create_shared_memory_region("streamed", key, 2_000_000)
     try:

@@ -1,4 +1,4 @@
-"""Decoupled models, and response senders in ordinary ones."""
+"""Decoupled models, and response senders of ordinary models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def error_of(stream: InferStream) -> str:
     return str(caught.value.message())
 
 
-# Decoupled
+# Decoupled models
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_model_sends_any_number_of_responses(
     assert stream.read_numbers() == expected
 
 
-def test_only_the_last_response_says_that_it_is(stream: InferStream) -> None:
+def test_only_the_last_response_has_the_final_parameter(stream: InferStream) -> None:
     stream.send("respond respond last")
     assert [is_final(stream.next()) for _ in range(3)] == [False, False, True]
 
@@ -90,7 +90,7 @@ def test_large_tensors_arrive_whole(stream: InferStream) -> None:
     assert is_final(stream.next())
 
 
-def test_requests_of_a_stream_interleave(stream: InferStream) -> None:
+def test_responses_to_requests_of_a_stream_interleave(stream: InferStream) -> None:
     for request in range(20):
         stream.send("thread:many=50 last", request_id=str(request))
     seen: dict[str, list[int]] = {str(request): [] for request in range(20)}
@@ -104,8 +104,8 @@ def test_requests_of_a_stream_interleave(stream: InferStream) -> None:
     assert all(numbers == list(range(51)) for numbers in seen.values())
 
 
-def test_a_request_after_the_end_of_execute_is_still_answered(stream: InferStream) -> None:
-    """The instance is free although the first request is not answered yet."""
+def test_responses_arrive_after_execute_has_returned(stream: InferStream) -> None:
+    """The instance is free for the next request before the first one has its responses."""
     stream.send("keeps respond", request_id="open")
     assert stream.next().get_response().id == "open"
     stream.send("last", request_id="second")
@@ -122,7 +122,7 @@ def test_an_error_response_does_not_end_the_request(stream: InferStream) -> None
     assert error_of(stream) == "second"
 
 
-def test_unary_requests_to_a_decoupled_model_are_refused(client: Client) -> None:
+def test_unary_requests_to_a_decoupled_model_are_rejected(client: Client) -> None:
     assert infer_error(run_command, client, "last", model="stream") == (
         "StatusCode.UNIMPLEMENTED",
         "ModelInfer RPC doesn't support models with decoupled transaction policy",
@@ -141,7 +141,9 @@ def test_an_exception_ends_the_request_and_closes_its_sender(
     assert stream.read_numbers() == [0]
 
 
-def test_an_exception_after_the_end_is_only_logged(host: RunningHost, stream: InferStream) -> None:
+def test_exception_after_the_final_response_is_only_logged(
+    host: RunningHost, stream: InferStream
+) -> None:
     stream.send("last raises=too-late-to-matter")
     assert stream.read_numbers() == [0]
     host.wait_for("ValueError: too-late-to-matter")
@@ -155,7 +157,7 @@ def test_a_dropped_sender_ends_the_request_with_an_error(stream: InferStream) ->
     assert error_of(stream).startswith(LET_GO.format("stream_0"))
 
 
-def test_a_thread_that_fails_ends_the_request_with_an_error(stream: InferStream) -> None:
+def test_failing_thread_ends_the_request_with_an_error(stream: InferStream) -> None:
     stream.send("thread:respond raises=in-a-thread")
     assert stream.next().as_numpy("NUMBER") == [0]
     assert error_of(stream).startswith(LET_GO.format("stream_0"))
@@ -173,7 +175,7 @@ def test_a_thread_that_fails_ends_the_request_with_an_error(stream: InferStream)
         ("last refused=final", CLOSED),
     ],
 )
-def test_a_sender_refuses_what_is_not_possible(
+def test_sender_rejects_invalid_sends(
     host: RunningHost, stream: InferStream, steps: str, text: str
 ) -> None:
     stream.send(steps)
@@ -181,7 +183,7 @@ def test_a_sender_refuses_what_is_not_possible(
     host.wait_for(f"refused: {text}")
 
 
-def test_returning_anything_is_refused(stream: InferStream) -> None:
+def test_decoupled_execute_must_return_none(stream: InferStream) -> None:
     stream.send("return:")
     assert (
         "Python model 'stream_0' is using the decoupled mode and the execute function must return"
@@ -201,10 +203,10 @@ def test_a_killed_stub_ends_open_streams_at_once(host: RunningHost) -> None:
             assert "SIGKILL" in text
 
 
-# Clients that go, and clients that are slow
+# Disconnected and slow clients
 
 
-def test_the_sender_sees_a_disconnected_client(host: RunningHost) -> None:
+def test_sender_reports_a_disconnected_client_as_cancelled(host: RunningHost) -> None:
     with InferStream(host) as stream:
         stream.send("thread:respond cancelled respond last")
         assert stream.next().as_numpy("NUMBER") == [0]
@@ -213,7 +215,7 @@ def test_the_sender_sees_a_disconnected_client(host: RunningHost) -> None:
     host.wait_for("was cancelled")
 
 
-def test_the_first_error_ends_a_stream_that_asked_for_status_codes(host: RunningHost) -> None:
+def test_first_error_ends_a_stream_with_status_codes(host: RunningHost) -> None:
     with InferStream(host, headers={"triton_grpc_error": "true"}) as stream:
         stream.send("respond last_error=gone")
         assert stream.next().as_numpy("NUMBER") == [0]
@@ -256,7 +258,7 @@ class TritonPythonModel:
 def test_a_client_that_does_not_read_pauses_the_sender(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
-    """Ten gigabytes are to be sent; a client that takes nothing gets a few megabytes' worth."""
+    """Of ten gigabytes, only a few megabytes are sent while the client does not read."""
     repository.add(
         "slow",
         SLOW,
@@ -289,7 +291,7 @@ def test_a_client_that_does_not_read_pauses_the_sender(
 
 
 def test_many_streams_at_once_all_complete_and_leave_no_memory(host: RunningHost) -> None:
-    """500 requests of 20 responses each, several times: after the first, memory stays level."""
+    """Runs 500 requests of 20 responses each, several times; memory stays level after the first."""
 
     def ask() -> None:
         with InferStream(host) as stream:
@@ -311,13 +313,13 @@ def test_many_streams_at_once_all_complete_and_leave_no_memory(host: RunningHost
     wait_until(lambda: process.memory_info().rss < before * 1.1, "memory to come back")
 
 
-# Senders of ordinary models
+# Response senders of ordinary models
 
 
 @pytest.mark.parametrize(
     "steps", ["last", "respond final", "thread:last", "thread:respond final", "last refused=final"]
 )
-def test_an_ordinary_model_may_answer_once_through_its_sender(client: Client, steps: str) -> None:
+def test_ordinary_model_can_send_its_response(client: Client, steps: str) -> None:
     assert number_of(client, steps) == 0
 
 
@@ -328,14 +330,14 @@ def number_of(client: Client, steps: str) -> int:
 
 
 @pytest.mark.parametrize("steps", ["last refused=respond", "respond refused=respond final"])
-def test_an_ordinary_model_answers_once_and_no_more(
+def test_ordinary_model_cannot_send_a_second_response(
     host: RunningHost, client: Client, steps: str
 ) -> None:
     assert number_of(client, steps) == 0
     host.wait_for(f"refused: {MORE_THAN_ONE}")
 
 
-def test_an_ordinary_model_cannot_end_before_it_has_answered(
+def test_ordinary_model_cannot_send_final_flag_before_response(
     host: RunningHost, client: Client
 ) -> None:
     assert number_of(client, "refused=final last") == 0
@@ -348,16 +350,16 @@ def test_an_ordinary_model_cannot_end_before_it_has_answered(
 def test_a_sent_response_is_kept_when_execute_returns_one_too(
     host: RunningHost, client: Client
 ) -> None:
-    """As with Triton, the batch fails, but its caller has been answered already."""
+    """As in Triton, the batch fails after the client has got its response."""
     assert number_of(client, "return:last") == 0
     host.wait_for(MORE_THAN_ONE)
 
 
-def test_a_returned_response_counts_although_a_sender_exists(client: Client) -> None:
+def test_returned_response_is_sent_although_a_sender_exists(client: Client) -> None:
     assert number_of(client, "return:") == 100
 
 
-def test_a_request_without_a_response_gets_an_error_and_not_a_hang(client: Client) -> None:
+def test_request_without_a_response_gets_an_error(client: Client) -> None:
     status, text = infer_error(number_of, client, "")
     assert status == "StatusCode.INTERNAL"
     assert text.startswith(LET_GO.format("sender_0"))

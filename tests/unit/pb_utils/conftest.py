@@ -1,4 +1,4 @@
-"""A runtime for the tests of what needs one."""
+"""A fixture with the runtime of the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.pb_utils.recording import RecordingRuntime
 
 @pytest.fixture
 def runtime() -> Iterator[RecordingRuntime]:
-    """Answer the API's calls within a test."""
+    """Makes a recording runtime the current one during a test."""
     recorder = RecordingRuntime()
     with _runtime.use(recorder):
         yield recorder

@@ -1,4 +1,4 @@
-"""A runtime that records what the API asks of it."""
+"""A runtime and a responder that record the calls of the API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pb_utils._sender import Responder
 
 
 class SentRequest:
-    """A request that was sent without waiting, and how the test answers it."""
+    """A request that was sent without waiting. The test sends its responses by ``receive``."""
 
     def __init__(self, request: RequestFields, decoupled: bool, receive: ResponseReceiver) -> None:
         self.request = request
@@ -24,7 +24,7 @@ class SentRequest:
 
 
 class RecordingRuntime:
-    """Answers every call, and remembers it; ``refuses`` makes it refuse what it can."""
+    """Records every call. If ``refuses`` is set, it rejects calls with that text."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, str, int, str]] = []
@@ -100,15 +100,15 @@ class RecordingRuntime:
 
 
 class RecordedResponder(Responder):
-    """An incoming request whose answers are kept."""
+    """A received request that records its responses."""
 
     def __init__(self, decoupled: bool = False) -> None:
         super().__init__(decoupled)
         self.delivered: list[tuple[InferenceResponse | None, bool]] = []
-        self.cancel_answers: list[bool] = []
+        self.is_cancelled_results: list[bool] = []
 
     def is_cancelled(self) -> bool:
-        return self.cancel_answers.pop(0)
+        return self.is_cancelled_results.pop(0)
 
     def _wait_for_credit(self) -> None:
         pass

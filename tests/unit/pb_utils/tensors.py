@@ -1,4 +1,4 @@
-"""Tensors of every data type, and their way over a wire."""
+"""Tensors of every data type, and tensors as a receiver gets them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class Block:
-    """Stands for a block of shared memory: tests ask whether somebody still holds it."""
+    """Stands for a block of shared memory; tests check by a weak reference whether it is kept
+    alive."""
 
 
 def received(tensor: Tensor, owner: object = None) -> Tensor:
-    """Return the tensor as its receiver sees it."""
+    """Returns the tensor as its receiver gets it."""
     data = memoryview(bytes(tensor._wire_data()))
     return Tensor._from_wire(tensor.name(), tensor._code, tensor.shape(), data, owner)
 
 
 def wire_tensor(array: Any, name: str = "x", owner: object = None) -> Tensor:
-    """Return a tensor that was received with this content."""
+    """Returns a received tensor with this content."""
     return received(Tensor(name, np.asarray(array)), owner)

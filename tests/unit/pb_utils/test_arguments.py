@@ -1,4 +1,4 @@
-"""What counts as text, number, bool, list and enumeration member, and the wording of refusals."""
+"""Checks of arguments: accepted types and error texts (docs/reference/model_api.md, 3.2)."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ def test_text_may_be_str_bytes_or_bytearray_and_comes_back_as_str(name: Any) -> 
 
 
 @pytest.mark.parametrize("name", [None, 1, ["x"], "\ud800"])
-def test_other_things_are_no_text(name: Any) -> None:
+def test_values_that_are_not_text_are_rejected(name: Any) -> None:
     with pytest.raises(TypeError, match=CONSTRUCTOR + ".*'name' must be"):
         Tensor(name, np.zeros(1))
 
 
-def test_bytes_that_are_not_utf8_are_no_name() -> None:
+def test_invalid_utf8_is_rejected_as_a_name() -> None:
     with pytest.raises(UnicodeDecodeError):
         Tensor(b"\xff", np.zeros(1))
 
 
 @pytest.mark.parametrize("value", [7, np.int8(7), np.uint64(7), np.array(7)])
-def test_integers_are_anything_with_an_index(value: Any) -> None:
+def test_integer_accepts_any_object_with_index(value: Any) -> None:
     assert request(flags=value).flags() == 7
     assert type(request(timeout=value).timeout()) is int
 
 
-def test_a_bool_is_an_integer() -> None:
+def test_integer_accepts_bool() -> None:
     assert request(flags=True).flags() == 1
 
 
 @pytest.mark.parametrize("value", [None, 1.0, "1", -1, 1 << 32])
-def test_other_things_and_numbers_out_of_range_are_no_flags(value: Any) -> None:
+def test_integer_rejects_other_types_and_out_of_range_values(value: Any) -> None:
     with pytest.raises(TypeError, match=CONSTRUCTOR + ".*'flags' must be an integer"):
         request(flags=value)
     with pytest.raises(TypeError, match=r"^set_flags\(\): incompatible function arguments\."):
@@ -89,13 +89,13 @@ def test_integers_have_a_width(argument: str, low: int, high: int) -> None:
 
 
 @pytest.mark.parametrize("value", [[], (), np.array([], dtype=object), deque()])
-def test_any_sequence_is_a_list(value: Any) -> None:
+def test_sequence_accepts_any_sequence_type(value: Any) -> None:
     assert request(inputs=value).inputs() == []
     assert InferenceResponse(value).output_tensors() == []
 
 
 @pytest.mark.parametrize("value", [None, "x", b"x", bytearray(), {"x"}, {}, iter([]), 1])
-def test_text_sets_iterators_and_none_are_no_lists(value: Any) -> None:
+def test_sequence_rejects_text_sets_iterators_and_none(value: Any) -> None:
     for argument in ("inputs", "requested_output_names"):
         with pytest.raises(TypeError, match=CONSTRUCTOR + f".*'{argument}' must be a sequence"):
             request(**{argument: value})
@@ -103,7 +103,7 @@ def test_text_sets_iterators_and_none_are_no_lists(value: Any) -> None:
         InferenceResponse(value)
 
 
-def test_elements_are_checked() -> None:
+def test_elements_of_a_sequence_are_checked() -> None:
     with pytest.raises(TypeError, match=CONSTRUCTOR):
         request(inputs=[np.zeros(1)])
     with pytest.raises(TypeError, match=CONSTRUCTOR):
@@ -122,7 +122,7 @@ def test_a_missing_argument_is_named(argument: str) -> None:
         InferenceRequest(**arguments)
 
 
-def test_calls_that_fit_no_signature_have_the_same_wording() -> None:
+def test_missing_and_unknown_arguments_have_the_same_wording() -> None:
     untyped: Any = Tensor
     with pytest.raises(TypeError, match=CONSTRUCTOR):
         untyped("x")
@@ -160,7 +160,7 @@ def test_enumeration_members_behave_like_named_integers() -> None:
     assert cpu == 1
     assert cpu != 0
     assert cpu != MemoryType.TRITONSERVER_MEMORY_GPU
-    assert cpu != Logger.WARNING  # of another enumeration
+    assert cpu != Logger.WARNING  # a member of another enumeration
     assert cpu != "1"
     assert {cpu: "cpu"}[MemoryType(1)] == "cpu"
     assert {cpu: "cpu"}[1] == "cpu"

@@ -1,4 +1,4 @@
-"""The wire form of BYTES."""
+"""The serialised form of BYTES tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_elements_round_trip_in_the_documented_form(given_elements: list[bytes])
 
 
 @given(st.binary(max_size=2000))
-def test_any_data_decodes_to_what_encodes_to_it_or_is_refused(data: bytes) -> None:
+def test_decoded_data_encodes_to_the_same_bytes(data: bytes) -> None:
     try:
         decoded = deserialize_bytes_tensor(data)
     except struct.error:
@@ -60,12 +60,12 @@ def test_truncated_data_is_a_struct_error(count: int, missing: int) -> None:
         deserialize_bytes_tensor(reference([b"abcd"] * count)[:-missing])
 
 
-def test_elements_that_look_equally_long_but_are_not_are_decoded_by_their_lengths() -> None:
+def test_elements_of_different_lengths_in_a_divisible_buffer_are_decoded() -> None:
     parts = [b"x" * 4] * 200 + [b"x" * 12] + [b"x" * 4] * 200
     assert deserialize_bytes_tensor(reference(parts)).tolist() == parts
 
 
-def test_only_exact_bytes_are_taken_raw() -> None:
+def test_only_exact_bytes_are_not_converted() -> None:
     encoded = serialize_byte_tensor(objects(b"raw", "\u00e4", 5, None, np.bytes_(b"np")))
     assert isinstance(encoded, bytes)
     assert deserialize_bytes_tensor(encoded).tolist() == [
@@ -87,7 +87,7 @@ def test_arrays_of_fixed_width_lose_trailing_nuls_only() -> None:
     assert serialize_byte_tensor(array) == reference([b"a", b"\0b", b"abc"])
 
 
-def test_an_empty_array_gives_an_empty_tuple_and_another_dtype_nothing() -> None:
+def test_empty_array_gives_an_empty_tuple_and_another_dtype_none() -> None:
     assert serialize_byte_tensor(np.array([], dtype=np.object_)) == ()
     assert serialize_byte_tensor(np.array([], dtype=np.float32)) == ()
     assert serialize_byte_tensor(np.array([1.0])) is None

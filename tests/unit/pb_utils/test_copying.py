@@ -1,4 +1,4 @@
-"""Copies of large memory are made by two threads, which nobody notices."""
+"""Copies of large arrays by two threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pattern(size: int, seed: int = 0) -> npt.NDArray[np.uint8]:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 3 * LARGE) | st.integers(LARGE - 2, LARGE + 2), st.integers(0, 64))
-def test_every_byte_is_copied_and_none_beside_them(size: int, start: int) -> None:
+def test_exactly_the_given_bytes_are_copied(size: int, start: int) -> None:
     source = pattern(start + size)[start:]
     room = np.zeros(start + size + 1, np.uint8)
     copy_into(room[start : start + size].data, source.data)
@@ -49,7 +49,7 @@ def test_a_copy_has_dtype_and_shape_and_its_own_memory(
 
 
 @pytest.mark.parametrize("size", [10, 2 * LARGE])
-def test_sizes_that_differ_are_refused(size: int) -> None:
+def test_different_sizes_are_rejected(size: int) -> None:
     with pytest.raises(ValueError, match="different"):
         copy_into(memoryview(bytearray(size + 1)), memoryview(bytes(size)))
 
@@ -66,7 +66,7 @@ def is_copied(seed: int) -> bool:
     return np.array_equal(copy_array(array), array)
 
 
-def test_the_helper_takes_part_only_while_a_core_is_free() -> None:
+def test_helper_thread_copies_only_while_a_core_is_free() -> None:
     array = pattern(4 * LARGE)
     asked: list[bool] = []
 
@@ -90,6 +90,6 @@ def test_the_helper_takes_part_only_while_a_core_is_free() -> None:
 
 
 def test_a_forked_child_copies_too() -> None:
-    assert is_copied(0)  # this process has its helping thread
+    assert is_copied(0)  # this process has started its helper thread
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map_async(is_copied, range(4)).get(DEADLINE) == [True] * 4

@@ -1,4 +1,4 @@
-"""Data types: their codes and numpy types."""
+"""Codes and numpy types of the data types."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_other_codes_have_no_numpy_type(code: int) -> None:
     assert triton_to_numpy_type(code) is None
 
 
-def test_bytes_is_text_for_numpy_only_without_a_width() -> None:
+def test_numpy_bytes_maps_to_bytes_only_without_a_width() -> None:
     assert numpy_to_triton_type(np.bytes_) == BYTES
     assert numpy_to_triton_type(np.dtype("S5")) is None
 
@@ -55,7 +55,7 @@ def test_types_unknown_to_triton_have_no_code(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "Q", "l", "L", "i"])
-def test_every_spelling_of_an_integer_type_has_a_code(name: str) -> None:
+def test_every_alias_of_an_integer_type_has_a_code(name: str) -> None:
     dtype = np.dtype(name)
     assert code_of(dtype) == numpy_to_triton_type(dtype.type) or dtype.itemsize == 8
     assert code_of(dtype) != INVALID

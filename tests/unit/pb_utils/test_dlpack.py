@@ -1,4 +1,4 @@
-"""Memory shared with other array libraries."""
+"""DLPack export and import (docs/reference/model_api.md, 4.5)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def capsule_of(array: Any) -> Any:
 
 
 def patched(array: Any, offset: int, kind: Any, value: int) -> Any:
-    """Return a capsule with one field of its managed tensor overwritten."""
+    """Returns a capsule with one field of its managed tensor overwritten."""
     capsule = capsule_of(array)
     get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -101,7 +101,7 @@ class TestExport:
         tensor = wire_tensor(np.arange(1000.0))
         array = np.from_dlpack(tensor)
         tensor._set_wire_data(memoryview(bytes(tensor._wire_data())), Block())
-        others = [np.full(1000, -1.0) for _ in range(10)]  # take memory that is free
+        others = [np.full(1000, -1.0) for _ in range(10)]  # reuse memory that was freed too early
         assert array.tolist() == list(range(1000))
         assert len(others) == 10
 
@@ -109,7 +109,7 @@ class TestExport:
         array = np.zeros(3)
         assert np.shares_memory(np.from_dlpack(Tensor("x", array)), array)
 
-    def test_a_copy_can_be_asked_for(self) -> None:
+    def test_copy_can_be_requested(self) -> None:
         array = np.zeros(3)
         tensor = Tensor("x", array)
         capsule = tensor.__dlpack__(copy=True)
@@ -125,7 +125,7 @@ class TestExport:
         with pytest.raises(BufferError):
             tensor.__dlpack__(dl_device=(2, 0))
 
-    def test_changes_through_an_export_are_sent_but_seen_by_nobody_else(self) -> None:
+    def test_changes_through_an_export_are_sent_and_not_shared(self) -> None:
         data, owner = memoryview(bytearray(8)).toreadonly(), Block()
         tensor = Tensor._from_wire("x", 11, [2], data, owner)
         shared = Tensor.from_dlpack("y", tensor)
@@ -134,10 +134,10 @@ class TestExport:
         assert received(tensor).as_numpy().tolist() == [5, 0]
         assert bytes(data) == bytes(8)
         assert tensor._owner is None
-        assert tensor.as_numpy().tolist() == [0, 0]  # the content as it was received
+        assert tensor.as_numpy().tolist() == [0, 0]  # the content at the time of from_dlpack
         assert np.from_dlpack(tensor).tolist() == [5, 0]
 
-    def test_an_export_leaves_the_array_of_as_numpy_alone(self) -> None:
+    def test_export_does_not_change_the_array_of_as_numpy(self) -> None:
         tensor = wire_tensor(np.zeros(2))
         array = tensor.as_numpy()
         array[0] = 1
@@ -153,7 +153,7 @@ class TestExport:
         assert tensor.as_numpy() is array
         assert received(tensor).as_numpy().tolist() == [1, 0]
 
-    def test_what_was_sent_cannot_be_changed_through_an_export(self) -> None:
+    def test_sent_bytes_cannot_be_changed_through_an_export(self) -> None:
         tensor, block = Tensor("x", np.zeros(2, np.uint8)), bytearray(2)
         tensor._set_wire_data(memoryview(block), Block())
         np.frombuffer(Tensor.from_dlpack("y", tensor)._wire_data(), np.uint8)[0] = 1
@@ -164,7 +164,7 @@ class TestExport:
 class TestImport:
     @pytest.mark.parametrize(("code", "kind"), NUMERIC.items())
     @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 3), (1, 2, 1)])
-    def test_every_type_and_shape_is_taken_over(
+    def test_every_type_and_shape_is_imported(
         self, code: int, kind: Any, shape: tuple[int, ...]
     ) -> None:
         array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind)
@@ -202,7 +202,7 @@ class TestImport:
         assert alive() is None
 
     @pytest.mark.parametrize("shape", [(3,), (0,)])
-    def test_read_only_memory_is_taken_over_and_not_exported_as_writable(
+    def test_read_only_memory_is_imported_and_not_exported_as_writable(
         self, shape: tuple[int, ...]
     ) -> None:
         array = np.zeros(shape)
@@ -317,7 +317,7 @@ class TestImport:
         with pytest.raises(BufferError, match="not now"):
             Tensor.from_dlpack("x", Refuses())
 
-    def test_many_tensors_leave_nothing_behind(self) -> None:
+    def test_many_tensors_do_not_leak_memory(self) -> None:
         array = np.zeros(1000)
         before = sys.getrefcount(array)
         for _ in range(100):
@@ -338,15 +338,15 @@ class TestTorch:
         return pytest.importorskip("torch")
 
     @pytest.mark.parametrize("name", ["bool", "uint8", "int8", "int16", "int32", "int64"])
-    def test_integers_go_both_ways(self, torch: Any, name: str) -> None:
+    def test_integers_round_trip(self, torch: Any, name: str) -> None:
         self.check(torch, torch.tensor([[0, 1], [1, 0]], dtype=getattr(torch, name)))
 
     @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
-    def test_floats_go_both_ways(self, torch: Any, name: str) -> None:
+    def test_floats_round_trip(self, torch: Any, name: str) -> None:
         self.check(torch, torch.tensor([[0.5, -1.0]], dtype=getattr(torch, name)))
 
     @pytest.mark.parametrize("name", ["bool", "bfloat16", "float32"])
-    def test_empty_and_zero_dimensional_tensors_go_both_ways(self, torch: Any, name: str) -> None:
+    def test_empty_and_zero_dimensional_tensors_round_trip(self, torch: Any, name: str) -> None:
         self.check(torch, torch.zeros((), dtype=getattr(torch, name)))
         self.check(torch, torch.zeros((2, 0), dtype=getattr(torch, name)))
 
@@ -362,7 +362,7 @@ class TestTorch:
             assert got.shape == given.shape
             assert torch.equal(got, given)
 
-    def test_a_legacy_capsule_is_taken_over(self, torch: Any) -> None:
+    def test_legacy_capsule_is_imported(self, torch: Any) -> None:
         capsule = torch.utils.dlpack.to_dlpack(torch.ones(2))
         assert Tensor.from_dlpack("x", capsule).as_numpy().tolist() == [1, 1]
 

@@ -1,4 +1,4 @@
-"""Errors: the value put into a response, and the exception."""
+"""The error of a response, and the exception of the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names that a model author finds, and what importing them costs."""
+"""The names that the packages export, and the cost of importing them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def visible(module: ModuleType) -> set[str]:
 
 
 @pytest.mark.parametrize("module", [pb_utils, triton_python_backend_utils])
-def test_both_names_of_the_package_offer_exactly_the_public_names(module: ModuleType) -> None:
+def test_both_packages_export_exactly_the_public_names(module: ModuleType) -> None:
     assert visible(module) == PUBLIC
 
 
@@ -84,7 +84,7 @@ def test_all_lists_every_public_name_once() -> None:
     assert len(pb_utils.__all__) == len(PUBLIC)
 
 
-def test_the_binding_module_offers_the_same_classes() -> None:
+def test_binding_module_exports_the_same_classes() -> None:
     names = visible(c_python_backend_utils)
     assert names == set(c_python_backend_utils.__all__) == BOUND | INSTANCES
     for name in BOUND & PUBLIC:
@@ -107,13 +107,13 @@ def test_bound_classes_report_the_binding_module(name: str) -> None:
         "SharedMemory",
     ],
 )
-def test_what_the_api_hands_out_cannot_be_made_by_a_model(name: str) -> None:
+def test_classes_without_constructor_cannot_be_instantiated(name: str) -> None:
     with pytest.raises(TypeError) as caught:
         getattr(c_python_backend_utils, name)()
     assert str(caught.value) == f"c_python_backend_utils.{name}: No constructor defined!"
 
 
-def test_there_is_one_shared_memory_and_nothing_can_be_put_on_it() -> None:
+def test_shared_memory_is_a_singleton_without_attributes() -> None:
     memory = c_python_backend_utils.shared_memory
     assert type(memory) is c_python_backend_utils.SharedMemory
     with pytest.raises(AttributeError):

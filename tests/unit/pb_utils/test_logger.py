@@ -1,4 +1,4 @@
-"""The logger, and the lines it writes without a host."""
+"""The logger, and its lines on stderr without a server."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_a_message_must_be_text(runtime: RecordingRuntime, name: str, message: A
 
 
 @pytest.mark.parametrize("level", [None, 1, "INFO"])
-def test_a_level_must_be_a_level(runtime: RecordingRuntime, level: Any) -> None:
+def test_level_must_be_a_log_level(runtime: RecordingRuntime, level: Any) -> None:
     with pytest.raises(TypeError, match=r"^log\(\): incompatible function arguments\."):
         Logger.log("m", level)
 
 
-def test_a_logger_cannot_be_made() -> None:
+def test_logger_cannot_be_instantiated() -> None:
     with pytest.raises(TypeError):
         Logger()
 

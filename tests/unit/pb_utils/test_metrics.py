@@ -51,7 +51,7 @@ def test_arguments_of_a_family_are_checked(runtime: RecordingRuntime, arguments:
     assert runtime.calls == []
 
 
-def test_a_refused_family_says_why(runtime: RecordingRuntime) -> None:
+def test_rejected_family_raises_with_the_reason(runtime: RecordingRuntime) -> None:
     runtime.refuses = "Family name already exists with different type"
     with pytest.raises(TritonModelException) as caught:
         family()
@@ -62,7 +62,7 @@ def test_a_refused_family_says_why(runtime: RecordingRuntime) -> None:
     assert runtime.calls == []
 
 
-def test_a_refused_metric_says_why(runtime: RecordingRuntime) -> None:
+def test_rejected_metric_raises_with_the_reason(runtime: RecordingRuntime) -> None:
     kept = family("HISTOGRAM")
     runtime.refuses = "Bucket Boundaries must be strictly sorted"
     with pytest.raises(TritonModelException) as caught:
@@ -104,7 +104,7 @@ def test_labels_and_buckets_reach_the_server(runtime: RecordingRuntime) -> None:
         ("HISTOGRAM", {"labels": {"a": "b"}, "buckets": None}, "Missing required buckets."),
     ],
 )
-def test_what_fits_no_metric_is_refused(
+def test_invalid_labels_and_buckets_are_rejected(
     runtime: RecordingRuntime, kind: str, arguments: Any, text: str
 ) -> None:
     kept = family(kind)
@@ -137,7 +137,7 @@ SUPPORTED = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", ["increment", "set", "observe", "value"])
-def test_every_kind_has_its_operations(
+def test_operations_depend_on_the_kind(
     runtime: RecordingRuntime, kind: str, operation: str
 ) -> None:
     kept = family(kind)
@@ -162,7 +162,7 @@ def test_every_kind_has_its_operations(
 
 
 @given(value=st.floats(allow_nan=False))
-def test_only_a_counter_cannot_fall(value: float) -> None:
+def test_only_a_counter_rejects_negative_increments(value: float) -> None:
     runtime = RecordingRuntime()
     with _runtime.use(runtime):
         gauge, counter = family("GAUGE"), family("COUNTER")
@@ -206,7 +206,7 @@ def test_values_may_be_anything_with_a_float(runtime: RecordingRuntime, value: A
         ("get", "value", "GAUGE"),
     ],
 )
-def test_what_the_server_refuses_is_told(
+def test_rejections_by_the_server_are_raised(
     runtime: RecordingRuntime, verb: str, operation: str, kind: str
 ) -> None:
     kept = family(kind)
@@ -219,7 +219,7 @@ def test_what_the_server_refuses_is_told(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", ["increment", "set", "observe", "value"])
-def test_a_metric_dies_with_its_family(
+def test_metric_cannot_be_used_after_its_family(
     runtime: RecordingRuntime, kind: str, operation: str
 ) -> None:
     kept = family(kind)
@@ -232,7 +232,7 @@ def test_a_metric_dies_with_its_family(
     assert str(caught.value) == f"Failed to {verb} metric value: {DELETED}"
 
 
-def test_a_family_that_nobody_keeps_gives_a_dead_metric(runtime: RecordingRuntime) -> None:
+def test_metric_of_a_dropped_family_cannot_be_used(runtime: RecordingRuntime) -> None:
     metric = family().Metric()
     with pytest.raises(TritonModelException, match="has been deleted"):
         metric.set(1)
@@ -247,7 +247,7 @@ def test_dropping_a_metric_changes_nothing(runtime: RecordingRuntime) -> None:
     assert [call[0] for call in runtime.calls] == ["family", "metric"]
 
 
-def test_a_family_talks_to_the_runtime_that_made_it(runtime: RecordingRuntime) -> None:
+def test_family_uses_the_runtime_that_created_it(runtime: RecordingRuntime) -> None:
     other = RecordingRuntime()
     with _runtime.use(other):
         kept = family()
@@ -257,7 +257,7 @@ def test_a_family_talks_to_the_runtime_that_made_it(runtime: RecordingRuntime) -
     assert runtime.calls == []
 
 
-def test_threads_that_make_the_same_metric_get_one(runtime: RecordingRuntime) -> None:
+def test_threads_that_create_the_same_metric_get_one(runtime: RecordingRuntime) -> None:
     kept = family()
     numbers: list[int] = []
     together = threading.Barrier(8)

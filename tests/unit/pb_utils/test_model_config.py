@@ -1,4 +1,4 @@
-"""Configuration completed by a model, and the helpers that read it."""
+"""Auto-completion of configurations, and functions that read them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refusal(call: Any, *arguments: Any) -> str:
     return str(caught.value)
 
 
-def test_the_dict_is_live() -> None:
+def test_as_dict_returns_the_configuration_itself() -> None:
     completed = config()
     completed.as_dict()["max_batch_size"] = 3
     assert completed.as_dict() is completed.as_dict() is completed._model_config
@@ -62,7 +62,7 @@ def test_another_scheduler_is_not_replaced(scheduler: str) -> None:
     )
 
 
-def test_the_transaction_policy_is_set_if_nobody_set_it_otherwise() -> None:
+def test_transaction_policy_is_set_unless_configured_otherwise() -> None:
     completed = config()
     completed.set_model_transaction_policy({"decoupled": True})
     completed.set_model_transaction_policy({"decoupled": True})
@@ -90,7 +90,7 @@ class TestAdding:
         assert [tensor["name"] for tensor in completed.as_dict()[io]] == ["w", "x"]
         assert completed.as_dict()[io][1] == X
 
-    def test_a_known_tensor_is_completed(self, io: str) -> None:
+    def test_configured_tensor_is_completed(self, io: str) -> None:
         known = {"name": "x", "data_type": "TYPE_INVALID", "dims": [], "label_filename": "l"}
         completed = config(**{io: [known]})
         self.add(completed, io)(X)

@@ -1,4 +1,4 @@
-"""Loading, unloading, and asking for readiness."""
+"""Functions that load and unload models and query their readiness."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_arguments_reach_the_server(runtime: RecordingRuntime) -> None:
         (is_model_ready, "Failed to check model readiness: "),
     ],
 )
-def test_what_the_server_refuses_is_told(
+def test_rejections_by_the_server_are_raised(
     runtime: RecordingRuntime, call: Callable[[str], object], prefix: str
 ) -> None:
     runtime.refuses = "no"
@@ -60,7 +60,7 @@ def test_files_must_be_a_dict(runtime: RecordingRuntime, files: Any) -> None:
     assert runtime.calls == []
 
 
-def test_names_of_files_have_a_form(runtime: RecordingRuntime) -> None:
+def test_file_names_must_start_with_file_prefix(runtime: RecordingRuntime) -> None:
     with pytest.raises(TritonModelException) as caught:
         load_model("m", "{}", {"1/model.py": b""})
     assert str(caught.value) == (

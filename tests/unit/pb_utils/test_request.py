@@ -1,4 +1,4 @@
-"""Requests, incoming and made by the model."""
+"""Requests that a model receives or creates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tensor(name: str = "x") -> Tensor:
     return Tensor(name, np.zeros(1))
 
 
-def made(**changes: Any) -> InferenceRequest:
+def make_request(**changes: Any) -> InferenceRequest:
     arguments: dict[str, Any] = {
         "inputs": [],
         "requested_output_names": [],
@@ -40,8 +40,8 @@ def incoming(**changes: Any) -> InferenceRequest:
     return InferenceRequest._from_wire(**arguments)
 
 
-def test_what_is_left_out_has_defaults() -> None:
-    request = made()
+def test_omitted_arguments_have_defaults() -> None:
+    request = make_request()
     assert request.request_id() == ""
     assert request.correlation_id() == 0
     assert request.inputs() == []
@@ -73,24 +73,24 @@ def test_all_arguments_may_be_given_by_position() -> None:
 
 
 def test_the_model_name_may_be_bytes() -> None:
-    assert made(model_name=np.array([b"m"], dtype=object)[0])._model_name == "m"
+    assert make_request(model_name=np.array([b"m"], dtype=object)[0])._model_name == "m"
 
 
 @pytest.mark.parametrize("value", [0, (1 << 64) - 1, "text", "", True])
 def test_a_correlation_id_is_an_unsigned_integer_or_text(value: int | str) -> None:
-    assert made(correlation_id=value).correlation_id() == value
+    assert make_request(correlation_id=value).correlation_id() == value
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 64])
 def test_a_correlation_id_out_of_range_is_a_runtime_error(value: int) -> None:
     with pytest.raises(RuntimeError):
-        made(correlation_id=value)
+        make_request(correlation_id=value)
 
 
 @pytest.mark.parametrize("value", [1.0, b"text", [1], np.int64(1)])
 def test_another_correlation_id_is_refused(value: Any) -> None:
     with pytest.raises(TritonModelException, match="^Correlation ID must be integer or string$"):
-        made(correlation_id=value)
+        make_request(correlation_id=value)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_another_correlation_id_is_refused(value: Any) -> None:
 )
 def test_none_is_accepted_for_parameters_only(argument: str) -> None:
     with pytest.raises(TypeError, match=r"^__init__\(\): incompatible constructor arguments\."):
-        made(**{argument: None})
-    assert made(parameters=None).parameters() == "{}"
+        make_request(**{argument: None})
+    assert make_request(parameters=None).parameters() == "{}"
 
 
 def test_an_input_may_not_be_none() -> None:
     with pytest.raises(TritonModelException) as caught:
-        made(request_id="7", inputs=[tensor(), None])
+        make_request(request_id="7", inputs=[tensor(), None])
     assert str(caught.value) == (
         "Input tensor for request with id '7' and model name 'm' should not be empty."
     )
@@ -124,7 +124,7 @@ def test_an_input_may_not_be_none() -> None:
 
 def test_an_output_name_may_not_be_empty() -> None:
     with pytest.raises(TritonModelException) as caught:
-        made(requested_output_names=["y", ""])
+        make_request(requested_output_names=["y", ""])
     assert str(caught.value) == (
         "Requested output name for request with id '' and model name 'm' should not be empty."
     )
@@ -132,17 +132,17 @@ def test_an_output_name_may_not_be_empty() -> None:
 
 def test_parameters_are_checked() -> None:
     with pytest.raises(TritonModelException, match="^Expect dict, got <class 'list'>$"):
-        made(parameters=["a"])
+        make_request(parameters=["a"])
     with pytest.raises(TritonModelException, match="found type <class 'NoneType'>$"):
-        made(parameters={"a": None})
+        make_request(parameters={"a": None})
 
 
-def test_a_trace_cannot_be_made_by_a_model() -> None:
+def test_trace_cannot_be_instantiated() -> None:
     with pytest.raises(TypeError):
         InferenceTrace()
 
 
-def test_an_incoming_request_shows_what_was_received() -> None:
+def test_fields_of_a_received_request_can_be_read() -> None:
     x = tensor()
     request = incoming(
         request_id="id",
@@ -181,7 +181,7 @@ def test_inputs_are_found_by_name() -> None:
 
 
 def test_flags_can_be_replaced() -> None:
-    request = made()
+    request = make_request()
     request.set_flags(2)
     request.set_flags(np.uint8(3))
     assert request.flags() == 3
@@ -193,23 +193,23 @@ def test_release_flags_are_for_incoming_requests_only() -> None:
     request.set_release_flags(TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
     assert request._release_flags == 2
     with pytest.raises(TritonModelException, match="set_release_flags"):
-        made().set_release_flags(1)
+        make_request().set_release_flags(1)
 
 
-def test_cancellation_is_asked_for_until_it_is_true() -> None:
+def test_cancellation_is_queried_until_it_is_true() -> None:
     exchange = RecordedResponder()
     request = incoming(handle=exchange)
-    exchange.cancel_answers = [False, True]
+    exchange.is_cancelled_results = [False, True]
     assert [request.is_cancelled() for _ in range(4)] == [False, True, True, True]
 
 
 def test_a_request_made_by_the_model_has_no_cancellation() -> None:
     with pytest.raises(TritonModelException, match="is_cancelled"):
-        made().is_cancelled()
+        make_request().is_cancelled()
 
 
-def test_exec_goes_to_the_runtime_any_number_of_times(runtime: RecordingRuntime) -> None:
-    request = made()
+def test_request_can_be_executed_any_number_of_times(runtime: RecordingRuntime) -> None:
+    request = make_request()
     assert request.exec() is request.exec(decoupled=False) is runtime.response
     assert request.exec(0) is runtime.response  # type: ignore[call-overload]  # allowed, but not in the types
     assert runtime.requests == [request] * 3
@@ -218,4 +218,4 @@ def test_exec_goes_to_the_runtime_any_number_of_times(runtime: RecordingRuntime)
 @pytest.mark.parametrize("value", ["", "no", None, []])
 def test_decoupled_must_be_a_bool(runtime: RecordingRuntime, value: Any) -> None:
     with pytest.raises(TypeError, match=r"^exec\(\): incompatible function arguments\."):
-        made().exec(value)
+        make_request().exec(value)

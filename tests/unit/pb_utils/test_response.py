@@ -21,7 +21,7 @@ def tensor(name: str = "x") -> Tensor:
     return Tensor(name, np.zeros(1))
 
 
-def test_an_empty_response_has_nothing() -> None:
+def test_empty_response_has_no_outputs_and_no_error() -> None:
     response = InferenceResponse()
     assert response.output_tensors() == []
     assert response.has_error() is False
@@ -29,7 +29,7 @@ def test_an_empty_response_has_nothing() -> None:
     assert response.parameters() == "{}"
 
 
-def test_everything_given_can_be_read() -> None:
+def test_constructor_arguments_can_be_read() -> None:
     x, error = tensor(), TritonError("boom")
     response = InferenceResponse(output_tensors=[x], error=error, parameters={"a": 1})
     assert response.output_tensors() == [x]
@@ -108,6 +108,6 @@ def test_outputs_are_found_by_name() -> None:
     assert get_output_tensor_by_name(response, "c") is None
 
 
-def test_a_response_shows_what_it_carries() -> None:
+def test_repr_shows_error_or_outputs() -> None:
     assert "name='x'" in repr(InferenceResponse([tensor()]))
     assert "boom" in repr(InferenceResponse(error=TritonError("boom")))

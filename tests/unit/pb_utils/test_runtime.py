@@ -1,4 +1,4 @@
-"""The seam to a host."""
+"""The current runtime, and the runtime without a server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made() -> InferenceRequest:
     return InferenceRequest(inputs=[], requested_output_names=[], model_name="m")
 
 
-def test_without_a_host_calls_point_at_the_test_harness() -> None:
+def test_calls_without_a_server_name_the_test_harness() -> None:
     def family() -> object:
         return MetricFamily("n", "d", MetricFamily.GAUGE)
 
@@ -56,7 +56,7 @@ def test_the_model_folder_comes_from_the_runtime(runtime: RecordingRuntime) -> N
 
 
 @pytest.mark.usefixtures("_restored")
-def test_an_installed_runtime_answers_in_every_thread() -> None:
+def test_installed_runtime_is_current_in_every_thread() -> None:
     recorder = RecordingRuntime()
     _runtime.install(recorder)
     thread = threading.Thread(target=made().exec)
@@ -65,7 +65,7 @@ def test_an_installed_runtime_answers_in_every_thread() -> None:
     assert len(recorder.requests) == 1
 
 
-def test_a_runtime_in_use_answers_within_its_block_only() -> None:
+def test_used_runtime_is_current_within_its_block_only() -> None:
     outside = _runtime.current()
     outer, inner = RecordingRuntime(), RecordingRuntime()
     with _runtime.use(outer):
@@ -93,9 +93,9 @@ def seen_by_a_thread() -> object:
     return seen[0]
 
 
-def test_a_lasting_runtime_answers_threads_after_its_block_until_it_is_forgotten() -> None:
+def test_persistent_runtime_is_current_in_threads_until_stop_using() -> None:
     lasting, other = RecordingRuntime(), RecordingRuntime()
-    with _runtime.use(lasting, lasting=True):
+    with _runtime.use(lasting, persistent=True):
         pass
     with _runtime.use(other):
         assert seen_by_a_thread() is other
@@ -106,7 +106,7 @@ def test_a_lasting_runtime_answers_threads_after_its_block_until_it_is_forgotten
     assert isinstance(seen_by_a_thread(), _runtime.NoHostRuntime)
 
 
-def test_no_host_has_nothing_to_drop_and_nothing_to_add_to_a_refusal() -> None:
+def test_no_host_runtime_drops_nothing_and_keeps_error_texts() -> None:
     host = _runtime.NoHostRuntime()
     host.drop_metrics([1], [2])
     assert host.error_message("text") == "text"

@@ -1,4 +1,4 @@
-"""The sender's state machine (docs/reference/model_api.md, 2.6)."""
+"""The checks of the response sender (docs/reference/model_api.md, 2.6)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOO_EARLY = (
 CLOSED = "Unable to send response. Response sender has been closed."
 
 
-def sender_of(exchange: RecordedResponder) -> InferenceResponseSender:
+def sender_of(responder: RecordedResponder) -> InferenceResponseSender:
     request = InferenceRequest._from_wire(
         request_id="",
         correlation_id=0,
@@ -44,7 +44,7 @@ def sender_of(exchange: RecordedResponder) -> InferenceResponseSender:
         flags=0,
         timeout=0,
         parameters={},
-        handle=exchange,
+        handle=responder,
     )
     return request.get_response_sender()
 
@@ -56,56 +56,56 @@ def refusal(sender: InferenceResponseSender, *arguments: Any) -> str:
 
 
 def test_a_decoupled_model_sends_any_number_of_responses() -> None:
-    exchange = RecordedResponder(decoupled=True)
-    sender = sender_of(exchange)
+    responder = RecordedResponder(decoupled=True)
+    sender = sender_of(responder)
     first, last = InferenceResponse(), InferenceResponse()
     sender.send(first)
     sender.send(response=first, flags=0)
     sender.send(last, FINAL)
-    assert exchange.delivered == [(first, False), (first, False), (last, True)]
+    assert responder.delivered == [(first, False), (first, False), (last, True)]
     for late in ((first,), (first, FINAL), (None, FINAL)):
         assert refusal(sender, *late) == CLOSED
 
 
-def test_a_decoupled_model_may_end_without_a_response() -> None:
-    exchange = RecordedResponder(decoupled=True)
-    sender_of(exchange).send(flags=FINAL)
-    assert exchange.delivered == [(None, True)]
+def test_decoupled_model_can_send_final_flag_alone() -> None:
+    responder = RecordedResponder(decoupled=True)
+    sender_of(responder).send(flags=FINAL)
+    assert responder.delivered == [(None, True)]
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_another_model_sends_one_response(apart: bool) -> None:
-    exchange = RecordedResponder()
-    sender, response = sender_of(exchange), InferenceResponse()
+def test_ordinary_model_sends_one_response(apart: bool) -> None:
+    responder = RecordedResponder()
+    sender, response = sender_of(responder), InferenceResponse()
     if apart:
         sender.send(response)
         assert refusal(sender, response) == SECOND
         sender.send(flags=FINAL)
-        assert exchange.delivered == [(response, False), (None, True)]
+        assert responder.delivered == [(response, False), (None, True)]
     else:
         sender.send(response, FINAL)
-        assert exchange.delivered == [(response, True)]
+        assert responder.delivered == [(response, True)]
     assert refusal(sender, response) == SECOND
     assert refusal(sender, response, FINAL) == SECOND
     assert refusal(sender, None, FINAL) == CLOSED
 
 
-def test_another_model_cannot_end_before_its_response() -> None:
-    exchange = RecordedResponder()
-    sender = sender_of(exchange)
+def test_ordinary_model_cannot_send_final_flag_before_response() -> None:
+    responder = RecordedResponder()
+    sender = sender_of(responder)
     assert refusal(sender, None, FINAL) == TOO_EARLY
     sender.send(InferenceResponse(), FINAL)
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_a_closed_exchange_takes_nothing(decoupled: bool) -> None:
-    exchange = RecordedResponder(decoupled)
-    sender = sender_of(exchange)
-    assert exchange.close() is True
-    assert exchange.close() is False
+def test_closed_responder_rejects_responses(decoupled: bool) -> None:
+    responder = RecordedResponder(decoupled)
+    sender = sender_of(responder)
+    assert responder.close() is True
+    assert responder.close() is False
     assert refusal(sender, InferenceResponse()) == CLOSED
     assert refusal(sender, None, FINAL) == (CLOSED if decoupled else TOO_EARLY)
-    assert exchange.delivered == []
+    assert responder.delivered == []
 
 
 def test_the_sender_of_a_models_own_request_cannot_send() -> None:
@@ -123,9 +123,9 @@ def test_the_sender_of_a_models_own_request_cannot_send() -> None:
     [((None, 2), FLAG), ((InferenceResponse(), 3), FLAG), ((), NOTHING), ((None, 0), NOTHING)],
 )
 def test_flags_and_response_are_checked_first(arguments: tuple[Any, ...], text: str) -> None:
-    exchange = RecordedResponder()
-    exchange.close()
-    assert refusal(sender_of(exchange), *arguments) == text
+    responder = RecordedResponder()
+    responder.close()
+    assert refusal(sender_of(responder), *arguments) == text
 
 
 @pytest.mark.parametrize("arguments", [("x",), ([InferenceResponse()],), (None, None), (None, 1.0)])
@@ -135,13 +135,13 @@ def test_wrong_types_are_type_errors(arguments: tuple[Any, ...]) -> None:
 
 
 def test_flags_may_be_any_integer_type() -> None:
-    exchange = RecordedResponder(decoupled=True)
-    sender_of(exchange).send(None, np.uint8(1))
-    assert exchange.delivered == [(None, True)]
+    responder = RecordedResponder(decoupled=True)
+    sender_of(responder).send(None, np.uint8(1))
+    assert responder.delivered == [(None, True)]
 
 
 def expected(state: dict[str, bool], decoupled: bool, response: bool, flags: int) -> str | None:
-    """Return the refusal, by the order of the specification's table, or None."""
+    """Returns the expected error text, by the order of the table; None if there is no error."""
     if flags not in (0, 1):
         return FLAG
     if not flags and not response:
@@ -161,27 +161,27 @@ def expected(state: dict[str, bool], decoupled: bool, response: bool, flags: int
     decoupled=st.booleans(),
     sends=st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=12),
 )
-def test_every_order_of_sends_follows_the_table(
+def test_every_order_of_sends_follows_the_reference(
     decoupled: bool, sends: list[tuple[bool, int]]
 ) -> None:
-    exchange = RecordedResponder(decoupled)
-    sender, state = sender_of(exchange), {"sent": False, "closed": False}
+    responder = RecordedResponder(decoupled)
+    sender, state = sender_of(responder), {"sent": False, "closed": False}
     for given_response, flags in sends:
         response = InferenceResponse() if given_response else None
-        before = len(exchange.delivered)
+        before = len(responder.delivered)
         text = expected(state, decoupled, given_response, flags)
         if text is None:
             sender.send(response, flags)
-            assert exchange.delivered[before:] == [(response, flags == 1)]
+            assert responder.delivered[before:] == [(response, flags == 1)]
         else:
             assert refusal(sender, response, flags) == text
-            assert len(exchange.delivered) == before
-        assert (exchange.has_response, exchange.closed) == (state["sent"], state["closed"])
+            assert len(responder.delivered) == before
+        assert (responder.has_response, responder.closed) == (state["sent"], state["closed"])
 
 
-def test_of_many_threads_one_answers() -> None:
-    exchange = RecordedResponder()
-    sender, refused = sender_of(exchange), []
+def test_only_one_of_many_threads_sends_the_response() -> None:
+    responder = RecordedResponder()
+    sender, refused = sender_of(responder), []
     together = threading.Barrier(8)
 
     def send() -> None:
@@ -196,7 +196,7 @@ def test_of_many_threads_one_answers() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(exchange.delivered) == 1
+    assert len(responder.delivered) == 1
     assert refused == [SECOND] * 7
 
 
@@ -205,22 +205,22 @@ def test_a_response_that_cannot_be_delivered_leaves_the_sender_open() -> None:
         def _wait_for_credit(self) -> None:
             raise TritonModelException("no room")
 
-    exchange = Full(decoupled=True)
-    assert refusal(sender_of(exchange), InferenceResponse(), FINAL) == "no room"
-    assert not exchange.closed
+    responder = Full(decoupled=True)
+    assert refusal(sender_of(responder), InferenceResponse(), FINAL) == "no room"
+    assert not responder.closed
 
 
-def test_a_request_has_one_sender_which_outlives_it() -> None:
-    exchange = RecordedResponder()
-    sender = sender_of(exchange)  # the request is gone
+def test_request_has_one_sender_that_outlives_it() -> None:
+    responder = RecordedResponder()
+    sender = sender_of(responder)  # the request object is deleted
     sender.send(InferenceResponse(), FINAL)
-    assert exchange.closed
+    assert responder.closed
     request = InferenceRequest(inputs=[], requested_output_names=[], model_name="m")
     assert request.get_response_sender() is request.get_response_sender()
 
 
-def test_a_cancellation_once_told_stays() -> None:
-    exchange = RecordedResponder()
-    exchange.cancel_answers = [False, True]
-    sender = sender_of(exchange)
+def test_cancellation_stays_true() -> None:
+    responder = RecordedResponder()
+    responder.is_cancelled_results = [False, True]
+    sender = sender_of(responder)
     assert [sender.is_cancelled() for _ in range(4)] == [False, True, True, True]

@@ -1,4 +1,4 @@
-"""Tensors: what they accept, what they show, and which bytes are sent."""
+"""Tensors: accepted arrays, views and copies of the content, and the bytes that are sent."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_unsupported_dtypes_are_refused(kind: Any) -> None:
 
 @pytest.mark.parametrize("array", [None, [1.0], 1.0, np.float32(1)])
 @pytest.mark.parametrize("name", ["x", ""])
-def test_only_arrays_are_accepted_whatever_the_name(array: Any, name: str) -> None:
+def test_array_type_is_checked_before_the_name(array: Any, name: str) -> None:
     with pytest.raises(TypeError, match=r"^__init__\(\): incompatible constructor arguments\."):
         Tensor(name, array)
 
@@ -83,7 +83,7 @@ def test_the_name_may_not_be_empty(name: Any) -> None:
         Tensor(name, np.zeros(1))
 
 
-def test_a_tensor_describes_itself() -> None:
+def test_name_shape_and_type_can_be_read() -> None:
     tensor = Tensor("x", np.zeros((2, 3), np.float32))
     assert tensor.is_cpu() is True
     assert tensor.shape() == [2, 3]
@@ -190,9 +190,9 @@ class TestReceived:
         assert type(view) is np.ndarray
         with pytest.raises(ValueError):
             view.flags.writeable = True
-        assert tensor.as_numpy().flags.writeable  # making the copy later is still possible
+        assert tensor.as_numpy().flags.writeable  # a private copy can still be made later
 
-    def test_the_received_bytes_are_sent_on_with_their_owner(self) -> None:
+    def test_received_bytes_are_forwarded_with_their_owner(self) -> None:
         owner, data = Block(), memoryview(bytes(4))
         tensor = Tensor._from_wire("x", 11, [1], data, owner)
         tensor.as_numpy()[0] = 7
@@ -238,7 +238,7 @@ class TestBf16:
                 "Use to_dlpack() and from_dlpack() instead."
             )
 
-    def test_goes_in_and_out_as_ml_dtypes(self) -> None:
+    def test_bf16_round_trips_as_ml_dtypes(self) -> None:
         tensor = Tensor("x", self.array)
         assert tensor.triton_dtype() == 14
         assert tensor.as_bfloat16() is self.array
@@ -247,7 +247,7 @@ class TestBf16:
         assert got.dtype == ml_dtypes.bfloat16
         assert got.tolist() == self.array.tolist()
 
-    def test_a_received_one_is_one_private_copy(self) -> None:
+    def test_received_bf16_is_one_private_copy(self) -> None:
         tensor = received(Tensor("x", self.array))
         array = tensor.as_bfloat16()
         array[:] = 0
@@ -255,7 +255,7 @@ class TestBf16:
         assert array.dtype == ml_dtypes.bfloat16
         assert received(tensor).as_bfloat16().tolist() == self.array.tolist()
 
-    def test_empty_and_zero_dimensional_ones_work(self) -> None:
+    def test_empty_and_zero_dimensional_bf16_tensors_work(self) -> None:
         for shape in ((), (0, 2)):
             assert received(Tensor("x", np.zeros(shape, BFLOAT16))).as_bfloat16().shape == shape
 
@@ -263,7 +263,7 @@ class TestBf16:
         with pytest.raises(TritonModelException, match="Tensor dtype is FP64, not BF16"):
             Tensor("x", np.zeros(1)).as_bfloat16()
 
-    def test_without_the_package_the_error_tells_how_to_get_it(
+    def test_missing_ml_dtypes_error_names_the_package(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tensor = received(Tensor("x", self.array))

@@ -1,4 +1,4 @@
-"""The harness that runs a model in a test."""
+"""The test harness of pb_utils.testing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = {
 
 
 class Doubler:
-    """Y is twice X, Z is X."""
+    """Returns twice X as Y, and X as Z."""
 
     def execute(self, requests: list[Any]) -> Any:
         responses = []
@@ -47,12 +47,12 @@ class Doubler:
 
 
 def model_of(execute: Callable[[Any], Any]) -> type[Any]:
-    """Return a model whose ``execute`` is the given function of the requests."""
+    """Returns a model class whose ``execute`` is a function of the requests."""
     return type("Model", (), {"execute": lambda self, requests: execute(requests)})
 
 
-def asker(name: str) -> type[Any]:
-    """Return a model that passes its input X to another model and returns Y of the answer."""
+def calling_model(name: str) -> type[Any]:
+    """Returns a model class that sends its input X to another model and returns the output Y."""
 
     def execute(requests: Any) -> Any:
         responses = []
@@ -117,7 +117,7 @@ class TestInfer:
         assert seen[0].dtype == np.object_
         assert seen[0].tolist() == [b"a", "\u00e4".encode()]
 
-    def test_bf16_goes_through(self) -> None:
+    def test_bf16_inputs_and_outputs_work(self) -> None:
         def execute(requests: Any) -> Any:
             return [pb_utils.InferenceResponse(requests[0].inputs())]
 
@@ -155,7 +155,7 @@ class TestInfer:
         ):
             model.infer({})
 
-    def test_there_is_no_shared_memory_to_ask_for_its_free_part(self) -> None:
+    def test_free_memory_raises(self) -> None:
         def execute(requests: Any) -> Any:
             return [shared_memory.free_memory()]
 
@@ -165,7 +165,7 @@ class TestInfer:
         ):
             model.infer({})
 
-    def test_an_exception_of_the_model_passes_through(self) -> None:
+    def test_exception_of_execute_is_raised(self) -> None:
         def execute(requests: Any) -> Any:
             raise ZeroDivisionError("boom")
 
@@ -188,7 +188,7 @@ class TestInfer:
 
 
 class TestExecute:
-    def test_answers_a_batch_in_order(self) -> None:
+    def test_returns_responses_in_order(self) -> None:
         with testing.load(Doubler, CONFIG) as model:
             responses = model.execute([model.request({"X": x}), model.request({"X": 2 * x})])
         tensors = [pb_utils.get_output_tensor_by_name(response, "Y") for response in responses]
@@ -225,11 +225,11 @@ class TestExecute:
                     "found type '<class 'str'>'."
                 ),
             ),
-            ([None], "The request at index 0 was left without an answer."),
-            (None, "The request at index 0 was left without an answer."),
+            ([None], "The request at index 0 got no response."),
+            (None, "The request at index 0 got no response."),
         ],
     )
-    def test_refuses_what_a_server_refuses(self, returned: Any, text: str) -> None:
+    def test_rejects_return_values_that_a_server_rejects(self, returned: Any, text: str) -> None:
         with testing.load(model_of(lambda requests: returned)) as model:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 model.infer({})
@@ -248,9 +248,9 @@ class TestExecute:
                 "request, found type '<class 'c_python_backend_utils.InferenceResponse'>'."
             )
 
-    def test_tells_that_execute_is_missing(self) -> None:
+    def test_missing_execute_is_an_error(self) -> None:
         class Model:
-            """Has no methods."""
+            """A model without methods."""
 
         with (
             testing.load(Model) as model,
@@ -355,31 +355,33 @@ class TestLifecycle:
 
 
 class TestOtherModels:
-    def test_a_function_answers(self) -> None:
+    def test_function_can_stand_in_for_a_model(self) -> None:
         def triple(request: Any) -> Any:
             array = request.inputs()[0].as_numpy()
             return pb_utils.InferenceResponse(
                 [pb_utils.Tensor("Y", 3 * array), pb_utils.Tensor("OTHER", array)]
             )
 
-        with testing.load(asker("triple"), models={"triple": triple}) as model:
+        with testing.load(calling_model("triple"), models={"triple": triple}) as model:
             outputs = model.infer({"X": x})
         assert list(outputs) == ["Y"]
         assert outputs["Y"].tolist() == [3, 6]
 
-    def test_constant_outputs_answer(self) -> None:
-        with testing.load(asker("fixed"), models={"fixed": {"Y": np.array(["a"])}}) as model:
+    def test_constant_outputs_can_stand_in_for_a_model(self) -> None:
+        with testing.load(
+            calling_model("fixed"), models={"fixed": {"Y": np.array(["a"])}}
+        ) as model:
             assert model.infer({"X": x})["Y"].tolist() == [b"a"]
 
-    def test_another_harness_answers(self) -> None:
+    def test_harness_can_stand_in_for_a_model(self) -> None:
         with (
             testing.load(Doubler, CONFIG) as doubler,
-            testing.load(asker("doubler"), models={"doubler": doubler}) as model,
+            testing.load(calling_model("doubler"), models={"doubler": doubler}) as model,
         ):
             assert model.infer({"X": x})["Y"].tolist() == [2, 4]
 
     def test_an_unknown_model_is_an_error_response(self) -> None:
-        with testing.load(asker("nobody")) as model:
+        with testing.load(calling_model("nobody")) as model:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 model.infer({"X": x})
             assert str(caught.value) == (
@@ -394,11 +396,11 @@ class TestOtherModels:
         def execute(requests: Any) -> Any:
             raise ValueError("boom")
 
-        with testing.load(asker("fails"), models={"fails": fails}) as model:
+        with testing.load(calling_model("fails"), models={"fails": fails}) as model:
             with pytest.raises(pb_utils.TritonModelException, match="^out of order$"):
                 model.infer({"X": x})
         with testing.load(model_of(execute), name="broken") as broken:
-            with testing.load(asker("broken"), models={"broken": broken}) as model:
+            with testing.load(calling_model("broken"), models={"broken": broken}) as model:
                 with pytest.raises(pb_utils.TritonModelException) as caught:
                     model.infer({"X": x})
         assert str(caught.value) == (
@@ -418,7 +420,7 @@ class TestOtherModels:
             assert model.infer({})["Y"].tolist() == [1, 2]
 
     @pytest.mark.parametrize("when", ["initialize", "finalize"])
-    def test_are_out_of_reach_outside_of_execute(self, when: str) -> None:
+    def test_bls_is_rejected_outside_of_execute(self, when: str) -> None:
         def ask(*_: Any) -> None:
             pb_utils.InferenceRequest(model_name="m", inputs=[], requested_output_names=[]).exec()
 
@@ -468,14 +470,14 @@ class TestFolders:
             assert model.args["model_name"] == "greeter"
             assert model.args["model_version"] == "2"
 
-    def test_nothing_of_a_model_stays_imported(self, folder: Path) -> None:
+    def test_close_removes_the_modules_of_the_model(self, folder: Path) -> None:
         paths, modules = list(sys.path), set(sys.modules)
         with testing.load(str(folder)):
             assert "2.model" in sys.modules
         assert sys.path == paths
         assert not {"2", "2.model", "2.words", "words", "shared_words"} & set(sys.modules) - modules
 
-    def test_a_failed_import_leaves_nothing_behind(self, folder: Path) -> None:
+    def test_failed_import_removes_the_modules_of_the_model(self, folder: Path) -> None:
         (folder / "2" / "model.py").write_text("import words\nraise ValueError('boom')\n")
         paths = list(sys.path)
         with pytest.raises(ValueError, match="boom"):
@@ -483,7 +485,9 @@ class TestFolders:
         assert sys.path == paths
         assert "words" not in sys.modules
 
-    def test_models_of_one_version_number_do_not_mix(self, folder: Path, tmp_path: Path) -> None:
+    def test_models_with_the_same_version_number_do_not_mix(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
         other = tmp_path / "other" / "2"
         other.mkdir(parents=True)
         (other / "words.py").write_text("HELLO = 'other'\n")

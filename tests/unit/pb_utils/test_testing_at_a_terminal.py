@@ -1,4 +1,4 @@
-"""The harness at a terminal: logs and responses as they come, and backends."""
+"""The parts of the harness for interactive use: immediate logs and responses, and backends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
 
 
 class Counts:
-    """Answers three times, the last time from a thread of its own."""
+    """Sends three responses, the last one from another thread."""
 
     def execute(self, requests: list[Any]) -> None:
         self.thread = threading.current_thread()
@@ -32,7 +32,7 @@ class Counts:
         threading.Thread(target=last).start()
 
 
-def test_run_executes_in_this_thread_and_tells_each_response_as_it_comes() -> None:
+def test_run_executes_in_this_thread_and_reports_responses_at_once() -> None:
     events: list[str] = []
     with testing.load(
         Counts, DECOUPLED, on_log=lambda record: events.append(record.message)
@@ -60,7 +60,7 @@ def test_run_needs_a_model_that_is_loaded() -> None:
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Path:
-    """The folder of a Python-based backend; beside it, its model's, which holds only data."""
+    """Returns the folder of a Python-based backend; the model's folder beside it holds only data."""
     folder = tmp_path / "backend"
     folder.mkdir()
     (folder / "helper.py").write_text("")
@@ -80,7 +80,7 @@ def backend(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_models_backend_may_be_written_in_python(backend: Path) -> None:
+def test_backend_option_runs_a_python_based_backend(backend: Path) -> None:
     before = list(sys.path), set(sys.modules)
     with testing.load(backend.parent / "model", backend=backend) as model:
         (response,) = model.execute([model.request({})])
@@ -92,7 +92,7 @@ def test_a_models_backend_may_be_written_in_python(backend: Path) -> None:
     assert {"model", "helper"} & (set(sys.modules) - before[1]) == set()
 
 
-def test_a_backend_without_code_is_named(tmp_path: Path) -> None:
+def test_missing_model_file_of_a_backend_is_named(tmp_path: Path) -> None:
     (tmp_path / "model" / "1").mkdir(parents=True)
     paths = list(sys.path)
     with pytest.raises(pb_utils.TritonModelException, match="not found in .*/none/model.py"):

@@ -1,4 +1,4 @@
-"""The harness with models that ask, load and unload others, and that have metrics."""
+"""The harness with models that call, load and unload other models, and that have metrics."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def response(number: int) -> pb_utils.InferenceResponse:
     return pb_utils.InferenceResponse([pb_utils.Tensor("N", np.array([number]))])
 
 
-def made(name: str = "other") -> pb_utils.InferenceRequest:
+def make_request(name: str = "other") -> pb_utils.InferenceRequest:
     return pb_utils.InferenceRequest(model_name=name, inputs=[], requested_output_names=[])
 
 
 def number(item: pb_utils.InferenceResponse) -> int | str | None:
-    """Return the number in a response, or its error, or None for an empty one."""
+    """Returns the number in a response, the text of its error, or None for an empty response."""
     error = item.error()
     if error is not None:
         return error.message()
@@ -37,8 +37,8 @@ def number(item: pb_utils.InferenceResponse) -> int | str | None:
     return int(tensors[0].as_numpy()[0]) if tensors else None
 
 
-def within(act: Callable[[], Any], **arguments: Any) -> Any:
-    """Return what ``act`` returns when a model does it."""
+def run_in_model(act: Callable[[], Any], **arguments: Any) -> Any:
+    """Returns the result of a function that a model calls in ``execute``."""
     results: list[Any] = []
 
     def execute(self: Any, requests: Any) -> Any:
@@ -52,13 +52,13 @@ def within(act: Callable[[], Any], **arguments: Any) -> Any:
     return results[0]
 
 
-def several(name: str = "other") -> list[int | str | None]:
-    """Ask for any number of responses; to be called by a model."""
-    return [number(item) for item in made(name).exec(decoupled=True)]
+def call_decoupled(name: str = "other") -> list[int | str | None]:
+    """Sends a decoupled request, from within a model, and returns the numbers of the responses."""
+    return [number(item) for item in make_request(name).exec(decoupled=True)]
 
 
 class Counter:
-    """A decoupled model that answers 0, 1 and an end alone."""
+    """A decoupled model that sends 0, 1 and the final flag alone."""
 
     def execute(self, requests: Any) -> None:
         for request in requests:
@@ -74,14 +74,14 @@ class TestDecoupledQuestions:
             yield response(0)
             yield response(1)
 
-        assert within(several, models={"other": other}) == [0, 1, None]
+        assert run_in_model(several, models={"other": other}) == [0, 1, None]
 
     def test_a_decoupled_harness_gives_several_responses(self) -> None:
         with testing.load(Counter, DECOUPLED) as other:
-            assert within(several, models={"other": other}) == [0, 1, None]
+            assert run_in_model(several, models={"other": other}) == [0, 1, None]
 
     @pytest.mark.parametrize("kind", ["function", "constant", "harness"])
-    def test_other_models_give_one_response(self, kind: str) -> None:
+    def test_ordinary_stand_ins_give_one_response(self, kind: str) -> None:
         class One:
             def execute(self, requests: Any) -> Any:
                 return [response(5)]
@@ -92,18 +92,16 @@ class TestDecoupledQuestions:
                 "constant": {"N": np.array([5])},
                 "harness": harness,
             }
-            assert within(several, models={"other": others[kind]}) == [5]
+            assert run_in_model(several, models={"other": others[kind]}) == [5]
 
     @pytest.mark.parametrize("decoupled_harness", [False, True])
-    def test_one_response_of_a_decoupled_model_cannot_be_asked_for(
-        self, decoupled_harness: bool
-    ) -> None:
+    def test_unary_call_of_a_decoupled_model_is_an_error(self, decoupled_harness: bool) -> None:
         def generator(request: Any) -> Iterator[pb_utils.InferenceResponse]:
             yield response(0)
 
         with testing.load(Counter, DECOUPLED) as harness:
             other: testing.Fake = harness if decoupled_harness else generator
-            got = within(lambda: number(made().exec()), models={"other": other})
+            got = run_in_model(lambda: number(make_request().exec()), models={"other": other})
         assert got == (
             "Model other - Error when running inference: Model other is using the decoupled. The "
             "current BLS request call doesn't support models using the decoupled transaction "
@@ -111,7 +109,7 @@ class TestDecoupledQuestions:
             "decoupled models.'"
         )
 
-    def test_failures_are_the_only_response(self) -> None:
+    def test_error_is_the_only_response(self) -> None:
         def broken(request: Any) -> Any:
             raise pb_utils.TritonModelException("broken")
 
@@ -119,11 +117,11 @@ class TestDecoupledQuestions:
             raise ValueError("bug")
 
         models = {"broken": broken, "buggy": buggy}
-        assert within(lambda: several("broken"), models=models) == ["broken"]
-        assert within(lambda: several("buggy"), models=models) == [
-            "what stands for model 'buggy' in this test raised ValueError: bug"
+        assert run_in_model(lambda: call_decoupled("broken"), models=models) == ["broken"]
+        assert run_in_model(lambda: call_decoupled("buggy"), models=models) == [
+            "the stand-in for model 'buggy' raised ValueError: bug"
         ]
-        assert within(lambda: several("nobody"), models=models) == [
+        assert run_in_model(lambda: call_decoupled("nobody"), models=models) == [
             (
                 "Model nobody - Error when running inference: Request for unknown model: 'nobody' "
                 "is not found"
@@ -135,9 +133,9 @@ class TestDecoupledQuestions:
             yield response(0)
             raise pb_utils.TritonModelException("broken")
 
-        assert within(several, models={"other": other}) == [0, "broken"]
+        assert run_in_model(several, models={"other": other}) == [0, "broken"]
 
-    def test_a_cancelled_generator_is_left(self) -> None:
+    def test_cancelled_generator_is_closed(self) -> None:
         left = threading.Event()
 
         def other(request: Any) -> Iterator[pb_utils.InferenceResponse]:
@@ -148,14 +146,14 @@ class TestDecoupledQuestions:
                 left.set()
 
         def ask() -> None:
-            responses = made().exec(decoupled=True)
+            responses = make_request().exec(decoupled=True)
             responses.cancel()
             list(responses)
 
-        within(ask, models={"other": other})
+        run_in_model(ask, models={"other": other})
         assert left.wait(DEADLINE)
 
-    def test_a_cancelled_harness_is_told(self) -> None:
+    def test_cancelled_harness_sees_the_cancellation(self) -> None:
         class Patient:
             def execute(self, requests: Any) -> None:
                 sender = requests[0].get_response_sender()
@@ -166,14 +164,14 @@ class TestDecoupledQuestions:
                 sender.send(response(1), FINAL)
 
         def ask() -> list[Any]:
-            responses = made().exec(decoupled=True)
+            responses = make_request().exec(decoupled=True)
             responses.cancel()
             return [number(item) for item in responses]
 
         with testing.load(Patient, DECOUPLED) as other:
-            assert within(ask, models={"other": other}) == [0, 1]
+            assert run_in_model(ask, models={"other": other}) == [0, 1]
 
-    def test_questions_run_side_by_side(self) -> None:
+    def test_async_requests_overlap(self) -> None:
         together = threading.Barrier(20)
 
         def other(request: Any) -> Iterator[pb_utils.InferenceResponse]:
@@ -182,11 +180,11 @@ class TestDecoupledQuestions:
 
         async def ask() -> list[Any]:
             async def read() -> list[Any]:
-                return [number(i) async for i in await made().async_exec(decoupled=True)]
+                return [number(i) async for i in await make_request().async_exec(decoupled=True)]
 
             return list(await asyncio.gather(*(read() for _ in range(20))))
 
-        got = within(lambda: asyncio.run(ask()), models={"other": other})
+        got = run_in_model(lambda: asyncio.run(ask()), models={"other": other})
         assert got == [[0, None]] * 20
 
     def test_an_execution_timeout_cancels(self) -> None:
@@ -199,20 +197,22 @@ class TestDecoupledQuestions:
             cancelled.set()
             return response(0)
 
-        got = within(lambda: number(made().exec(execution_timeout=0.05)), models={"other": slow})
+        got = run_in_model(
+            lambda: number(make_request().exec(execution_timeout=0.05)), models={"other": slow}
+        )
         assert got == (
-            "The request to model 'other' was cancelled: it had not come to its end within its "
+            "The request to model 'other' was cancelled: it did not complete within its "
             "execution_timeout of 0.05 seconds."
         )
         assert cancelled.wait(DEADLINE)
 
-    def test_a_harness_that_is_not_ready_is_not_asked(self) -> None:
+    def test_harness_that_is_not_ready_gets_no_request(self) -> None:
         class NotReady(Counter):
             def is_ready(self) -> bool:
                 raise ValueError("warming up")
 
         with testing.load(NotReady, DECOUPLED) as other:
-            assert within(several, models={"other": other}) == [
+            assert run_in_model(several, models={"other": other}) == [
                 (
                     "Model other - Error when running inference: Failed for execute the inference "
                     "request. Model 'other' is not ready."
@@ -220,37 +220,37 @@ class TestDecoupledQuestions:
             ]
             assert "warming up" in other.logs[-1].message
 
-    def test_a_harness_that_answers_late_is_waited_for(self) -> None:
+    def test_late_response_of_a_harness_is_awaited(self) -> None:
         class Late:
             def execute(self, requests: Any) -> None:
                 sender = requests[0].get_response_sender()
                 threading.Timer(0.01, sender.send, (response(5), FINAL)).start()
 
         with testing.load(Late) as other:
-            assert within(lambda: number(made().exec()), models={"other": other}) == 5
+            assert run_in_model(lambda: number(make_request().exec()), models={"other": other}) == 5
 
-    def test_a_harness_that_never_answers_is_not_waited_for_for_ever(self) -> None:
+    def test_missing_response_of_a_harness_is_a_timeout_error(self) -> None:
         kept: list[Any] = []
 
         def execute(self: Any, requests: Any) -> None:
             kept.extend(requests)
 
         with testing.load(type("Never", (), {"execute": execute})) as other:
-            got = within(
-                lambda: number(made().exec()), models={"other": other}, response_timeout=0.05
+            got = run_in_model(
+                lambda: number(make_request().exec()),
+                models={"other": other},
+                response_timeout=0.05,
             )
-        assert got == (
-            "Model 'other' has not answered within the response_timeout of 0.05 seconds."
-        )
+        assert got == ("Model 'other' did not respond within the response_timeout of 0.05 seconds.")
 
-    def test_logs_of_the_others_threads_are_theirs(self) -> None:
+    def test_threads_of_a_stand_in_log_to_its_harness(self) -> None:
         class Chatty(Counter):
             def execute(self, requests: Any) -> None:
                 pb_utils.Logger.log_info("other")
                 super().execute(requests)
 
         def execute(self: Any, requests: Any) -> Any:
-            several()
+            call_decoupled()
             pb_utils.Logger.log_info("own")
             return [pb_utils.InferenceResponse()]
 
@@ -278,7 +278,7 @@ SERVER = "Failed to process the request for model 'm_0', message: "
 class TestModelControl:
     MODELS: dict[str, Any] = {"other": {"N": np.array([5])}}
 
-    def test_is_recorded(self) -> None:
+    def test_model_control_is_recorded(self) -> None:
         class Model:
             def initialize(self, args: Any) -> None:
                 pb_utils.load_model("other")
@@ -299,17 +299,17 @@ class TestModelControl:
             ]
             assert isinstance(model.control[0], testing.ModelControl)
 
-    def test_an_unloaded_model_does_not_answer_until_it_is_loaded(self) -> None:
+    def test_unloaded_model_is_unavailable_until_loaded(self) -> None:
         def act() -> list[Any]:
-            answers = [number(made().exec()), pb_utils.is_model_ready("other")]
+            answers = [number(make_request().exec()), pb_utils.is_model_ready("other")]
             pb_utils.unload_model("other")
-            answers.append(number(made().exec()))
+            answers.append(number(make_request().exec()))
             answers.append(refusal_of(lambda: pb_utils.is_model_ready("other"))())
             pb_utils.load_model("other")
-            return [*answers, number(made().exec()), pb_utils.is_model_ready("other", "1")]
+            return [*answers, number(make_request().exec()), pb_utils.is_model_ready("other", "1")]
 
         unknown = "Request for unknown model: 'other' has no available versions"
-        assert within(act, models=self.MODELS) == [
+        assert run_in_model(act, models=self.MODELS) == [
             5,
             True,
             f"Model other - Error when running inference: {unknown}",
@@ -321,13 +321,13 @@ class TestModelControl:
     def test_a_model_may_be_loaded_from_files(self) -> None:
         def act() -> list[Any]:
             pb_utils.load_model("new", "{}", {"file:1/model.py": b""})
-            return [pb_utils.is_model_ready("new"), number(made("new").exec())]
+            return [pb_utils.is_model_ready("new"), number(make_request("new").exec())]
 
-        assert within(act) == [
+        assert run_in_model(act) == [
             True,
             (
-                "Model new - Error when running inference: pb_utils.testing has nobody to answer "
-                "for 'new', give it in models="
+                "Model new - Error when running inference: pb_utils.testing has no stand-in for "
+                "model 'new'; pass one in models="
             ),
         ]
 
@@ -341,11 +341,11 @@ class TestModelControl:
             ("other", "", {"file:1/model.py": b""}),
         ],
     )
-    def test_a_load_that_a_server_refuses_is_refused(
+    def test_loads_that_a_server_rejects_are_rejected(
         self, name: str, config: str, files: Any
     ) -> None:
         act = refusal_of(lambda: pb_utils.load_model(name, config, files))
-        assert within(act, models=self.MODELS) == (
+        assert run_in_model(act, models=self.MODELS) == (
             f"Failed to load model: {SERVER}failed to load '{name}', failed to poll from model "
             "repository"
         )
@@ -372,23 +372,25 @@ class TestModelControl:
             ),
         ],
     )
-    def test_readiness_of_no_model_is_refused(self, name: str, version: str, text: str) -> None:
+    def test_readiness_of_an_unknown_model_is_an_error(
+        self, name: str, version: str, text: str
+    ) -> None:
         act = refusal_of(lambda: pb_utils.is_model_ready(name, version))
-        assert within(act, models=self.MODELS) == (
+        assert run_in_model(act, models=self.MODELS) == (
             f"Failed to check model readiness: {SERVER}{text}"
         )
 
-    def test_readiness_of_a_harness_is_its_own(self) -> None:
+    def test_readiness_of_a_harness_calls_its_is_ready(self) -> None:
         class Model:
             def is_ready(self) -> bool:
                 return False
 
         with testing.load(Model) as other:
-            assert within(lambda: pb_utils.is_model_ready("o"), models={"o": other}) is False
+            assert run_in_model(lambda: pb_utils.is_model_ready("o"), models={"o": other}) is False
 
 
 class Metered:
-    """Counts its requests, by outcome; observes the sum of its input; shows a level."""
+    """Counts its requests by outcome, observes the sum of its input, and sets a gauge."""
 
     def initialize(self, args: Any) -> None:
         family = pb_utils.MetricFamily
@@ -409,7 +411,7 @@ class Metered:
 
 
 class TestMetrics:
-    def test_are_read_by_the_test_and_by_the_model(self) -> None:
+    def test_metrics_can_be_read_by_test_and_model(self) -> None:
         with testing.load(Metered) as model:
             assert model.metric("requests", {"outcome": "good"}).value == 0
             for x in ([1, 2], [40]):
@@ -422,14 +424,14 @@ class TestMetrics:
             assert model.metric("level").value == model.model.level.value() == 2.5
             assert len(model.metrics()) == 3
 
-    def test_that_are_not_there_are_told_with_those_that_are(self) -> None:
+    def test_missing_metric_error_lists_existing_metrics(self) -> None:
         with testing.load(Metered) as model:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 model.metric("requests")
         assert str(caught.value).startswith("The model has no metric 'requests' with the labels {}")
         assert "('requests', {'outcome': 'good'})" in str(caught.value)
 
-    def test_vanish_with_their_family(self) -> None:
+    def test_metrics_vanish_with_their_family(self) -> None:
         with testing.load(Metered) as model:
             model.infer({"X": [1]})
             model.model.requests = None
@@ -438,7 +440,7 @@ class TestMetrics:
             with pytest.raises(pb_utils.TritonModelException, match="has been deleted"):
                 model.model.good.increment(1)
 
-    def test_of_one_name_and_labels_are_one_also_in_two_families(self) -> None:
+    def test_metrics_with_equal_name_and_labels_share_a_value(self) -> None:
         def act() -> list[float]:
             families = [
                 pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER) for _ in range(2)
@@ -453,9 +455,9 @@ class TestMetrics:
             again = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER)
             return [*values, again.Metric({"a": "b"}).value()]
 
-        assert within(act) == [3, 3, 3, 0]
+        assert run_in_model(act) == [3, 3, 3, 0]
 
-    def test_are_refused_as_by_a_server(self) -> None:
+    def test_invalid_metrics_are_rejected_as_by_a_server(self) -> None:
         def act() -> list[str]:
             family = pb_utils.MetricFamily
             counter = family("n", "d", family.COUNTER)
@@ -471,7 +473,7 @@ class TestMetrics:
                 refusal_of(lambda: counter.Metric().set(1))(),
             ]
 
-        assert within(act) == [
+        assert run_in_model(act) == [
             (
                 f"Error when creating MetricFamily: {SERVER}Family name already exists with "
                 "different type"

@@ -1,4 +1,4 @@
-"""The harness with models that answer by senders, more than once, later, or not at all."""
+"""The harness with models that use response senders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND = "Unable to send response. Non-decoupled model cannot send more than one
 
 
 def model_of(execute: Callable[[Any], Any]) -> type[Any]:
-    """Return a model whose ``execute`` is the given function of the requests."""
+    """Returns a model class whose ``execute`` is a function of the requests."""
     return type("Model", (), {"execute": lambda self, requests: execute(requests)})
 
 
@@ -32,8 +32,8 @@ def numbers(parts: Any) -> list[int]:
     return [int(part["N"][0]) for part in parts]
 
 
-def counts(requests: Any) -> None:
-    """Answer each request with 0, 1, 2 and an end alone."""
+def send_three_responses(requests: Any) -> None:
+    """Sends 0, 1, 2 and the final flag alone to each request."""
     for request in requests:
         sender = request.get_response_sender()
         for number in range(3):
@@ -43,7 +43,7 @@ def counts(requests: Any) -> None:
 
 class TestDecoupledModels:
     def test_all_responses_are_collected(self) -> None:
-        with testing.load(model_of(counts), DECOUPLED) as model:
+        with testing.load(model_of(send_three_responses), DECOUPLED) as model:
             assert numbers(model.stream({})) == [0, 1, 2]
 
     def test_a_final_flag_may_come_with_the_last_response(self) -> None:
@@ -53,7 +53,7 @@ class TestDecoupledModels:
         with testing.load(model_of(execute), DECOUPLED) as model:
             assert numbers(model.stream({})) == [7]
 
-    def test_a_model_may_send_nothing_at_all(self) -> None:
+    def test_model_can_end_without_responses(self) -> None:
         def execute(requests: Any) -> None:
             requests[0].get_response_sender().send(flags=FINAL)
 
@@ -88,7 +88,7 @@ class TestDecoupledModels:
                 return config
 
             def execute(self, requests: Any) -> None:
-                counts(requests)
+                send_three_responses(requests)
 
         with testing.load(Model) as model:
             assert numbers(model.stream({})) == [0, 1, 2]
@@ -108,8 +108,8 @@ class TestDecoupledModels:
             ]
         assert got == [[1, 2], [3]]
 
-    def test_unwanted_outputs_are_dropped(self) -> None:
-        with testing.load(model_of(counts), DECOUPLED) as model:
+    def test_outputs_that_were_not_requested_are_dropped(self) -> None:
+        with testing.load(model_of(send_three_responses), DECOUPLED) as model:
             assert list(model.stream({}, requested_outputs=["OTHER"])) == [{}, {}, {}]
 
     def test_an_error_response_raises_and_does_not_end_the_stream(self) -> None:
@@ -164,24 +164,24 @@ class TestDecoupledModels:
         assert model.logs[-1].level == pb_utils.Logger.ERROR
         assert "ValueError: boom" in model.logs[-1].message
 
-    def test_a_model_lives_on_after_an_exception(self) -> None:
+    def test_model_runs_the_next_batch_after_an_exception(self) -> None:
         def execute(requests: Any) -> None:
             if not requests[0].inputs():
                 raise SystemExit("leaving")
-            counts(requests)
+            send_three_responses(requests)
 
         with testing.load(model_of(execute), DECOUPLED) as model:
             with pytest.raises(pb_utils.TritonModelException, match="SystemExit: leaving"):
                 list(model.stream({}))
             assert numbers(model.stream({"X": [1]})) == [0, 1, 2]
 
-    def test_a_dropped_sender_is_noticed(self) -> None:
+    def test_dropped_sender_ends_the_stream_with_an_error(self) -> None:
         with testing.load(model_of(lambda requests: None), DECOUPLED) as model:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 list(model.stream({}))
-            assert str(caught.value) == "The request at index 0 was left without an answer."
+            assert str(caught.value) == "The request at index 0 got no response."
 
-    def test_a_dropped_sender_after_responses_is_noticed(self) -> None:
+    def test_dropped_sender_after_responses_ends_the_stream_with_an_error(self) -> None:
         def execute(requests: Any) -> None:
             requests[0].get_response_sender().send(response(0))
 
@@ -191,11 +191,11 @@ class TestDecoupledModels:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 next(parts)
         assert str(caught.value) == (
-            "The request at index 0 was answered without TRITONSERVER_RESPONSE_COMPLETE_FINAL, so "
-            "that it never ends."
+            "The request at index 0 got a response without TRITONSERVER_RESPONSE_COMPLETE_FINAL "
+            "and never completes."
         )
 
-    def test_a_stream_that_does_not_end_is_ended(self) -> None:
+    def test_stream_ends_with_an_error_after_response_timeout(self) -> None:
         kept: list[Any] = []
         with testing.load(
             model_of(kept.extend), DECOUPLED, name="m", response_timeout=0.05
@@ -203,22 +203,21 @@ class TestDecoupledModels:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 list(model.stream({}))
         assert str(caught.value) == (
-            "Model 'm' has not ended its responses within the response_timeout of 0.05 seconds."
+            "Model 'm' did not complete its responses within the response_timeout of 0.05 seconds."
         )
 
     @pytest.mark.parametrize("call", ["infer", "execute"])
-    def test_one_response_cannot_be_asked_for(self, call: str) -> None:
-        with testing.load(model_of(counts), DECOUPLED, name="m") as model:
+    def test_unary_calls_reject_a_decoupled_model(self, call: str) -> None:
+        with testing.load(model_of(send_three_responses), DECOUPLED, name="m") as model:
             argument: Any = {} if call == "infer" else [model.request({})]
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 getattr(model, call)(argument)
         assert str(caught.value) == (
-            "Model 'm' is decoupled, so that it may give any number of responses: use stream() or "
-            "submit()."
+            "Model 'm' is decoupled and may send any number of responses: use stream() or submit()."
         )
 
-    def test_a_finalized_model_takes_nothing(self) -> None:
-        with testing.load(model_of(counts), DECOUPLED) as model:
+    def test_finalized_model_rejects_requests(self) -> None:
+        with testing.load(model_of(send_three_responses), DECOUPLED) as model:
             pass
         with pytest.raises(pb_utils.TritonModelException, match="finalized"):
             model.stream({})
@@ -227,7 +226,7 @@ class TestDecoupledModels:
 
 
 class TestCoroutines:
-    def test_a_decoupled_coroutine_lets_the_next_batch_begin(self) -> None:
+    def test_decoupled_coroutines_overlap(self) -> None:
         class Model:
             def initialize(self, args: Any) -> None:
                 self.second = threading.Event()
@@ -276,7 +275,7 @@ class TestCoroutines:
         )
         assert "Traceback" in model.logs[-1].message
 
-    def test_a_coroutine_that_does_not_end_is_ended(self) -> None:
+    def test_coroutine_is_cancelled_after_response_timeout(self) -> None:
         class Model:
             async def execute(self, requests: Any) -> None:
                 await asyncio.Event().wait()
@@ -286,7 +285,7 @@ class TestCoroutines:
                 model.infer({})
         assert str(caught.value) == "execute of m_0 has not returned within 0.05 seconds."
 
-    def test_what_a_coroutine_raises_passes_through(self) -> None:
+    def test_exception_of_a_coroutine_is_raised(self) -> None:
         class Model:
             async def execute(self, requests: Any) -> None:
                 raise TimeoutError("its own")
@@ -294,7 +293,7 @@ class TestCoroutines:
         with testing.load(Model) as model, pytest.raises(TimeoutError, match="its own"):
             model.infer({})
 
-    def test_what_still_runs_is_cancelled_at_the_end(self) -> None:
+    def test_running_tasks_are_cancelled_at_close(self) -> None:
         cancelled = threading.Event()
         started = threading.Event()
 
@@ -332,7 +331,7 @@ class TestSendersOfOtherModels:
             assert numbers([model.infer({})]) == [5]
             assert numbers(model.stream({})) == [5]
 
-    def test_the_end_may_be_told_apart(self) -> None:
+    def test_final_flag_can_follow_the_response(self) -> None:
         def execute(requests: Any) -> None:
             sender = requests[0].get_response_sender()
             sender.send(response(5))
@@ -341,7 +340,7 @@ class TestSendersOfOtherModels:
         with testing.load(model_of(execute)) as model:
             assert numbers([model.infer({})]) == [5]
 
-    def test_a_response_that_was_sent_cannot_be_returned_too(self) -> None:
+    def test_sending_and_returning_a_response_is_rejected(self) -> None:
         def execute(requests: Any) -> Any:
             requests[0].get_response_sender().send(response(0), FINAL)
             return [response(1)]
@@ -350,7 +349,7 @@ class TestSendersOfOtherModels:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 model.infer({})
             assert str(caught.value) == SECOND
-            assert numbers(model.stream({})) == [0]  # what the client has got by then
+            assert numbers(model.stream({})) == [0]  # the response that was sent before the error
 
     def test_a_returned_response_closes_the_sender(self) -> None:
         senders: list[Any] = []
@@ -365,7 +364,7 @@ class TestSendersOfOtherModels:
             senders[0].send(response(1))
         assert str(caught.value) == SECOND
 
-    def test_a_response_without_an_end_is_noticed(self) -> None:
+    def test_response_without_final_flag_is_an_error(self) -> None:
         def execute(requests: Any) -> None:
             requests[0].get_response_sender().send(response(0))
 
@@ -373,13 +372,15 @@ class TestSendersOfOtherModels:
             with pytest.raises(pb_utils.TritonModelException, match="COMPLETE_FINAL"):
                 model.infer({})
 
-    def test_a_late_response_that_never_comes_is_noticed(self) -> None:
+    def test_missing_late_response_is_an_error_after_response_timeout(self) -> None:
         kept: list[Any] = []
         with testing.load(model_of(kept.extend), response_timeout=0.05) as model:
-            with pytest.raises(pb_utils.TritonModelException, match="has not ended its responses"):
+            with pytest.raises(
+                pb_utils.TritonModelException, match="did not complete its responses"
+            ):
                 model.infer({})
 
-    def test_a_batch_that_waits_for_another_one_is_ended(self) -> None:
+    def test_batch_fails_if_another_one_runs_longer_than_response_timeout(self) -> None:
         go_on, started = threading.Event(), threading.Event()
 
         def execute(requests: Any) -> Any:
@@ -395,7 +396,7 @@ class TestSendersOfOtherModels:
             go_on.set()
         assert str(caught.value) == "m_0 still runs another batch after 0.2 seconds."
 
-    def test_a_model_that_cannot_be_stopped_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_close_raises_if_a_batch_does_not_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pb_utils.testing._instance._MIN_STOP_SECONDS", 0.1)
         go_on, started = threading.Event(), threading.Event()
 
@@ -444,13 +445,13 @@ class TestRescheduling:
         assert [flags for flags, _ in seen] == [3, 0, 0]
         assert len({id(sender) for _, sender in seen}) == 3
 
-    def test_it_must_be_configured(self) -> None:
+    def test_rescheduling_must_be_configured(self) -> None:
         def execute(requests: Any) -> Any:
             requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
             return [None]
 
         with testing.load(model_of(execute)) as model:
-            with pytest.raises(pb_utils.TritonModelException, match="without an answer"):
+            with pytest.raises(pb_utils.TritonModelException, match="got no response"):
                 model.infer({})
         assert model.logs[-1].message == (
             "Failed to release request: Request is released with "
@@ -458,7 +459,7 @@ class TestRescheduling:
             "such a flag."
         )
 
-    def test_it_does_not_go_on_for_ever(self) -> None:
+    def test_endless_rescheduling_ends_after_response_timeout(self) -> None:
         def execute(requests: Any) -> Any:
             requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
             return [None]
@@ -473,7 +474,7 @@ class TestRescheduling:
 
 class TestCancelling:
     @pytest.mark.parametrize("dropped", [False, True])
-    def test_a_client_may_go_while_the_model_works(self, dropped: bool) -> None:
+    def test_model_sees_a_cancellation_while_it_runs(self, dropped: bool) -> None:
         ended = threading.Event()
 
         def execute(requests: Any) -> None:
@@ -506,7 +507,7 @@ class TestCancelling:
             (answer,) = model.execute([model.request({}, cancelled=True)])
         assert answer.output_tensors()[0].as_numpy().tolist() == [1]
 
-    def test_a_request_may_be_handed_to_the_model_itself(self) -> None:
+    def test_request_can_be_passed_to_the_model_directly(self) -> None:
         def execute(requests: Any) -> None:
             sender = requests[0].get_response_sender()
             assert sender.is_cancelled()
@@ -517,13 +518,13 @@ class TestCancelling:
 
 
 class TestReadiness:
-    def test_a_model_without_a_check_is_ready(self) -> None:
-        with testing.load(model_of(counts)) as model:
+    def test_model_without_is_ready_is_ready(self) -> None:
+        with testing.load(model_of(send_three_responses)) as model:
             assert model.is_ready() is True
 
     @pytest.mark.parametrize("answer", [True, False])
     @pytest.mark.parametrize("asynchronous", [True, False])
-    def test_the_models_own_answer_counts(self, answer: bool, asynchronous: bool) -> None:
+    def test_is_ready_returns_the_models_result(self, answer: bool, asynchronous: bool) -> None:
         class Model:
             def is_ready(self) -> bool:
                 return answer
@@ -537,13 +538,13 @@ class TestReadiness:
             assert model.is_ready() is answer
 
     @pytest.mark.parametrize("answer", [1, "ready", None, np.bool_(True)])
-    def test_the_answer_must_be_a_bool(self, answer: object) -> None:
+    def test_is_ready_must_return_a_bool(self, answer: object) -> None:
         with testing.load(type("Model", (), {"is_ready": lambda self: answer})) as model:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 model.is_ready()
         assert str(caught.value) == "is_ready() must return a boolean value"
 
-    def test_what_it_raises_passes_through(self) -> None:
+    def test_exception_of_is_ready_is_raised(self) -> None:
         def is_ready(self: Any) -> bool:
             raise KeyError("not yet")
 
@@ -551,7 +552,7 @@ class TestReadiness:
             with pytest.raises(KeyError):
                 model.is_ready()
 
-    def test_a_check_that_does_not_end_is_ended(self) -> None:
+    def test_is_ready_fails_after_response_timeout(self) -> None:
         class Model:
             async def is_ready(self) -> None:
                 await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""The thread that makes calls when they are due."""
+"""The timer thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.conftest import DEADLINE
 NEVER = 10 * DEADLINE
 
 
-def test_calls_are_made_in_the_order_in_which_they_are_due() -> None:
+def test_callbacks_run_in_the_order_of_their_times() -> None:
     timer, over = Timer(), threading.Event()
     made: list[object] = []
     calls = [("third", -NEVER), ("first", -3 * NEVER), ("second", -2 * NEVER)]
-    with timer._changed:  # so that all are there before the first is made
+    with timer._changed:  # holds the lock until all callbacks are scheduled
         for name, seconds in calls:
             timer.call_later(seconds, partial(made.append, name))
         timer.call_later(0.0, over.set)
@@ -26,7 +26,7 @@ def test_calls_are_made_in_the_order_in_which_they_are_due() -> None:
     assert made == ["first", "second", "third"]
 
 
-def test_a_call_that_was_stopped_is_not_made() -> None:
+def test_cancelled_callback_does_not_run() -> None:
     timer, over = Timer(), threading.Event()
     made: list[object] = []
     with timer._changed:
@@ -38,14 +38,14 @@ def test_a_call_that_was_stopped_is_not_made() -> None:
     assert stopped.is_done()
 
 
-def test_an_earlier_call_is_made_while_the_thread_waits_for_a_later_one() -> None:
+def test_earlier_callback_interrupts_the_wait_for_a_later_one() -> None:
     timer, over = Timer(), threading.Event()
     timer.call_later(NEVER, over.clear)
     timer.call_later(0.0, over.set)
     assert over.wait(DEADLINE)
 
 
-def test_one_thread_makes_all_calls_of_the_module() -> None:
+def test_one_thread_runs_all_callbacks_of_the_module() -> None:
     threads: set[threading.Thread] = set()
     over = threading.Event()
     for _ in range(100):
@@ -56,14 +56,14 @@ def test_one_thread_makes_all_calls_of_the_module() -> None:
     assert (thread.name, thread.daemon) == ("pbhost-timer", True)
 
 
-def test_calls_that_were_stopped_are_cleared_although_their_time_has_not_come() -> None:
+def test_cancelled_callbacks_are_removed_before_their_time() -> None:
     timer = Timer()
     for _ in range(10_000):
         timer.call_later(NEVER, lambda: None).cancel()
     assert len(timer) < 200
 
 
-def test_calls_that_were_not_stopped_are_kept_by_a_clearing() -> None:
+def test_removal_keeps_callbacks_that_are_not_cancelled() -> None:
     timer, over = Timer(), threading.Event()
     made: list[object] = []
     with timer._changed:
@@ -76,7 +76,7 @@ def test_calls_that_were_not_stopped_are_kept_by_a_clearing() -> None:
     assert made == list(range(0, 300, 2))
 
 
-def test_a_call_that_raises_does_not_end_the_timer() -> None:
+def test_callback_that_raises_does_not_end_the_timer() -> None:
     timer, over = Timer(), threading.Event()
     seen: list[object] = []
     before = threading.excepthook

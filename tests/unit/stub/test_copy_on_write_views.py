@@ -66,7 +66,7 @@ class ViewsFixture:
         self.wakes += 1
 
     def close(self) -> None:
-        _copying.set_copy_on_write_mapper(_copying._map_nothing)
+        _copying.set_copy_on_write_mapper(_copying._no_mapping)
         for fd in self.fds:
             os.close(fd)
 
