@@ -152,13 +152,13 @@ class BatchTracker:
         if index < 0 or index in batch.final_indexes:
             raise ValueError(f"a response to request {index}, which is answered or unknown")
         call = batch.calls[index]
+        if not message.final and not self.decoupled:
+            raise ValueError("several responses of a model that is not decoupled")
+        answer = self._decode_response(call, message.response)
         if message.final:
             batch.final_indexes.append(index)
             if batch.deferred and len(batch.final_indexes) == len(batch.calls):
                 self._remove_batch(batch)
-        elif not self.decoupled:
-            raise ValueError("several responses of a model that is not decoupled")
-        answer = self._decode_response(call, message.response)
         if not message.final and call.on_response_acknowledged is None:
             request = call.request
             # Outputs in memory of the client do not count as bytes here.
@@ -171,22 +171,17 @@ class BatchTracker:
     def handle_single_response(self, messages: Sequence[m.ToHost]) -> Action | None:
         """Handles the most frequent frame: the only response of a batch of one call, and its end.
 
-        It may also contain released blocks. The effect is that of `handle_response` and
-        `handle_batch_done` at a fraction of the cost. Returns None for other frames, without an
-        effect. Raises as those do.
+        The frame may also contain released blocks, which the caller handles. The effect is that of
+        `handle_response` and `handle_batch_done` at a fraction of the cost. Returns None for other
+        frames, without an effect. Raises as those do.
         """
         if len(messages) == 2:
             answer, end = messages
-            returned = None
-        elif len(messages) == 3:
-            answer, end, returned = messages
+        elif len(messages) == 3 and type(messages[2]) is m.BlockRelease:
+            answer, end, _ = messages
         else:
             return None
-        if (
-            type(answer) is not m.Response
-            or type(end) is not m.BatchDone
-            or (returned is not None and type(returned) is not m.BlockRelease)
-        ):
+        if type(answer) is not m.Response or type(end) is not m.BatchDone:
             return None
         batch = self._batches.get(end.batch)
         if (
@@ -205,8 +200,6 @@ class BatchTracker:
             return None
         call = batch.calls[0]
         response = self._decode_response(call, answer.response)
-        if returned is not None:
-            self._transfer.release_blocks(returned)
         del self._batches[end.batch]
         times = ExecutionTimes(end.started, end.inputs_ready, end.outputs_begin, end.ended)
 
@@ -266,7 +259,8 @@ class BatchTracker:
     def handle_batch_done(self, message: m.BatchDone) -> tuple[Action, Action, Action]:
         """`execute` has returned. The actions count the batch, free the instance, and finish it."""
         batch = self._batches[message.batch]
-        if any(index < 0 for index in (*message.deferred, *message.rescheduled)):
+        known = range(len(batch.calls))
+        if any(index not in known for index in (*message.deferred, *message.rescheduled)):
             raise ValueError("the end of a batch, with requests that it does not have")
         if message.failure is not None:
             self._log_error(message.failure, batch.calls)

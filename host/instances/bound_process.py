@@ -20,7 +20,7 @@ _GONE = "the process with the bound functions has ended"
 class _BoundThread(StubProcess):
     """A stub that is a thread of the caller's process. It cannot be killed, only abandoned."""
 
-    leads = False
+    leads_process_group = False
 
     def kill(self) -> None:
         """Closes its lifeline, so that it ends when its function returns; `on_exit` follows."""

@@ -233,37 +233,43 @@ class Instance:
         """Decodes a whole frame, then acts on it.
 
         The instance gets its next batch before a single response is delivered. Several responses
-        are delivered before that, as their callers may send calls for that batch.
+        are delivered before that, as their callers may send calls for that batch. Messages before
+        one that breaks the protocol take effect, so that no call is lost.
         """
         try:
             messages = m.decode_to_host(frame)
             serving = self._session.state is State.SERVING
             if serving and (action := self.batches.handle_single_response(messages)):
-                self._run_action(action)
+                try:
+                    if len(messages) == 3 and isinstance(last := messages[2], m.BlockRelease):
+                        self._transfer.release_blocks(last)
+                finally:
+                    self._run_action(action)
                 return
             reports, releases, responses, settlements = (list[Action]() for _ in range(4))
-            for message in messages:
-                self._session.advance(message)
-                if isinstance(message, m.Response):
-                    responses.append(self.batches.handle_response(message))
-                elif isinstance(message, m.BatchDone):
-                    report, release, settlement = self.batches.handle_batch_done(message)
-                    reports.append(report)
-                    releases.append(release)
-                    settlements.append(settlement)
-                elif isinstance(message, m.BlsRequest):
-                    responses.append(self._prepare_bls_request(message))
-                elif isinstance(message, m.InstanceReleased):
-                    releases.append(self.batches.handle_released(message))
-                else:
-                    _HANDLERS[type(message)](self, message)
+            try:
+                for message in messages:
+                    self._session.advance(message)
+                    if isinstance(message, m.Response):
+                        responses.append(self.batches.handle_response(message))
+                    elif isinstance(message, m.BatchDone):
+                        report, release, settlement = self.batches.handle_batch_done(message)
+                        reports.append(report)
+                        releases.append(release)
+                        settlements.append(settlement)
+                    elif isinstance(message, m.BlsRequest):
+                        responses.append(self._prepare_bls_request(message))
+                    elif isinstance(message, m.InstanceReleased):
+                        releases.append(self.batches.handle_released(message))
+                    else:
+                        _HANDLERS[type(message)](self, message)
+            finally:
+                if len(responses) > 1:
+                    releases, responses = responses, releases
+                for action in (*reports, *releases, *responses, *settlements):
+                    self._run_action(action)
         except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
             self._on_fault(error)
-            return
-        if len(responses) > 1:
-            releases, responses = responses, releases
-        for action in (*reports, *releases, *responses, *settlements):
-            self._run_action(action)
 
     def _run_action(self, action: Action) -> None:
         try:

@@ -1,0 +1,369 @@
+"""The short path for the most frequent frame has the effects of the general one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from host.inference.call import Call
+from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
+from host.instances.batch import Batch
+from host.instances.instance import Instance
+from host.logs.formats import Label
+from stub.wire import messages as m
+from stub.wire.payload import INLINE_LIMIT, WireError, WireResponse, WireTensor
+from tests.conftest import DEADLINE
+from tests.unit.host.instances.stub_peer import PeerLauncher, initialize_message, stub_pool
+from tests.waiting import eventually
+
+NO_EFFECT = m.BlockRelease([])
+"""Two of these at the end make any frame one that only the general path handles."""
+
+OWN_ARENA = -1
+"""Stands for the number of the stub's arena, which is known once the stub runs."""
+
+
+@dataclass(frozen=True)
+class Execute:
+    """The host runs a batch with inputs of these sizes, at once or after the batches before it."""
+
+    sizes: tuple[int, ...]
+    queued: bool = False
+
+
+@dataclass(frozen=True)
+class CancelCall:
+    """The caller of the call with this number in the order of their starts goes away."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class ReleaseInputs:
+    """A part of a frame: the stub releases the blocks of the inputs of a batch."""
+
+    batch: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The stub sends a frame."""
+
+    parts: tuple[m.ToHost | ReleaseInputs, ...]
+
+
+Step = Execute | CancelCall | Frame
+Event = tuple[object, ...]
+
+
+@dataclass
+class Effects:
+    """What a run has done; times and tensors by value, calls and batches by number."""
+
+    events: list[Event] = field(default_factory=list)
+    reports: list[Event] = field(default_factory=list)
+    """Counted batches. The short path delivers a response before it counts its batch."""
+    calls: list[Event] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    sent: list[m.ToStub] = field(default_factory=list)
+    state: Event = ()
+
+
+class Run(logging.Handler):
+    """One instance, which executes the steps and records their effects."""
+
+    def __init__(self, instance: Instance, launcher: PeerLauncher, general_path: bool) -> None:
+        super().__init__()
+        self.effects = Effects()
+        self.instance = instance
+        self.peer = launcher.peers[0]
+        self.general_path = general_path
+        self.started: list[Call] = []
+        self.waiting: deque[tuple[int, ...]] = deque()
+        self.blocks: dict[int, list[tuple[int, int, int]]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.effects.log.append(record.getMessage())
+
+    def step(self, step: Step) -> None:
+        if isinstance(step, CancelCall):
+            if step.number < len(self.started):
+                self.started[step.number].cancel()
+        elif isinstance(step, Frame):
+            self.send(step)
+        elif step.queued:
+            self.waiting.append(step.sizes)
+        else:
+            self.execute(step.sizes)
+
+    def execute(self, sizes: Sequence[int]) -> None:
+        calls: list[Call] = []
+        for size in sizes:
+            tensor = Tensor("x", "UINT8", [size], b"i" * size)
+            call = Call(InferRequest("m", [tensor], id=str(len(self.started))))
+            call.on_cancel = self.instance.batches.cancel_call
+            call.on_computed = partial(self.event, "computed", len(self.started))
+            call.subscribe(partial(self.responded, len(self.started)))
+            self.started.append(call)
+            calls.append(call)
+        batch = Batch(calls, self.released, self.done, self.report)
+        tensors = [tensor for call in calls for tensor in call.request.inputs]
+        self.instance.execute(batch)
+        self.blocks[batch.number] = [
+            (tensor.owner.arena, tensor.owner.offset, 1)  # type: ignore[attr-defined]
+            for tensor in tensors
+            if tensor.owner is not None
+        ]
+
+    def send(self, frame: Frame) -> None:
+        if self.instance.exit_reason or not self.instance.serving:
+            return
+        messages = [
+            m.BlockRelease(self.blocks.get(part.batch, []))
+            if isinstance(part, ReleaseInputs)
+            else self.with_own_arena(part)
+            for part in frame.parts
+        ]
+        self.peer.send(*messages, *[NO_EFFECT] * 2 * self.general_path)
+        self.instance.read_announced()
+
+    def with_own_arena(self, message: m.ToHost) -> m.ToHost:
+        if not isinstance(message, m.Response) or message.response is None:
+            return message
+        outputs = [
+            WireTensor(t.name, t.code, t.shape, t.data, self.peer.spawn.arena, t.offset, t.size)
+            if t.arena == OWN_ARENA
+            else t
+            for t in message.response.outputs
+        ]
+        response = WireResponse(outputs, message.response.parameters, message.response.error)
+        return m.Response(message.batch, message.index, response, message.final)
+
+    # Effects
+
+    def event(self, *event: object) -> None:
+        self.effects.events.append(event)
+
+    def responded(self, number: int, response: InferResponse | None, final: bool) -> None:
+        self.event("response", number, final, response and self.by_value(response))
+
+    def by_value(self, response: InferResponse) -> Event:
+        error = response.error and (response.error.code, response.error.message)
+        outputs = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in response.outputs]
+        return response.model_version, response.id, outputs, response.parameters, error
+
+    def done(self, times: ExecutionTimes | None) -> None:
+        self.event("done", times)
+
+    def released(self) -> None:
+        self.event("released")
+        if self.waiting:
+            self.execute(self.waiting.popleft())
+
+    def report(self, batch: Batch, times: ExecutionTimes) -> None:
+        self.effects.reports.append((batch.number, times, tuple(batch.deferred)))
+
+    async def finish(self) -> Effects:
+        instance = self.instance
+        if not instance.serving:  # it was killed
+            await eventually(lambda: bool(instance.exit_reason), "the end of the process")
+            assert all(call.finished for call in self.started), "a call is lost"
+        self.effects.calls = [(call.finished, call.failed, call.cancelled) for call in self.started]
+        batches = instance.batches
+        arena = instance._services.arenas.host
+        arena.trim()
+        self.effects.state = (instance.serving, batches.running, batches.idle, arena.used)
+        return self.effects
+
+
+async def run(steps: Sequence[Step], decoupled: bool, general_path: bool) -> Effects:
+    launcher = PeerLauncher()
+    async with stub_pool(launcher) as pool:
+        instance = await pool.start_instance("m_0", Label("m", 1, "m_0"))
+        await instance.initialize(initialize_message(decoupled=decoupled))
+        running = Run(instance, launcher, general_path)
+        log = logging.getLogger("pbhost")
+        log.addHandler(running)
+        try:
+            for step in steps:
+                running.step(step)
+            return await asyncio.wait_for(running.finish(), DEADLINE)
+        finally:
+            log.removeHandler(running)
+
+
+def effects_of(
+    steps: Sequence[Step], decoupled: bool = False, general_path: bool = False
+) -> Effects:
+    return asyncio.run(run(steps, decoupled, general_path))
+
+
+LARGE = 2 * INLINE_LIMIT
+
+sizes = st.sampled_from([1, 1, LARGE])
+numbers = st.integers(1, 4)
+first_numbers = st.sampled_from([1, 1, 1, 2])
+indexes = st.integers(-1, 2)
+index_tuples = st.lists(indexes, max_size=2).map(tuple)
+outputs = st.one_of(
+    st.builds(WireTensor, st.just("y"), st.just(2), st.just([3]), st.just(b"out")),
+    st.just(WireTensor("y", 2, [8], None, OWN_ARENA, 0, 8)),
+    st.sampled_from(
+        [
+            WireTensor("y", 99, [0], b""),  # no such data type
+            WireTensor("y", 2, [8], None, 0, 0, 8),  # no block of this size was sent
+            WireTensor("y", 2, [LARGE], None, 0, 0, LARGE),
+        ]
+    ),
+)
+responses = st.one_of(
+    st.none(),
+    st.builds(WireResponse, st.lists(outputs, max_size=2), st.just({"p": 1})),
+    st.builds(
+        WireResponse,
+        st.just([]),
+        st.just({}),
+        st.builds(WireError, st.integers(0, 9), st.just("e")),
+    ),
+)
+starts = st.sampled_from([10, 10, 10, 0])
+failures = st.sampled_from([None, None, "it failed"])
+parts: st.SearchStrategy[m.ToHost | ReleaseInputs] = st.one_of(
+    st.builds(m.Response, numbers, indexes, responses, st.booleans()),
+    st.builds(
+        m.BatchDone, numbers, starts, *map(st.just, (11, 13, 16)), failures, index_tuples,
+        index_tuples,
+    ),
+    st.builds(ReleaseInputs, numbers),
+    st.builds(m.BlockRelease, st.just([(0, 1, 1)])),  # not a block
+    st.builds(m.InstanceReleased, numbers),
+    st.builds(m.LogLine, st.just(0), st.just("f"), st.just(1), st.just("line"), numbers),
+)  # fmt: skip
+
+
+# What a frame may have in place of the value that makes it one of the short path.
+DEVIATIONS: dict[str, st.SearchStrategy[object]] = {
+    "nothing": st.none(),
+    "index": indexes,
+    "final": st.just(False),
+    "end_batch": numbers,
+    "started": st.just(0),
+    "failure": st.just("it failed"),
+    "deferred": index_tuples,
+    "rescheduled": index_tuples,
+    "third": st.one_of(parts, parts),
+    "second": parts,
+    "first": parts,
+}
+
+
+@st.composite
+def nearly_single_responses(draw: st.DrawFn) -> Frame:
+    """The frame of the short path, or one that differs from it in one place."""
+    batch = draw(first_numbers)
+    kind = draw(st.sampled_from(list(DEVIATIONS)))
+    other: Any = draw(DEVIATIONS[kind])
+
+    def value(name: str, usual: Any) -> Any:
+        return other if kind == name else usual
+
+    frame = [
+        value("first", m.Response(batch, value("index", 0), draw(responses), value("final", True))),
+        value(
+            "second",
+            m.BatchDone(
+                value("end_batch", batch), value("started", 10), 11, 13, 16,
+                value("failure", None), value("deferred", ()), value("rescheduled", ()),
+            ),
+        ),
+    ]  # fmt: skip
+    if kind == "third" or draw(st.booleans()):
+        frame.append(value("third", ReleaseInputs(batch)))
+    return Frame(tuple(frame))
+
+
+frames = st.lists(parts, max_size=5).map(tuple).map(Frame)
+executes = st.builds(
+    Execute, st.lists(sizes, min_size=1, max_size=3).map(tuple) | sizes.map(lambda s: (s,)),
+    st.booleans(),
+)  # fmt: skip
+preparations: st.SearchStrategy[Step] = st.one_of(
+    executes,
+    st.builds(CancelCall, st.integers(0, 2)),
+    st.builds(m.InstanceReleased, first_numbers).map(lambda released: Frame((released,))),
+    st.builds(m.Response, first_numbers, st.integers(0, 1), responses, st.booleans()).map(
+        lambda response: Frame((response,))
+    ),
+    st.builds(
+        m.BatchDone, first_numbers, *map(st.just, (10, 11, 13, 16)), st.none(), st.just((0,))
+    ).map(lambda end: Frame((end,))),
+)
+steps_of_a_run: st.SearchStrategy[list[Step]] = st.builds(
+    lambda sizes, prepared, nearly, rest: [Execute(sizes), *prepared, nearly, *rest],
+    st.sampled_from([(1,), (1,), (LARGE,), (1, 1)]),
+    st.lists(preparations, max_size=2),
+    nearly_single_responses(),
+    st.lists(st.one_of(executes, frames, nearly_single_responses()), max_size=3),
+)
+
+OUTPUT = WireResponse([WireTensor("y", 2, [3], b"out")], {})
+ANSWER = m.Response(1, 0, OUTPUT)
+DONE = m.BatchDone(1, 10, 11, 13, 16)
+
+
+@given(steps_of_a_run, st.booleans())
+@example([Execute((1,)), Frame((ANSWER, DONE))], False)
+@example([Execute((LARGE,)), Frame((ANSWER, DONE, ReleaseInputs(1)))], False)
+@example([Execute((1,)), Execute((1,), True), Frame((ANSWER, DONE))], False)
+@example([Execute((1,)), Frame((ANSWER, DONE, m.BlockRelease([(0, 1, 1)])))], False)
+@settings(max_examples=300)
+def test_any_frames_have_the_same_effects_on_the_short_path_and_on_the_general_one(
+    steps: list[Step], decoupled: bool
+) -> None:
+    assert effects_of(steps, decoupled) == effects_of(steps, decoupled, general_path=True)
+
+
+def test_the_only_response_of_a_batch_is_delivered_before_the_batch_is_counted() -> None:
+    """So the examples above do take two paths."""
+
+    def order(general_path: bool) -> list[object]:
+        return asyncio.run(kinds_of_events(general_path))
+
+    async def kinds_of_events(general_path: bool) -> list[object]:
+        launcher = PeerLauncher()
+        async with stub_pool(launcher) as pool:
+            instance = await pool.start_instance("m_0", Label("m", 1, "m_0"))
+            await instance.initialize(initialize_message())
+            running = Run(instance, launcher, general_path)
+            running.report = lambda batch, times: running.event("counted")  # type: ignore[method-assign]
+            running.step(Execute((1,)))
+            running.step(Frame((ANSWER, DONE)))
+            return [event[0] for event in running.effects.events]
+
+    assert order(False) == ["computed", "done", "released", "response", "counted"]
+    assert order(True) == ["computed", "done", "counted", "released", "response"]
+
+
+def test_every_call_ends_when_its_stub_breaks_the_protocol_at_the_end_of_its_batch() -> None:
+    broken = m.BlockRelease([(0, 1, 1)])
+    deferred = m.BatchDone(1, 10, 11, 13, 16, None, (0,))
+    unknown_error = m.Response(1, 0, WireResponse([], {}, WireError(99, "e")))
+    for frame in (
+        (ANSWER, DONE, broken),
+        (ANSWER, DONE, NO_EFFECT, broken),
+        (DONE, broken),
+        (deferred, ANSWER, broken),
+        (deferred, unknown_error),
+        (m.BatchDone(1, 10, 11, 13, 16, None, (), (5,)),),
+        (m.BatchDone(1, 10, 11, 13, 16, None, (5,)),),
+    ):
+        effects = effects_of([Execute((1,)), Frame(frame)])
+        assert [finished for finished, *_ in effects.calls] == [True], frame
