@@ -55,12 +55,16 @@ class StubPeer:
 
     def __init__(self, spawn: SpawnArguments, process: subprocess.Popen[bytes], script: Script):
         # The host closes its descriptors when the process ends.
-        fields = ("rings_fd", "work_event_fd", "host_event_fd")
-        copies = {field: os.dup(getattr(spawn, field)) for field in fields}
-        self.spawn = replace(spawn, **copies)
+        self.spawn = replace(
+            spawn,
+            rings_fd=os.dup(spawn.rings_fd),
+            work_event_fd=os.dup(spawn.work_event_fd),
+            host_event_fd=os.dup(spawn.host_event_fd),
+        )
         self.process = process
         self.received: list[m.ToStub] = []
-        self._copies = list(copies.values())
+        copied = self.spawn
+        self._copies = [copied.rings_fd, copied.work_event_fd, copied.host_event_fd]
         self._script = script
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._connected = threading.Event()

@@ -21,6 +21,7 @@ from host.logs.formats import Label
 from stub.wire import messages as m
 from stub.wire.payload import INLINE_LIMIT, WireError, WireResponse, WireTensor
 from tests.conftest import DEADLINE
+from tests.unit.host.call_parties import RecordingHolder
 from tests.unit.host.instances.stub_peer import PeerLauncher, initialize_message, stub_pool
 from tests.waiting import eventually
 
@@ -109,9 +110,9 @@ class Run(logging.Handler):
         for size in sizes:
             tensor = Tensor("x", "UINT8", [size], b"i" * size)
             call = Call(InferRequest("m", [tensor], id=str(len(self.started))))
-            call.on_cancel = self.instance.batches.cancel_call
-            call.on_computed = partial(self.event, "computed", len(self.started))
-            call.subscribe(partial(self.responded, len(self.started)))
+            number = len(self.started)
+            call.holder = RecordingHolder(True, self.cancel)
+            call.subscribe(partial(self.responded, number), partial(self.event, "computed", number))
             self.started.append(call)
             calls.append(call)
         batch = Batch(calls, self.released, self.done, self.report)
@@ -146,6 +147,9 @@ class Run(logging.Handler):
         ]
         response = WireResponse(outputs, message.response.parameters, message.response.error)
         return m.Response(message.batch, message.index, response, message.final)
+
+    def cancel(self, call: Call) -> None:
+        self.instance.batches.cancel_call(call)
 
     # Effects
 
