@@ -170,10 +170,10 @@ class Tensor:
         The rules are in ``docs/reference/model_api.md``, 4.1.
 
         Args:
-            copy: True returns an array that the model may change: for a received tensor a private
-                copy, otherwise the array from which the tensor was created. Each call returns the
-                same array. False returns a read-only view without a copy. BYTES tensors always give
-                an object array of ``bytes``. Triton does not have this argument.
+            copy: True returns an array that the model may change: the one from which the tensor was
+                created, or a private copy for a received tensor and after ``from_dlpack``. Each
+                call returns the same array. False returns a read-only view without a copy. BYTES
+                tensors always give an object array. Triton does not have this argument.
 
         Returns:
             The array; its dtype is the numpy type of the data type.

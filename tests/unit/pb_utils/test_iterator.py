@@ -227,7 +227,7 @@ class TestCancelling:
         assert sent_request.cancellations == 1
 
 
-class TestInAnEventLoop:
+class TestAsyncIteration:
     def test_responses_arrive_without_blocking_the_loop(self, runtime: RecordingRuntime) -> None:
         iterator, sent_request = open_stream(runtime)
 
@@ -326,7 +326,7 @@ class TestAsyncExec:
 
     def test_response_can_come_from_any_thread(self, runtime: RecordingRuntime) -> None:
         def answer_elsewhere(sent_request: SentRequest) -> None:
-            threading.Thread(target=answers, args=(sent_request, 1)).start()
+            threading.Thread(target=send_responses, args=(sent_request, 1)).start()
 
         runtime.on_request = answer_elsewhere
 

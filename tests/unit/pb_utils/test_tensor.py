@@ -92,7 +92,7 @@ def test_name_shape_and_type_can_be_read() -> None:
     assert tensor.shape() == [2, 3]
 
 
-class TestMadeFromAnArray:
+class TestCreatedFromAnArray:
     def test_as_numpy_returns_that_array(self) -> None:
         for array in (np.zeros(3), np.array([b"a"], dtype=np.object_), np.array([b"a"])):
             assert Tensor("x", array).as_numpy() is array

@@ -60,7 +60,7 @@ def test_run_needs_a_model_that_is_loaded() -> None:
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Path:
-    """Returns the folder of a Python-based backend; the model's folder beside it holds only data."""
+    """Returns the folder of a Python-based backend; the model's folder beside it has no code."""
     folder = tmp_path / "backend"
     folder.mkdir()
     (folder / "helper.py").write_text("")

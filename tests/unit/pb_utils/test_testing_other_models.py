@@ -68,17 +68,17 @@ class Counter:
             sender.send(flags=FINAL)
 
 
-class TestDecoupledQuestions:
+class TestDecoupledRequests:
     def test_a_generator_gives_several_responses(self) -> None:
         def other(request: Any) -> Iterator[pb_utils.InferenceResponse]:
             yield response(0)
             yield response(1)
 
-        assert run_in_model(several, models={"other": other}) == [0, 1, None]
+        assert run_in_model(call_decoupled, models={"other": other}) == [0, 1, None]
 
     def test_a_decoupled_harness_gives_several_responses(self) -> None:
         with testing.load(Counter, DECOUPLED) as other:
-            assert run_in_model(several, models={"other": other}) == [0, 1, None]
+            assert run_in_model(call_decoupled, models={"other": other}) == [0, 1, None]
 
     @pytest.mark.parametrize("kind", ["function", "constant", "harness"])
     def test_ordinary_stand_ins_give_one_response(self, kind: str) -> None:
@@ -92,7 +92,7 @@ class TestDecoupledQuestions:
                 "constant": {"N": np.array([5])},
                 "harness": harness,
             }
-            assert run_in_model(several, models={"other": others[kind]}) == [5]
+            assert run_in_model(call_decoupled, models={"other": others[kind]}) == [5]
 
     @pytest.mark.parametrize("decoupled_harness", [False, True])
     def test_unary_call_of_a_decoupled_model_is_an_error(self, decoupled_harness: bool) -> None:
@@ -133,7 +133,7 @@ class TestDecoupledQuestions:
             yield response(0)
             raise pb_utils.TritonModelException("broken")
 
-        assert run_in_model(several, models={"other": other}) == [0, "broken"]
+        assert run_in_model(call_decoupled, models={"other": other}) == [0, "broken"]
 
     def test_cancelled_generator_is_closed(self) -> None:
         left = threading.Event()
@@ -212,7 +212,7 @@ class TestDecoupledQuestions:
                 raise ValueError("warming up")
 
         with testing.load(NotReady, DECOUPLED) as other:
-            assert run_in_model(several, models={"other": other}) == [
+            assert run_in_model(call_decoupled, models={"other": other}) == [
                 (
                     "Model other - Error when running inference: Failed for execute the inference "
                     "request. Model 'other' is not ready."

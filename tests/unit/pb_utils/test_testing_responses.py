@@ -312,7 +312,7 @@ class TestCoroutines:
         assert cancelled.wait(DEADLINE)
 
 
-class TestSendersOfOtherModels:
+class TestSendersOfOrdinaryModels:
     def test_a_response_may_be_sent_instead_of_returned(self) -> None:
         def execute(requests: Any) -> Any:
             requests[0].get_response_sender().send(response(0), FINAL)
