@@ -103,7 +103,7 @@ def test_decoupled_accepts_any_object_with_bool(runtime: RecordingRuntime) -> No
 def test_exec_waits_for_the_first_response_only(runtime: RecordingRuntime) -> None:
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(make_request().exec, decoupled=True)
-        wait_until(lambda: bool(runtime.sent_requests), "the sent_request")
+        wait_until(lambda: bool(runtime.sent_requests), "the request to be sent")
         assert not call.done()
         runtime.sent_requests[0].receive(response(0), False)
         iterator = call.result(DEADLINE)
