@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 
 from host.config.model_config import ModelConfig
-from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
+from host.errors import HostError, invalid_argument, unavailable, unsupported
 from host.inference.call import Call
-from host.inference.correlation_id import checked_correlation_text
 from host.inference.metadata import (
     IndexEntry,
     ModelMetadata,
@@ -16,11 +15,12 @@ from host.inference.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
-from host.inference.request import InferRequest, Parameter, RequestTrace
+from host.inference.request import InferRequest, Parameter
+from host.inference.server_state import ServerState
 from host.instances.regions import Regions
-from host.logs.formats import model_fields
 from host.logs.settings import LogSettings
 from host.model_control.control import ModelControl
+from host.models.readiness import is_model_ready
 from host.models.registry import (
     UNLOADED,
     Model,
@@ -29,10 +29,8 @@ from host.models.registry import (
     VersionState,
     parse_version,
 )
-from host.scheduling.deadlock_detector import DeadlockDetector
 from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
-from stub.wire.payload import TraceLink
 
 VERSION = "2.73.0"
 """The version of Triton whose behaviour this server has; clients can read it."""
@@ -59,51 +57,30 @@ EXTENSIONS = [
 class Core:
     """The models of one server, as clients see them. Belongs to the event loop."""
 
-    def __init__(self, name: str, registry: Registry, strict_readiness: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        registry: Registry,
+        state: ServerState,
+        *,
+        strict_readiness: bool,
+        control: ModelControl,
+        regions: Regions,
+        tracer: Tracer,
+        log: LogSettings,
+    ) -> None:
         self._name = name
         self._registry = registry
+        self._state = state
         self._strict_readiness = strict_readiness
-        self._control: ModelControl | None = None
-        self._started = False
-        self._exiting = False
-        self._deadlocks = DeadlockDetector()
-        self._regions: Regions | None = None
-        self._tracer: Tracer | None = None
-        self._log: LogSettings | None = None
-        self.request_tracer: Tracer | None = None
-        """Decides which requests are traced; None while none is."""
-
-    def connect_model_control(self, control: ModelControl | None) -> None:
-        """Sets model control, which is made after the core; None at the end."""
         self._control = control
-
-    def connect_logs(self, tracer: Tracer, log: LogSettings) -> None:
-        """Sets traces and log settings, before the endpoints open."""
-        self._tracer, self._log = tracer, log
-        self.request_tracer = tracer if tracer.enabled else None
-
-    def connect_shared_memory(self, regions: Regions) -> None:
-        """Sets the shared memory of clients, before the endpoints open."""
-        self._regions = regions
-
-    @property
-    def regions(self) -> Regions:
+        self.regions = regions
         """Shared memory that clients registered."""
-        assert self._regions is not None
-        return self._regions
-
-    def finish_startup(self) -> None:
-        """Accepts requests from now on, as start-up is complete."""
-        self._started = True
-
-    @property
-    def accepts_requests(self) -> bool:
-        """Whether requests are accepted: start-up is complete and the exit has not started."""
-        return self._started and not self._exiting
-
-    def start_exit(self) -> None:
-        """Reports from now on that the server exits."""
-        self._exiting = True
+        self.log = log
+        """The settings of the log."""
+        self._tracer = tracer
+        self.request_tracer = tracer if tracer.enabled else None
+        """Decides which requests are traced; None while none is."""
 
     # Inference
 
@@ -112,7 +89,7 @@ class Core:
 
         Raises HostError if the model is missing or the request is invalid for it.
         """
-        if not self._started:
+        if not self._state.started:
             raise unavailable("Server not ready")
         model = self._registry.find(request.model_name, request.model_version)
         if unary and model.config.model_transaction_policy.decoupled:
@@ -123,60 +100,6 @@ class Core:
             request.classification.labels = model.labels
             request.classification.batched = model.config.max_batch_size > 0
         return model.infer(request)
-
-    def check_bls_target(self, request: InferRequest) -> Awaitable[None] | None:
-        """Returns what a BLS request has to await first, if its target model defines `is_ready`.
-
-        Raises HostError, at once or when awaited (docs/reference/model_api.md, 5.3).
-        """
-        try:
-            model = self._find_bls_target(request)
-        except HostError as error:
-            raise _bls_error(request, error) from error
-        return self._check_target_ready(request, model) if model.defines_is_ready else None
-
-    async def _check_target_ready(self, request: InferRequest, model: Model) -> None:
-        reason = await model.why_not_ready()
-        if reason:
-            _log_not_ready(model, reason)
-            raise _bls_error(request, _model_not_ready_error(request.model_name))
-
-    def infer_for_bls(self, request: InferRequest, decoupled: bool) -> Call:
-        """Starts a BLS request. Raises HostError (docs/reference/model_api.md, 5.3)."""
-        name = request.model_name
-        try:
-            model = self._find_bls_target(request)
-            if not decoupled and model.config.model_transaction_policy.decoupled:
-                raise internal(
-                    f"Model {name} is using the decoupled. The current BLS request call doesn't"
-                    " support models using the decoupled transaction policy. Please use"
-                    " 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
-                    " models.'"
-                )
-            if isinstance(request.correlation_id, str):
-                checked_correlation_text(request.correlation_id)
-            return model.infer(request)
-        except HostError as error:
-            raise _bls_error(request, error) from error
-
-    def _find_bls_target(self, request: InferRequest) -> Model:
-        if not self._started:
-            raise unavailable("Server not ready")
-        model = self._registry.find(request.model_name, request.model_version)
-        if not model.ready:
-            raise _model_not_ready_error(request.model_name)
-        return model
-
-    def create_child_trace(self, link: TraceLink | None) -> RequestTrace | None:
-        """The trace of a BLS request; None if the request that caused it is not traced any more."""
-        if link is None or self._tracer is None:
-            return None
-        above = self._tracer.find_trace(link.number)
-        return None if above is None else above.create_child()
-
-    def break_deadlock(self, call: Call) -> None:
-        """Fails a BLS call that waits for itself, now or when a cycle forms."""
-        self._deadlocks.add_call(call)
 
     # Health
 
@@ -191,7 +114,7 @@ class Core:
         Raises HostError during the exit.
         """
         self._refuse_exiting()
-        if not self._started:
+        if not self._state.started:
             return False
         if not self._strict_readiness:
             return True
@@ -214,12 +137,12 @@ class Core:
             self._registry.find(name, number)  # raises for an unknown model
         for known in versions.values():
             if number in (-1, known.number) and known.state is VersionState.READY:
-                if await _is_model_ready(known.model):
+                if await is_model_ready(known.model):
                     return True
         return False
 
     def _refuse_exiting(self) -> None:
-        if self._exiting:
+        if self._state.exiting:
             raise unavailable("Server exiting")
 
     # Metadata
@@ -255,7 +178,7 @@ class Core:
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         """Statistics of a model; of all models without a name. Raises HostError."""
-        if not self._started:
+        if not self._state.started:
             raise unavailable("Server not ready")
         number = parse_version(version)
         try:
@@ -295,8 +218,6 @@ class Core:
         Raises HostError; then nothing has changed.
         """
         tracer = self._tracer
-        if tracer is None:
-            raise unavailable("Server not ready")
         if model:
             versions = self._versions(model)
             if not versions:
@@ -308,71 +229,32 @@ class Core:
             self.request_tracer = tracer if tracer.enabled else None
         return tracer.describe_settings(model)
 
-    @property
-    def log(self) -> LogSettings:
-        """The settings of the log. Raises HostError."""
-        if self._log is None:
-            raise unavailable("Server not ready")
-        return self._log
-
     # Model control
 
     async def repository_index(self, ready: bool) -> list[IndexEntry]:
         """Every model on disk with its versions, or only the ready ones. Raises HostError."""
-        return await self._require_control().index(ready)
+        return await self._control.index(ready)
 
     async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         """Loads or reloads a model. Raises HostError.
 
         Source: docs/reference/configuration_and_scheduling.md, 8.6.
         """
-        await self._require_control().load_in_turn(name, parameters)
+        await self._control.load_in_turn(name, parameters)
 
     async def unload_model(self, name: str, unload_dependents: bool) -> None:
         """Starts to unload a model. Raises HostError.
 
         Source: docs/reference/configuration_and_scheduling.md, 8.7.
         """
-        await self._require_control().unload_in_turn(name, unload_dependents)
-
-    def _require_control(self) -> ModelControl:
-        if self._control is None:
-            raise unavailable("Server not ready")
-        return self._control
+        await self._control.unload_in_turn(name, unload_dependents)
 
 
 async def _is_version_healthy(version: ModelVersion) -> bool:
     """Whether a version does not keep a server with strict readiness from being ready."""
     if version.state is VersionState.READY:
-        return await _is_model_ready(version.model)
+        return await is_model_ready(version.model)
     return version.state is VersionState.UNAVAILABLE and version.reason == UNLOADED
-
-
-async def _is_model_ready(model: Model | None) -> bool:
-    if model is None:
-        return False
-    if model.ready and not model.defines_is_ready:
-        return True
-    reason = await model.why_not_ready()
-    if reason:
-        _log_not_ready(model, reason)
-    return not reason
-
-
-def _log_not_ready(model: Model, reason: str) -> None:
-    name, number = model.name, model.version
-    _log.debug(
-        "Model '%s' version %d is not ready: %s",
-        name, number, reason, extra=model_fields(name, number),
-    )  # fmt: skip
-
-
-def _model_not_ready_error(name: str) -> HostError:
-    return internal(f"Failed for execute the inference request. Model '{name}' is not ready.")
-
-
-def _bls_error(request: InferRequest, error: HostError) -> HostError:
-    return internal(f"Model {request.model_name} - Error when running inference: {error.message}")
 
 
 def _tensor_metadata(config: ModelConfig, tensors: object) -> list[TensorMetadata]:

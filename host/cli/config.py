@@ -18,19 +18,22 @@ from host.config.json_form import from_json, to_dict, to_json
 from host.config.model_config import LoadedConfig, ModelConfig
 from host.config.pbtxt import parse_pbtxt, to_pbtxt
 from host.config.schema import is_ensemble
-from host.core import Core
 from host.environments.environments import Environments
 from host.errors import HostError, internal, unsupported
+from host.inference.server_state import ServerState
 from host.instances.gpus import find_gpus
 from host.instances.launchers import SpawnLauncher
 from host.instances.pool import StubPool
 from host.logs.formats import Label
 from host.metrics.custom import CustomMetrics
 from host.models.backends import Backends
+from host.models.bls_targets import BlsTargets
 from host.models.registry import Registry
 from host.options.flags import SWITCH, FlagGroup, one_of
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
+from host.tracing.config import TraceConfig
+from host.tracing.tracer import Tracer
 from stub.wire.messages import ModelSource
 
 _EXIT_FAILED = 1
@@ -141,8 +144,8 @@ async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: P
     environments = Environments(
         _DEFAULTS.environment_cache, float(_DEFAULTS.environment_timeout_secs)
     )
-    core = Core("pbhost config", Registry(), strict_readiness=False)
-    pool = StubPool(SpawnLauncher(), _DEFAULTS.arena_limit, core, CustomMetrics(), False)
+    no_targets = BlsTargets(Registry(), ServerState(), Tracer(TraceConfig()))
+    pool = StubPool(SpawnLauncher(), _DEFAULTS.arena_limit, no_targets, CustomMetrics(), False)
     pool.control = _NoModelControl()
     environment = None
     try:

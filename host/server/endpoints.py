@@ -41,10 +41,7 @@ class Endpoints:
     `families`: the metrics of models.
     """
 
-    def __init__(
-        self, core: Core, options: Options, families: Callable[[], Iterable[MetricFamily]]
-    ) -> None:
-        self._core = core
+    def __init__(self, options: Options, families: Callable[[], Iterable[MetricFamily]]) -> None:
         self._options = options
         self._model_families = families
         self.grpc_port = 0
@@ -78,21 +75,22 @@ class Endpoints:
         if options.allow_metrics:
             _check_address("Metrics", "metrics", options.metrics_host, options.metrics_port)
 
-    async def start(self, connection_hooks: ConnectionHooks) -> None:
-        """Opens the gRPC and HTTP endpoints. `connection_hooks`: called about requests of a
-        connection.
+    async def start(self, core: Core, connection_hooks: ConnectionHooks) -> None:
+        """Opens the gRPC and HTTP endpoints of a core.
+
+        `connection_hooks`: called about requests of a connection.
 
         Raises HostError if a port or a certificate cannot be used.
         """
         if self._options.allow_grpc:
-            await self._open_grpc(connection_hooks)
+            await self._open_grpc(core, connection_hooks)
         if self._options.allow_http:
-            await self._open_http(connection_hooks)
+            await self._open_http(core, connection_hooks)
 
-    async def _open_grpc(self, connection_hooks: ConnectionHooks) -> None:
+    async def _open_grpc(self, core: Core, connection_hooks: ConnectionHooks) -> None:
         options = self._options
         service = self._grpc_service = GrpcService(
-            self._core,
+            core,
             Restrictions(grpc_restriction(options.grpc_restricted_protocol), _GRPC_PREFIX),
             HeaderForwarding(options.grpc_header_forward_pattern),
         )
@@ -109,10 +107,10 @@ class Endpoints:
         self.grpc_port = await _start_service("GRPC", self._grpc.start())
         _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
 
-    async def _open_http(self, connection_hooks: ConnectionHooks) -> None:
+    async def _open_http(self, core: Core, connection_hooks: ConnectionHooks) -> None:
         options = self._options
         app = self._http_app = HttpApp(
-            self._core,
+            core,
             options.http_max_input_size,
             Restrictions(http_restriction(options.http_restricted_api)),
             HeaderForwarding(options.http_header_forward_pattern),

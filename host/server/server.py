@@ -17,6 +17,7 @@ from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
 from host.inference.request import InferRequest, InferResponse
+from host.inference.server_state import ServerState
 from host.instances.batch_tracker import FlowControl
 from host.instances.gpus import find_gpus
 from host.instances.launchers import ForkLauncher, SpawnLauncher
@@ -33,6 +34,7 @@ from host.model_control.dependencies import EnsembleDependencies
 from host.model_control.lifecycle import ModelLifecycle
 from host.model_control.poller import RepositoryPoller
 from host.models.backends import Backends
+from host.models.bls_targets import BlsTargets
 from host.models.loader import Loader
 from host.models.loading import LoadSettings
 from host.models.registry import Registry, VersionState
@@ -66,18 +68,26 @@ class Server:
         self.options = options
         self._launcher = launcher
         self._registry = Registry(options.model_namespacing)
-        self.core = Core(options.id, self._registry, options.strict_readiness)
+        self._state = ServerState()
+        self._core: Core | None = None
         self._pool: StubPool | None = None
         self._environments: Environments | None = None
         self._lifecycle: ModelLifecycle | None = None
         self._poller: RepositoryPoller | None = None
         self._custom_metrics = CustomMetrics()
-        self._endpoints = Endpoints(self.core, options, self._custom_metrics.collect)
+        self._endpoints = Endpoints(options, self._custom_metrics.collect)
         self._store: ResponseStore | None = None
         self._metrics_collector: MetricsCollector | None = None
         self._log: LogHandler | None = None
         self._tracer: Tracer | None = None
         self._running = False  # whether it was started and not told to stop
+
+    @property
+    def core(self) -> Core:
+        """The models, as clients see them. Raises HostError UNAVAILABLE before they are loaded."""
+        if self._core is None:
+            raise unavailable("Server not ready")
+        return self._core
 
     @property
     def grpc_port(self) -> int:
@@ -111,14 +121,23 @@ class Server:
             for warning in options.warnings:
                 _log.warning(warning)
             tracer = self._tracer = Tracer(options.tracing)
-            self.core.connect_logs(tracer, LogSettings(self._log))
             await self._endpoints.check_configuration()
-            await self._load()
-            self.core.finish_startup()
-            rows = option_table_rows(self.core.server_metadata(), options)
+            pool = self._open_pool(tracer)
+            control = await self._load(pool)
+            core = self._core = Core(
+                options.id,
+                self._registry,
+                self._state,
+                strict_readiness=options.strict_readiness,
+                control=control,
+                regions=pool.regions,
+                tracer=tracer,
+                log=LogSettings(self._log),
+            )
+            self._state.started = True
+            rows = option_table_rows(core.server_metadata(), options)
             _log.info("%s", format_table(["Option", "Value"], rows), extra={"table": True})
-            assert self._pool is not None
-            await self._endpoints.start(self._pool.busy_poller.connection_hook)
+            await self._endpoints.start(core, pool.busy_poller.connection_hook)
             if options.allow_metrics:
                 await self._open_metrics()
         except BaseException:  # a cancelled start (Ctrl-C) must not leave processes behind either
@@ -127,15 +146,15 @@ class Server:
         self._running = True
         return self
 
-    async def _load(self) -> None:
+    def _open_pool(self, tracer: Tracer) -> StubPool:
+        """Opens what stubs need. Raises HostError."""
         options = self.options
-        repository = Repository(map(Path, options.model_repository), options.model_namespacing)
         default_launcher = ForkLauncher if options.stub_start == "fork" else SpawnLauncher
         try:
             pool = self._pool = StubPool(
                 self._launcher or default_launcher(),
                 options.arena_limit,
-                self.core,
+                BlsTargets(self._registry, self._state, tracer),
                 self._custom_metrics,
                 options.allow_client_shm,
             )
@@ -150,7 +169,12 @@ class Server:
         if options.busy_poll and usable_cpus() >= 2.0:
             pool.busy_poller.seconds = BUSY_POLL_SECONDS
         pool.load_seconds = options.stub_load_timeout_secs or None
-        self.core.connect_shared_memory(pool.regions)
+        return pool
+
+    async def _load(self, pool: StubPool) -> ModelControl:
+        """Loads the models; returns what loads and unloads them from now on. Raises HostError."""
+        options = self.options
+        repository = Repository(map(Path, options.model_repository), options.model_namespacing)
         environments = self._environments = Environments(
             options.environment_cache, options.environment_timeout_secs
         )
@@ -199,9 +223,8 @@ class Server:
             repository,
             families,
             explicit=options.model_control_mode == "explicit",
-            serving=lambda: self.core.accepts_requests,
+            serving=lambda: self._state.accepts_model_control,
         )
-        self.core.connect_model_control(control)
         names, all_loaded = await self._startup_models(repository)
         if options.debug_model:
             _warn_about_debugging(options.debug_model, names)
@@ -218,6 +241,7 @@ class Server:
             self._poller = RepositoryPoller(
                 self._registry, repository, families, options.repository_poll_secs
             )
+        return control
 
     async def _startup_models(self, repository: Repository) -> tuple[list[str], bool]:
         """The models to load at start-up, and whether every repository could be read."""
@@ -293,7 +317,7 @@ class Server:
 
         Returns whether all work ended within the exit timeout.
         """
-        self.core.start_exit()
+        self._state.exiting = True
         try:
             if self._poller is not None:
                 await self._poller.close()
@@ -318,13 +342,12 @@ class Server:
 
     async def _release_resources(self) -> None:
         """Stops what is left and drops all references, so that a stopped server holds no memory."""
-        self.core.connect_model_control(None)
         pool, lifecycle, log = self._pool, self._lifecycle, self._log
         environments, self._environments = self._environments, None
         collector, self._metrics_collector = self._metrics_collector, None
         store, self._store = self._store, None
         tracer, self._tracer = self._tracer, None
-        self._poller = self._lifecycle = self._pool = self._log = None
+        self._poller = self._lifecycle = self._pool = self._log = self._core = None
         await self._endpoints.stop(0.0)  # if `stop` was interrupted
         await self._endpoints.stop_metrics(_FINAL_TIMEOUT_S)
         if collector is not None:

@@ -34,8 +34,9 @@ class Driver:
     def run(self, device: int, function: str, *arguments: Any) -> None:
         """Call a function in the context that everybody uses on that device."""
         if device not in self._contexts:
-            context = self._contexts[device] = ctypes.c_void_p()
+            context = ctypes.c_void_p()
             self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self._contexts[device] = context  # only now, as other threads use it at once
         self.call("cuCtxPushCurrent_v2", self._contexts[device])
         try:
             self.call(function, *arguments)

@@ -13,12 +13,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from host.core import Core
 from host.environments.environment import Environment
+from host.inference.server_state import ServerState
 from host.instances.pool import StubPool
 from host.instances.process import OutputHandler, StubProcess
 from host.metrics.custom import CustomMetrics
+from host.models.bls_targets import BlsTargets
 from host.models.registry import Registry
+from host.tracing.config import TraceConfig
+from host.tracing.tracer import Tracer
 from stub.channel import Channel
 from stub.wire import messages as m
 from stub.wire.spawn import SpawnArguments
@@ -182,8 +185,8 @@ class PeerLauncher:
 @asynccontextmanager
 async def stub_pool(launcher: PeerLauncher) -> AsyncIterator[StubPool]:
     """A pool whose stubs are peers."""
-    core = Core("test", Registry(), strict_readiness=False)
-    pool = StubPool(launcher, ARENA_LIMIT, core, CustomMetrics(), False)
+    targets = BlsTargets(Registry(), ServerState(), Tracer(TraceConfig()))
+    pool = StubPool(launcher, ARENA_LIMIT, targets, CustomMetrics(), False)
     try:
         yield pool
     finally:

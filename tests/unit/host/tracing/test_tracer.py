@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from host.core import Core
 from host.inference.request import InferRequest, InferResponse
-from host.logs.handler import configure
-from host.logs.settings import LogSettings
-from host.models.registry import Registry
 from host.options.options import Options
+from host.server.server import Server
 from host.tracing.config import TIMESTAMPS, TraceConfig
 from host.tracing.tracer import Tracer
 
@@ -35,21 +33,26 @@ def no_header(name: str) -> None:
 
 
 def test_endpoints_get_no_tracer_while_tracing_is_off(path: Path) -> None:
-    tracer = Tracer(TraceConfig(file=str(path)))
-    log = configure(Options(model_repository=[path]))
-    core = Core("x", Registry(), True)
-    core.connect_logs(tracer, LogSettings(log))
+    async def main() -> list[bool]:
+        seen: list[bool] = []
+        async with Server(
+            Options(
+                model_repository=[str(path.parent)],
+                trace_config=[f"triton,file={path}"],
+                allow_grpc=False,
+                allow_http=False,
+                allow_metrics=False,
+            )
+        ) as server:
+            core = server.core
+            seen.append(core.request_tracer is not None)
+            core.trace_settings("", {"level": frozenset([TIMESTAMPS])})
+            seen.append(core.request_tracer is not None)
+            core.trace_settings("", {"level": None})
+            seen.append(core.request_tracer is not None)
+        return seen
 
-    def request_tracer() -> Tracer | None:
-        return core.request_tracer
-
-    assert request_tracer() is None
-    core.trace_settings("", {"level": frozenset([TIMESTAMPS])})
-    assert request_tracer() is tracer
-    core.trace_settings("", {"level": None})
-    assert request_tracer() is None
-    tracer.close()
-    log.close()
+    assert asyncio.run(main()) == [False, True, False]
 
 
 def test_a_complete_trace_cannot_be_found(tracer: Tracer) -> None:

@@ -22,7 +22,6 @@ from host.inference.metadata import (
 )
 from host.inference.request import InferRequest, InferResponse, Parameter, Tensor
 from host.instances.regions import Regions
-from host.models.registry import Registry
 from tests.unit.host.call_parties import RecordingHolder
 
 MODELS = ("echo", "hold", "fail", "silent", "bug", "repeat")
@@ -47,8 +46,8 @@ class EchoCore(Core):
     """
 
     def __init__(self) -> None:
-        super().__init__("triton", Registry(), True)
-        self.connect_shared_memory(Regions(None))
+        self.regions = Regions(None)
+        self.request_tracer = None
         self.is_ready = True
         self.exiting = False
         self.held: queue.Queue[Call] = queue.Queue()
