@@ -7,12 +7,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 
-from host.environments.environment import Environment
 from host.instances.fork_client import ForkClient
-from host.instances.process import OutputHandler, StubProcess
-from stub.wire.spawn import SpawnArguments
+from host.instances.process import StubLaunch, StubProcess
 
 _GONE = "the process with the bound functions has ended"
 
@@ -42,21 +39,15 @@ class BoundProcessLauncher:
     def __init__(self, sock: socket.socket) -> None:
         self._client = ForkClient(sock, _GONE, lambda: None)
 
-    async def launch(
-        self,
-        spawn: SpawnArguments,
-        lifeline: int,
-        output: OutputHandler,
-        on_exit: Callable[[int], None],
-        environment: Environment | None = None,
-    ) -> StubProcess:
+    async def launch(self, stub: StubLaunch) -> StubProcess:
         """As `Launcher.launch`; the caller's Python is the only one."""
-        if environment is not None:
+        if stub.environment is not None:
             raise OSError("a bound function runs in the process that has bound it")
-        started = await self._client.start_stub(spawn, sys.stdout.fileno(), sys.stderr.fileno())
-        stub = _BoundThread(os.getppid(), started.pidfd, lifeline, (), output, on_exit)
-        started.code.add_done_callback(lambda code: stub.ended(code.result()))
-        return stub
+        streams = sys.stdout.fileno(), sys.stderr.fileno()
+        started = await self._client.start_stub(stub.spawn, *streams)
+        thread = _BoundThread(os.getppid(), started.pidfd, stub)
+        started.code.add_done_callback(lambda code: thread.ended(code.result()))
+        return thread
 
     async def close(self) -> None:
         """As `Launcher.close`."""

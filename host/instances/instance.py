@@ -22,7 +22,7 @@ from host.instances.channel import SERVICE, WORK
 from host.instances.host_calls import HostCalls
 from host.instances.link import Link
 from host.instances.pending_reply import PendingReply
-from host.instances.process import StubProcess, describe_exit, stub_lost
+from host.instances.process import StubLaunch, StubProcess, describe_exit, stub_lost
 from host.instances.readiness import ReadinessCheck
 from host.instances.services import HostServices
 from host.instances.transfer import ReleaseTimer, TensorTransfer, arena_full_error
@@ -106,7 +106,9 @@ class Instance:
         self._reply.expect_reply()
         launching = asyncio.ensure_future(
             (services.terminal if self._attached else services.launcher).launch(
-                spawn, lifeline_write, self._log_output, self._on_exit, self._environment
+                StubLaunch(
+                    spawn, lifeline_write, self._log_output, self._on_exit, self._environment
+                )
             )
         )
         launching.add_done_callback(partial(self._on_launched, lifeline_read, lifeline_write))

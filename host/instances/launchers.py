@@ -7,13 +7,12 @@ import logging
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from host.environments.environment import Environment
 from host.instances.fork_client import ForkClient
-from host.instances.process import OutputHandler, StubProcess, stub_command
-from stub.wire.spawn import SpawnArguments
+from host.instances.process import StubLaunch, StubProcess, stub_command
 
 _EXIT_TIMEOUT = 5.0
 _SILENCE_TIMEOUT = 30.0  # seconds in which a fork server has to respond
@@ -63,19 +62,12 @@ class SpawnLauncher:
     def __init__(self) -> None:
         self._interpreters = _InterpreterSpawner()
 
-    async def launch(
-        self,
-        spawn: SpawnArguments,
-        lifeline: int,
-        output: OutputHandler,
-        on_exit: Callable[[int], None],
-        environment: Environment | None = None,
-    ) -> StubProcess:
+    async def launch(self, stub: StubLaunch) -> StubProcess:
         """As `Launcher.launch`."""
         out, err = _output_pipes()
         try:
             child = await self._interpreters.start(
-                [spawn.dump()], spawn.descriptors, out[1], err[1], environment
+                [stub.spawn.dump()], stub.spawn.descriptors, out[1], err[1], stub.environment
             )
             pidfd = _open_pidfd(child)
         except BaseException:  # also if cancelled, as the descriptors have no other owner
@@ -83,14 +75,8 @@ class SpawnLauncher:
             raise
         finally:
             _close_descriptors(out[1], err[1])
-        process = StubProcess(child.pid, pidfd, lifeline, (out[0], err[0]), output, on_exit)
-        loop = asyncio.get_running_loop()
-
-        def ended() -> None:
-            loop.remove_reader(pidfd)
-            process.mark_exited(child.wait())  # returns at once: its pidfd says that it has ended
-
-        loop.add_reader(pidfd, ended)
+        process = StubProcess(child.pid, pidfd, stub, (out[0], err[0]))
+        process.reap_on_exit(child.wait)
         return process
 
     async def close(self) -> None:
@@ -113,25 +99,18 @@ class ForkLauncher:
         self._server: _ForkServer | None = None
         self._starting = asyncio.Lock()
 
-    async def launch(
-        self,
-        spawn: SpawnArguments,
-        lifeline: int,
-        output: OutputHandler,
-        on_exit: Callable[[int], None],
-        environment: Environment | None = None,
-    ) -> StubProcess:
+    async def launch(self, stub: StubLaunch) -> StubProcess:
         """As `Launcher.launch`."""
-        if environment is not None:
-            return await self._spawn.launch(spawn, lifeline, output, on_exit, environment)
+        if stub.environment is not None:
+            return await self._spawn.launch(stub)
         async with self._starting:
             if self._server is None or not self._server.alive:
                 self._server = await _ForkServer.start(self._interpreters, self._silence_timeout)
         try:
-            return await self._server.fork(spawn, lifeline, output, on_exit)
+            return await self._server.fork(stub)
         except ConnectionError as error:
             _log.warning("%s: a stub is a new interpreter, in place of a fork", error)
-        return await self._spawn.launch(spawn, lifeline, output, on_exit)
+        return await self._spawn.launch(stub)
 
     async def close(self) -> None:
         """As `Launcher.close`."""
@@ -169,23 +148,16 @@ class _ForkServer:
     def alive(self) -> bool:
         return not self._client.closed
 
-    async def fork(
-        self,
-        spawn: SpawnArguments,
-        lifeline: int,
-        output: OutputHandler,
-        on_exit: Callable[[int], None],
-    ) -> StubProcess:
+    async def fork(self, stub: StubLaunch) -> StubProcess:
         out, err = _output_pipes()
         try:
-            started = await self._client.start_stub(spawn, out[1], err[1])
+            started = await self._client.start_stub(stub.spawn, out[1], err[1])
         except BaseException:  # also if cancelled, as the descriptors have no other owner
             _close_descriptors(out[0], err[0])
             raise
         finally:
             _close_descriptors(out[1], err[1])
-        outputs = out[0], err[0]
-        process = StubProcess(started.pid, started.pidfd, lifeline, outputs, output, on_exit)
+        process = StubProcess(started.pid, started.pidfd, stub, (out[0], err[0]))
         loop = asyncio.get_running_loop()
 
         def gone() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -71,30 +72,51 @@ class _OutputReader:
             self._partial_line = b""
 
 
-class StubProcess:
-    """A running stub. `on_exit` is called once, with the return code as in `subprocess`.
+@dataclass(frozen=True, slots=True)
+class StubLaunch:
+    """A stub that is to be started.
 
-    `lifeline`: the end of a pipe to keep open. `outputs`: reading ends of stdout and stderr.
-    `pidfd`: for signals. Its launcher calls `mark_exited`.
+    `lifeline`: the end of a pipe that stays open as long as the stub may live. `on_exit` is called
+    once, with the return code as in `subprocess`. `environment`: None for the host's own Python.
+    """
+
+    spawn: SpawnArguments
+    lifeline: int
+    output: OutputHandler
+    on_exit: Callable[[int], None]
+    environment: Environment | None = None
+
+
+class StubProcess:
+    """A running stub.
+
+    `outputs`: reading ends of stdout and stderr. `pidfd`: for signals. Its launcher calls
+    `mark_exited`.
     """
 
     leads_process_group = True  # of the processes that its model starts
 
     def __init__(
-        self,
-        pid: int,
-        pidfd: int,
-        lifeline: int,
-        outputs: tuple[int, ...],
-        output: OutputHandler,
-        on_exit: Callable[[int], None],
+        self, pid: int, pidfd: int, stub: StubLaunch, outputs: tuple[int, ...] = ()
     ) -> None:
         self.pid = pid
         self._pidfd = pidfd
-        self._lifeline = lifeline
-        self._on_exit = on_exit
+        self._lifeline = stub.lifeline
+        self._on_exit = stub.on_exit
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._outputs = [_OutputReader(fd, bool(error), output) for error, fd in enumerate(outputs)]
+        self._outputs = [
+            _OutputReader(fd, bool(error), stub.output) for error, fd in enumerate(outputs)
+        ]
+
+    def reap_on_exit(self, wait: Callable[[], int]) -> None:
+        """Calls `wait` for the return code as soon as the pidfd says that the process has ended."""
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(self._pidfd)
+            self.mark_exited(wait())
+
+        loop.add_reader(self._pidfd, ended)
 
     def mark_exited(self, code: int) -> None:
         """Called when the process has ended; `on_exit` follows once its output has been read."""
@@ -139,17 +161,10 @@ class StubProcess:
 class Launcher(Protocol):
     """Starts stubs."""
 
-    async def launch(
-        self,
-        spawn: SpawnArguments,
-        lifeline: int,
-        output: OutputHandler,
-        on_exit: Callable[[int], None],
-        environment: Environment | None = None,
-    ) -> StubProcess:
-        """Starts a stub, in an environment or on the host's Python.
+    async def launch(self, stub: StubLaunch) -> StubProcess:
+        """Starts a stub.
 
-        Raises OSError. After an error or a cancellation, `lifeline` is still open.
+        Raises OSError. After an error or a cancellation, the lifeline is still open.
         """
 
     async def close(self) -> None:

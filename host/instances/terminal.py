@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
 import termios
-from collections.abc import Callable
 from typing import Any
 
 from host.environments.environment import Environment
-from host.instances.process import OutputHandler, StubProcess, stub_command
+from host.instances.process import StubLaunch, StubProcess, stub_command
 from stub.wire.spawn import SpawnArguments
 
 
 class TerminalLauncher:
     """Starts stubs with the standard streams of the host, each as a new interpreter."""
 
-    async def launch(
-        self,
-        spawn: SpawnArguments,
-        lifeline: int,
-        output: OutputHandler,
-        on_exit: Callable[[int], None],
-        environment: Environment | None = None,
-    ) -> StubProcess:
+    async def launch(self, stub: StubLaunch) -> StubProcess:
         """As `Launcher.launch`; output of the stub goes to the terminal."""
         modes = _terminal_modes()
-        pid = _spawn_stub(spawn, environment)
+        pid = _spawn_stub(stub.spawn, stub.environment)
         pidfd = _open_pidfd(pid)
-        process = StubProcess(pid, pidfd, lifeline, (), output, on_exit)
-        loop = asyncio.get_running_loop()
+        process = StubProcess(pid, pidfd, stub)
 
-        def ended() -> None:
-            loop.remove_reader(pidfd)
-            _, status = os.waitpid(pid, 0)  # returns at once: its pidfd says that it has ended
+        def wait() -> int:
+            _, status = os.waitpid(pid, 0)
             _restore_terminal(modes)
-            process.mark_exited(os.waitstatus_to_exitcode(status))
+            return os.waitstatus_to_exitcode(status)
 
-        loop.add_reader(pidfd, ended)
+        process.reap_on_exit(wait)
         return process
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from host.environments.environment import Environment
 from host.inference.server_state import ServerState
 from host.instances.pool import StubPool
-from host.instances.process import OutputHandler, StubProcess
+from host.instances.process import StubLaunch, StubProcess
 from host.metrics.custom import CustomMetrics
 from host.models.bls_targets import BlsTargets
 from host.models.registry import Registry
@@ -148,23 +148,16 @@ class PeerLauncher:
         self.refuses: OSError | None = None
         self.environments: list[Environment | None] = []
 
-    async def launch(
-        self,
-        spawn: SpawnArguments,
-        lifeline: int,
-        output: OutputHandler,
-        on_exit: Callable[[int], None],
-        environment: Environment | None = None,
-    ) -> StubProcess:
+    async def launch(self, launched: StubLaunch) -> StubProcess:
         """As `Launcher.launch`."""
         if self.refuses is not None:
             raise self.refuses
-        self.environments.append(environment)
+        self.environments.append(launched.environment)
         process = _start_process()
-        peer = StubPeer(spawn, process, self.script)
+        peer = StubPeer(launched.spawn, process, self.script)
         self.peers.append(peer)
         pidfd = os.pidfd_open(process.pid)
-        stub = _PeerProcess(process.pid, pidfd, lifeline, (), output, on_exit)
+        stub = _PeerProcess(process.pid, pidfd, launched)
         loop = asyncio.get_running_loop()
 
         def ended() -> None:

@@ -19,7 +19,7 @@ from host.environments.environment import Environment, StubSources
 from host.instances.bound_process import BoundProcessLauncher
 from host.instances.fork_client import ForkClient
 from host.instances.launchers import ForkLauncher
-from host.instances.process import Launcher, StubProcess
+from host.instances.process import Launcher, StubLaunch, StubProcess
 from stub.wire.fork_protocol import receive_request, send_ended, send_started
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
@@ -42,11 +42,13 @@ class StubLauncher:
         os.close(read)
         try:
             return await self._launcher.launch(
-                replace(SPAWN, token=token),
-                lifeline,
-                _ignore_output,
-                self.codes.put_nowait,
-                environment,
+                StubLaunch(
+                    replace(SPAWN, token=token),
+                    lifeline,
+                    _ignore_output,
+                    self.codes.put_nowait,
+                    environment,
+                )
             )
         except BaseException:  # a cancelled launch, too
             os.close(lifeline)  # so it was left open, as the contract of a launcher says

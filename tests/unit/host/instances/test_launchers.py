@@ -12,7 +12,7 @@ import pytest
 
 from host.environments.environment import Environment, StubSources
 from host.instances.launchers import ForkLauncher, SpawnLauncher
-from host.instances.process import Launcher
+from host.instances.process import Launcher, StubLaunch
 from host.instances.terminal import TerminalLauncher
 from stub.wire.spawn import SpawnArguments
 from tests.descriptors import descriptors
@@ -49,7 +49,9 @@ async def launch_error(launcher: Launcher, environment: Environment | None = Non
         await asyncio.get_running_loop().run_in_executor(None, int)  # what a loop opens on its way
         before, children = descriptors(), set(process.children())
         with pytest.raises(OSError) as caught:
-            await launcher.launch(SPAWN, lifeline, ignore_output, ignore_exit, environment)
+            await launcher.launch(
+                StubLaunch(SPAWN, lifeline, ignore_output, ignore_exit, environment)
+            )
         assert not descriptors() - before
         assert not set(process.children()) - children
         os.fstat(lifeline)  # is its owner's

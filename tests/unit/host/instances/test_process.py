@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.instances.process import StubProcess, _OutputReader, describe_exit
+from host.instances.process import StubLaunch, StubProcess, _OutputReader, describe_exit
+from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
 
 LONGEST = 1 << 16
@@ -210,18 +211,10 @@ async def process_of(code: str) -> AsyncIterator[tuple[StubProcess, OutputLog, l
     os.close(out[1])
     os.close(err[1])
     printed, exits = OutputLog(), list[int]()
-    watched = os.pidfd_open(child.pid)
-    process = StubProcess(
-        child.pid, os.pidfd_open(child.pid), lifeline, (out[0], err[0]), printed, exits.append
-    )
-    loop = asyncio.get_running_loop()
-
-    def ended() -> None:
-        loop.remove_reader(watched)
-        os.close(watched)
-        process.mark_exited(child.wait())
-
-    loop.add_reader(watched, ended)
+    spawn = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
+    stub = StubLaunch(spawn, lifeline, printed, exits.append)
+    process = StubProcess(child.pid, os.pidfd_open(child.pid), stub, (out[0], err[0]))
+    process.reap_on_exit(child.wait)
     try:
         yield process, printed, exits
     finally:
