@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from host.config.model_config import ModelConfig
 from host.errors import HostError, invalid_argument, unavailable, unsupported
+from host.health.health import Health
+from host.health.server_state import ServerState
 from host.inference.call import Call
 from host.inference.metadata import (
     IndexEntry,
@@ -16,13 +18,10 @@ from host.inference.metadata import (
     TensorMetadata,
 )
 from host.inference.request import InferRequest, Parameter
-from host.inference.server_state import ServerState
 from host.instances.regions import Regions
 from host.logs.settings import LogSettings
 from host.model_control.control import ModelControl
-from host.models.readiness import is_model_ready
 from host.models.registry import (
-    UNLOADED,
     Model,
     ModelVersion,
     Registry,
@@ -72,7 +71,7 @@ class Core:
         self._name = name
         self._registry = registry
         self._state = state
-        self._strict_readiness = strict_readiness
+        self.health = Health(registry, state, strict_readiness)
         self._control = control
         self.regions = regions
         """Shared memory that clients registered."""
@@ -100,50 +99,6 @@ class Core:
             request.classification.labels = model.labels
             request.classification.batched = model.config.max_batch_size > 0
         return model.infer(request)
-
-    # Health
-
-    def live(self) -> bool:
-        """Whether the server is live. Raises HostError during the exit."""
-        self._refuse_exiting()
-        return True
-
-    async def ready(self) -> bool:
-        """Whether every model is ready; without strict readiness, whether the server has started.
-
-        Raises HostError during the exit.
-        """
-        self._refuse_exiting()
-        if not self._state.started:
-            return False
-        if not self._strict_readiness:
-            return True
-        if any(failure.counts for failure in self._registry.failures.values()):
-            return False
-        for entry in [entry for _, entry in self._registry.list_entries()]:
-            if not entry.versions:
-                return False
-            for version in list(entry.versions.values()):
-                if not await _is_version_healthy(version):
-                    return False
-        return True
-
-    async def model_ready(self, name: str, version: str) -> bool:
-        """Whether this model is ready. Raises HostError if it is unknown."""
-        self._refuse_exiting()
-        number = parse_version(version)
-        versions = self._versions(name)
-        if not versions or (number != -1 and number not in versions):
-            self._registry.find(name, number)  # raises for an unknown model
-        for known in versions.values():
-            if number in (-1, known.number) and known.state is VersionState.READY:
-                if await is_model_ready(known.model):
-                    return True
-        return False
-
-    def _refuse_exiting(self) -> None:
-        if self._state.exiting:
-            raise unavailable("Server exiting")
 
     # Metadata
 
@@ -248,13 +203,6 @@ class Core:
         Source: docs/reference/configuration_and_scheduling.md, 8.7.
         """
         await self._control.unload_in_turn(name, unload_dependents)
-
-
-async def _is_version_healthy(version: ModelVersion) -> bool:
-    """Whether a version does not keep a server with strict readiness from being ready."""
-    if version.state is VersionState.READY:
-        return await is_model_ready(version.model)
-    return version.state is VersionState.UNAVAILABLE and version.reason == UNLOADED
 
 
 def _tensor_metadata(config: ModelConfig, tensors: object) -> list[TensorMetadata]:

@@ -23,8 +23,8 @@ MODULES = {
 LAYERS = [
     ["host.errors"],
     ["host.system"],
-    ["host.inference"],
     ["host.config"],
+    ["host.inference"],
     ["host.logs"],
     ["host.repository"],
     ["host.environments"],
@@ -36,6 +36,8 @@ LAYERS = [
     ["host.instances"],
     ["host.models"],
     ["host.ensembles"],
+    ["host.health"],
+    ["host.bls"],
     ["host.model_control"],
     ["host.core"],
     ["host.frontends"],

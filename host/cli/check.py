@@ -15,7 +15,7 @@ from host.lint.ensembles import check_ensembles
 from host.lint.model import CheckedModel, LintSettings, check_model
 from host.lint.problem import Problem
 from host.models.backends import Backends
-from host.options.flags import SWITCH, FlagGroup, one_of
+from host.options.flag_parser import SWITCH, FlagGroup, one_of
 from host.repository.repository import Repository, RepositoryScan
 
 _EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2

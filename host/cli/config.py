@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from host.bls.targets import BlsTargets
 from host.cli.arguments import parse_arguments, reject_repository, serve_flag
 from host.config import model_config as configuration
 from host.config.json_form import from_json, to_dict, to_json
@@ -20,16 +21,15 @@ from host.config.pbtxt import parse_pbtxt, to_pbtxt
 from host.config.schema import is_ensemble
 from host.environments.environments import Environments
 from host.errors import HostError, internal, unsupported
-from host.inference.server_state import ServerState
+from host.health.server_state import ServerState
 from host.instances.gpus import find_gpus
 from host.instances.launchers import SpawnLauncher
 from host.instances.pool import StubPool
 from host.logs.formats import Label
 from host.metrics.custom import CustomMetrics
 from host.models.backends import Backends
-from host.models.bls_targets import BlsTargets
 from host.models.registry import Registry
-from host.options.flags import SWITCH, FlagGroup, one_of
+from host.options.flag_parser import SWITCH, FlagGroup, one_of
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
 from host.tracing.config import TraceConfig

@@ -22,7 +22,7 @@ from host.environments.environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument
 from host.instances.gpus import find_gpus
 from host.models.backends import Backends
-from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer
+from host.options.flag_parser import SIZE, SWITCH, FlagGroup, InvalidValue, integer
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource

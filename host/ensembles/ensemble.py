@@ -15,12 +15,12 @@ from host.errors import HostError
 from host.inference.call import Call, ComputeCallback, FailureReason
 from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest
+from host.inference.validation import Signature
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.models.registry import LoadedModel, Registry
-from host.models.signature import Signature
 
 
 class Ensemble(DrainableModel):

@@ -23,11 +23,11 @@ from host.config.source import ConfigSource, Position
 from host.config.validate import check_tensors
 from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
+from host.inference.validation import Signature
 from host.lint.problem import Problem
 from host.lint.python_file import PythonFile
 from host.lint.recovering_reader import RecoveringReader
 from host.models.backends import Backends
-from host.models.signature import Signature
 from host.models.warmup import Warmup
 from host.options.options import Options
 from host.repository.agents import run_agents

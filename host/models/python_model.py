@@ -13,13 +13,13 @@ from host.errors import HostError, unavailable
 from host.inference.call import Call, FailureReason
 from host.inference.metadata import ModelStatistics
 from host.inference.request import ExecutionTimes, InferRequest
+from host.inference.validation import Signature
 from host.instances.batch import Batch
 from host.instances.supervisor import InstanceState, Supervisor
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
-from host.models.signature import Signature
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
 from host.scheduling.ordering import OrderedCall

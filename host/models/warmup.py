@@ -18,11 +18,11 @@ from host.config.schema import ConfigPart
 from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.inference.call import Call
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
+from host.inference.tensor_spec import byte_size, raise_invalid_input, wire_name
+from host.inference.validation import Signature
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import stub_lost
-from host.models.signature import Signature
-from host.models.tensor_spec import byte_size, raise_invalid_input, wire_name
 from host.system.regular_file import read_file
 
 _log = logging.getLogger("pbhost")

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 from host.options.deprecated_flags import DEPRECATED
-from host.options.flags import CommandLine, InvalidValue, parse_flags
-from host.options.flags import usage as usage_text
+from host.options.flag_parser import CommandLine, InvalidValue, parse_flags
+from host.options.flag_parser import usage as usage_text
 from host.options.options import FLAGS, Options, UsageError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from host.options.flags import BOOLEAN, SIZE, STRING, DeprecatedFlag, integer
+from host.options.flag_parser import BOOLEAN, SIZE, STRING, DeprecatedFlag, integer
 
 
 def _trace(setting: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from host.metrics.settings import MetricsSettings
 from host.options import validators as values
-from host.options.flags import (
+from host.options.flag_parser import (
     PORT,
     SIZE,
     SWITCH,

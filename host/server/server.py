@@ -10,14 +10,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 
-from host.cache.opening import open_store
+from host.bls.targets import BlsTargets
 from host.cache.store import ResponseStore
+from host.cache.store_factory import open_store
 from host.core import Core
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
+from host.health.server_state import ServerState
 from host.inference.request import InferRequest, InferResponse
-from host.inference.server_state import ServerState
 from host.instances.batch_tracker import FlowControl
 from host.instances.gpus import find_gpus
 from host.instances.launchers import ForkLauncher, SpawnLauncher
@@ -26,27 +27,26 @@ from host.instances.process import Launcher
 from host.instances.terminal import has_terminal
 from host.logs.handler import LogHandler, configure
 from host.logs.settings import LogSettings
-from host.logs.table import format_table
+from host.logs.text_table import format_table
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import MachineMetrics
 from host.model_control.control import ModelControl
 from host.model_control.dependencies import EnsembleDependencies
 from host.model_control.lifecycle import ModelLifecycle
-from host.model_control.poller import RepositoryPoller
+from host.model_control.repository_poller import RepositoryPoller
 from host.models.backends import Backends
-from host.models.bls_targets import BlsTargets
 from host.models.loader import Loader
 from host.models.loading import LoadSettings
 from host.models.registry import Registry, VersionState
 from host.options.host_policies import read_policies
 from host.options.options import Options
-from host.options.table import option_table_rows
+from host.options.startup_table import option_table_rows
 from host.repository.repository import Repository
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
 from host.server.endpoints import Endpoints, wait_with_reports
 from host.server.in_process import Arrays, Result, to_request, to_result
+from host.server.load_progress import LoadProgress
 from host.server.metrics_collector import MetricsCollector
-from host.server.progress import LoadProgress
 from host.system.cpus import usable_cpus
 from host.tracing.tracer import Tracer
 from stub.wire.ring import BUSY_POLL_SECONDS

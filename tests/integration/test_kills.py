@@ -149,7 +149,7 @@ async def serving(repository: RepositoryBuilder, **more: object) -> AsyncIterato
         finally:
             logging.getLogger("pbhost").removeHandler(bench.log)
             loop.set_exception_handler(None)  # it would hold the server
-        assert bench.server.core.live()
+        assert bench.server.core.health.live()
 
 
 def run(main: Awaitable[None]) -> None:
@@ -226,7 +226,7 @@ def test_killed_or_stopped_stub_fails_only_its_own_requests(
                     print(f"round {number} of seed {SEED}", *bench.log.lines[-20:], sep="\n")
                     print(*bench.states(), sep="\n")
                     raise
-                assert await bench.server.core.ready()
+                assert await bench.server.core.health.ready()
             print(dict(bench.outcomes))
             await bench.assert_no_memory_held()
             bench.assert_no_faults()

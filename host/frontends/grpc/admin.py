@@ -77,17 +77,17 @@ class _Admin:
         self._core = core
 
     async def server_live(self, request: Any) -> Any:
-        return pb.ServerLiveResponse(live=self._core.live())
+        return pb.ServerLiveResponse(live=self._core.health.live())
 
     async def server_ready(self, request: Any) -> Any:
-        return pb.ServerReadyResponse(ready=await self._core.ready())
+        return pb.ServerReadyResponse(ready=await self._core.health.ready())
 
     async def server_metadata(self, request: Any) -> Any:
         return pb.ServerMetadataResponse(**asdict(self._core.server_metadata()))
 
     async def model_ready(self, request: Any) -> Any:
         try:
-            ready = await self._core.model_ready(request.name, request.version)
+            ready = await self._core.health.model_ready(request.name, request.version)
         except HostError as error:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise

@@ -233,7 +233,7 @@ class GrpcService:
         self._open_requests.request_finished()
 
     async def _health_check(self, data: bytes, context: RpcContext) -> bytes:
-        return _SERVING if await self._core.ready() else _NOT_SERVING
+        return _SERVING if await self._core.health.ready() else _NOT_SERVING
 
 
 def _check_restriction(restrictions: Restrictions, category: str, context: RpcContext) -> None:

@@ -28,15 +28,15 @@ class AdminHandler:
 
     async def live(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with status 200 if the server is live, otherwise 400; the body is empty."""
-        await _send_health(exchange, self._core.live())
+        await _send_health(exchange, self._core.health.live())
 
     async def ready(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with status 200 if the server is ready, otherwise 400; the body is empty."""
-        await _send_health(exchange, await self._core.ready())
+        await _send_health(exchange, await self._core.health.ready())
 
     async def model_ready(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with an empty body if the model is ready, otherwise with an error."""
-        if not await self._core.model_ready(route.resource, route.version):
+        if not await self._core.health.model_ready(route.resource, route.version):
             self._core.model_config(route.resource, route.version)  # raises if the model is unknown
             raise invalid_argument("Model version not ready")
         await exchange.send_empty()

@@ -19,7 +19,7 @@ from host.frontends.http.tensors import (
     write_tensor,
 )
 from host.inference.request import InferRequest, InferResponse, Tensor
-from host.models.tensor_spec import wire_name
+from host.inference.tensor_spec import wire_name
 
 _NESTED_KEY = "parameters"
 _NO_LIMIT = JsonInputLimit(MAX_BYTES)  # all inputs have one together

@@ -12,8 +12,8 @@ from host.errors import HostError, invalid_argument
 from host.frontends.http.inference_header import InferenceHeader, InputHeader
 from host.frontends.http.tensors import JsonInputLimit
 from host.inference.request import Buffer, Classification, InferRequest, Tensor
+from host.inference.tensor_spec import wire_name
 from host.instances.regions import Regions
-from host.models.tensor_spec import wire_name
 from stub.wire.datatypes import SIZES
 
 _MIN_VIEW_BYTES = 8192  # bytes of a body; below that, copying a slice is cheaper than a memoryview

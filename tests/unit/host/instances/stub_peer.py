@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from host.bls.targets import BlsTargets
 from host.environments.environment import Environment
-from host.inference.server_state import ServerState
+from host.health.server_state import ServerState
 from host.instances.pool import StubPool
 from host.instances.process import StubLaunch, StubProcess
 from host.metrics.custom import CustomMetrics
-from host.models.bls_targets import BlsTargets
 from host.models.registry import Registry
 from host.tracing.config import TraceConfig
 from host.tracing.tracer import Tracer

@@ -16,7 +16,7 @@ import pytest
 
 from host.logs import handler as log
 from host.logs.formats import Label, model_fields
-from host.logs.table import format_table
+from host.logs.text_table import format_table
 
 Configure = Callable[..., log.LogHandler]
 HEAD = "I0203 04:05:06.750000 42 core.py:7] "

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from host.options.command_line import parse, usage
 from host.options.deprecated_flags import DEPRECATED
-from host.options.flags import Flag, Status
+from host.options.flag_parser import Flag, Status
 from host.options.options import FLAGS, Options, UsageError
 from tests import flag_table
 

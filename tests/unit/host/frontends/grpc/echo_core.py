@@ -9,6 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from host.core import Core
 from host.errors import internal, invalid_argument, not_found, unavailable, unsupported
+from host.health.health import Health
 from host.inference.call import Call
 from host.inference.metadata import (
     BatchStatistics,
@@ -36,6 +37,31 @@ def echo(request: InferRequest) -> InferResponse:
     return InferResponse(request.model_name, 1, request.id, outputs, dict(request.parameters))
 
 
+def _look_up(name: str) -> None:
+    if name not in MODELS:
+        raise not_found(f"Request for unknown model: '{name}' is not found")
+
+
+class EchoHealth(Health):
+    """Health that the test sets."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.exiting = False
+
+    def live(self) -> bool:
+        if self.exiting:
+            raise unavailable("Server exiting")
+        return True
+
+    async def ready(self) -> bool:
+        return self.live() and self.is_ready
+
+    async def model_ready(self, name: str, version: str) -> bool:
+        _look_up(name)
+        return version != "9"
+
+
 class EchoCore(Core):
     """Overrides what the endpoint asks of a `Core`.
 
@@ -48,15 +74,14 @@ class EchoCore(Core):
     def __init__(self) -> None:
         self.regions = Regions(None)
         self.request_tracer = None
-        self.is_ready = True
-        self.exiting = False
+        self.health: EchoHealth = EchoHealth()
         self.held: queue.Queue[Call] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.loaded: list[tuple[str, Mapping[str, Parameter | bytes]]] = []
         self.unloaded: list[tuple[str, bool]] = []
 
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
-        self._look_up(request.model_name)
+        _look_up(request.model_name)
         if request.model_name == "repeat" and unary:
             raise unsupported(
                 "ModelInfer RPC doesn't support models with decoupled transaction policy"
@@ -83,32 +108,16 @@ class EchoCore(Core):
             self.held.put(call)
         return call
 
-    def _look_up(self, name: str) -> None:
-        if name not in MODELS:
-            raise not_found(f"Request for unknown model: '{name}' is not found")
-
-    def live(self) -> bool:
-        if self.exiting:
-            raise unavailable("Server exiting")
-        return True
-
-    async def ready(self) -> bool:
-        return self.live() and self.is_ready
-
     def server_metadata(self) -> ServerMetadata:
         return ServerMetadata("triton", "1.2.3", ["statistics", "parameters"])
 
-    async def model_ready(self, name: str, version: str) -> bool:
-        self._look_up(name)
-        return version != "9"
-
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
-        self._look_up(name)
+        _look_up(name)
         tensors = [TensorMetadata("INPUT0", "FP32", [-1, 16])]
         return ModelMetadata(name, ["1"], "python", tensors, tensors)
 
     def model_config(self, name: str, version: str) -> model_config_pb2.ModelConfig:
-        self._look_up(name)
+        _look_up(name)
         config = model_config_pb2.ModelConfig(name=name, backend="python")
         config.model_transaction_policy.decoupled = name == "repeat"
         return config

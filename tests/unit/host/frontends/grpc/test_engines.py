@@ -221,7 +221,7 @@ def test_health_check(served: Served) -> None:
     with grpc.insecure_channel(served.target) as channel:
         check = raw_method(channel, "grpc.health.v1.Health/Check")
         assert check(b"", timeout=DEADLINE) == b"\x08\x01"
-        served.core.exiting = True
+        served.core.health.exiting = True
         with pytest.raises(grpc.RpcError) as caught:
             check(b"", timeout=DEADLINE)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

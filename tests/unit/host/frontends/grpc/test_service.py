@@ -131,10 +131,10 @@ def test_health(core: EchoCore) -> None:
     assert pb.ServerLiveResponse.FromString(ask(core, "ServerLive", b"")).live
     assert pb.ServerReadyResponse.FromString(ask(core, "ServerReady", b"")).ready
     assert ask(core, "Check", b"\x0a\x03any", HEALTH_SERVICE) == b"\x08\x01"
-    core.is_ready = False
+    core.health.is_ready = False
     assert not pb.ServerReadyResponse.FromString(ask(core, "ServerReady", b"")).ready
     assert ask(core, "Check", b"", HEALTH_SERVICE) == b"\x08\x02"
-    core.exiting = True
+    core.health.exiting = True
     for method in ("ServerLive", "ServerReady"):
         error = refusal(core, method, b"")
         assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "Server exiting")

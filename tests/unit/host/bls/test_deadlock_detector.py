@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from host.bls.deadlock_detector import DeadlockDetector, WaitGraph
 from host.errors import ErrorCode, HostError
 from host.inference.call import Call, CallHolder
 from host.inference.request import InferRequest, InferResponse
-from host.scheduling.deadlock_detector import DeadlockDetector, WaitGraph
 from host.scheduling.ordering import OrderedCall, ResponseOrdering
 from tests.unit.host.scheduling.fake_instances import TICK, Clock
 

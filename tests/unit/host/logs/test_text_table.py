@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from host.logs.table import format_table
+from host.logs.text_table import format_table
 
 
 def test_table() -> None:

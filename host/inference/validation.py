@@ -8,7 +8,13 @@ from host.config.schema import ModelConfig
 from host.errors import invalid_argument
 from host.inference.call import Call
 from host.inference.request import InferRequest, Tensor
-from host.models.tensor_spec import InputSpec, TensorSpec, byte_size, raise_invalid_input, wire_name
+from host.inference.tensor_spec import (
+    InputSpec,
+    TensorSpec,
+    byte_size,
+    raise_invalid_input,
+    wire_name,
+)
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
 _MAX_VALIDATION_KEYS = 32  # for each model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from host.inference.metadata import ServerMetadata
 from host.options.command_line import parse
-from host.options.table import option_table_rows
+from host.options.startup_table import option_table_rows
 
 SERVER = ServerMetadata("me", "2.73.0", ["a", "b"])
 

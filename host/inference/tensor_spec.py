@@ -6,9 +6,9 @@ from math import prod
 from typing import Any, NoReturn
 
 from host.errors import invalid_argument
+from host.inference.bytes_walk import InvalidBytesTensor, check_elements
 from host.inference.request import InferRequest, Tensor, copy_from_shared_memory
 from host.inference.shared_memory_bytes import CHUNK_SIZE, SharedMemoryBytes, refuse_if_too_large
-from host.models.bytes_walk import InvalidBytesTensor, check_elements
 from stub.wire.datatypes import CODES, NAMES, SIZES
 
 MAX_SIZE = 2**63 - 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from host.bls.deadlock_detector import DeadlockDetector
 from host.errors import HostError, internal, unavailable
+from host.health.model_readiness import is_model_ready
+from host.health.server_state import ServerState
 from host.inference.call import Call
 from host.inference.correlation_id import checked_correlation_text
 from host.inference.request import InferRequest, RequestTrace
-from host.inference.server_state import ServerState
-from host.models.readiness import is_model_ready
 from host.models.registry import Model, Registry
-from host.scheduling.deadlock_detector import DeadlockDetector
 from host.tracing.tracer import Tracer
 from stub.wire.payload import TraceLink
 

@@ -1,0 +1,1 @@
+"""Whether the server and its models are live and ready."""

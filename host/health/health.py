@@ -1,0 +1,69 @@
+"""Health of the server and of its models, as clients ask for it.
+
+Source: docs/reference/protocol.md, 1.3.
+"""
+
+from __future__ import annotations
+
+from host.errors import unavailable
+from host.health.model_readiness import is_model_ready
+from host.health.server_state import ServerState
+from host.models.registry import UNLOADED, ModelVersion, Registry, VersionState, parse_version
+
+
+class Health:
+    """`strict_readiness`: a server with a model that failed to load is not ready."""
+
+    def __init__(self, registry: Registry, state: ServerState, strict_readiness: bool) -> None:
+        self._registry = registry
+        self._state = state
+        self._strict_readiness = strict_readiness
+
+    def live(self) -> bool:
+        """Whether the server is live. Raises HostError during the exit."""
+        self._refuse_exiting()
+        return True
+
+    async def ready(self) -> bool:
+        """Whether every model is ready; without strict readiness, whether the server has started.
+
+        Raises HostError during the exit.
+        """
+        self._refuse_exiting()
+        if not self._state.started:
+            return False
+        if not self._strict_readiness:
+            return True
+        if any(failure.counts for failure in self._registry.failures.values()):
+            return False
+        for entry in [entry for _, entry in self._registry.list_entries()]:
+            if not entry.versions:
+                return False
+            for version in list(entry.versions.values()):
+                if not await _is_version_healthy(version):
+                    return False
+        return True
+
+    async def model_ready(self, name: str, version: str) -> bool:
+        """Whether this model is ready. Raises HostError if it is unknown."""
+        self._refuse_exiting()
+        number = parse_version(version)
+        versions = self._registry.versions(self._registry.resolve_name(name))
+        if not versions or (number != -1 and number not in versions):
+            self._registry.find(name, number)  # raises for an unknown model
+        for known in versions.values():
+            if number in (-1, known.number) and known.state is VersionState.READY:
+                if await is_model_ready(known.model):
+                    return True
+        return False
+
+    def _refuse_exiting(self) -> None:
+        if self._state.exiting:
+            raise unavailable("Server exiting")
+
+
+async def _is_version_healthy(version: ModelVersion) -> bool:
+    """Whether a version does not keep a server with strict readiness from being ready."""
+    if version.state is VersionState.READY:
+        return await is_model_ready(version.model)
+    return version.state is VersionState.UNAVAILABLE and version.reason == UNLOADED
