@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import os
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -321,8 +320,7 @@ def test_error_of_finalize_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_cancelled_start_ends_the_process() -> None:
     async def test(setup: Setup) -> None:
         starting = asyncio.ensure_future(setup.start(initialized=False))
-        while not setup.launcher.peers:
-            await asyncio.sleep(0)
+        await setup.launcher.launched.wait()
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
@@ -335,7 +333,7 @@ def test_process_that_cannot_be_started_leaves_no_descriptor_open() -> None:
     async def test(setup: Setup) -> None:
         await setup.start()
         before = descriptors()
-        setup.launcher.refuses = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        setup.launcher.refuses = errno.EAGAIN
         text = (await refusal(setup.start())).message
         assert "cannot start a stub process for 'm:1/m_0'" in text
         gc.collect()  # the traceback of the error refers to the arena
