@@ -12,7 +12,7 @@ class RecordingHolder(CallHolder):
     """Records cancelled calls. `model_has_calls`: whether their model may still respond."""
 
     def __init__(
-        self, model_has_calls: bool = False, on_cancel: Callable[[Call], None] | None = None
+        self, model_has_calls: bool = False, on_cancel: Callable[[Call], object] | None = None
     ) -> None:
         self.cancelled: list[Call] = []
         self._model_has_calls = model_has_calls

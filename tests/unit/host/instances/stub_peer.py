@@ -145,17 +145,19 @@ class PeerLauncher:
     def __init__(self, script: Script = well_behaved) -> None:
         self.script = script
         self.peers: list[StubPeer] = []
-        self.refuses: OSError | None = None
+        self.launched = asyncio.Event()
+        self.refuses = 0  # the errno of launches that fail
         self.environments: list[Environment | None] = []
 
     async def launch(self, launched: StubLaunch) -> StubProcess:
         """As `Launcher.launch`."""
-        if self.refuses is not None:
-            raise self.refuses
+        if self.refuses:
+            raise OSError(self.refuses, os.strerror(self.refuses))
         self.environments.append(launched.environment)
         process = _start_process()
         peer = StubPeer(launched.spawn, process, self.script)
         self.peers.append(peer)
+        self.launched.set()
         pidfd = os.pidfd_open(process.pid)
         stub = _PeerProcess(process.pid, pidfd, launched)
         loop = asyncio.get_running_loop()

@@ -328,6 +328,8 @@ DONE = m.BatchDone(1, 10, 11, 13, 16)
 @example([Execute((LARGE,)), Frame((ANSWER, DONE, ReleaseInputs(1)))], False)
 @example([Execute((1,)), Execute((1,), True), Frame((ANSWER, DONE))], False)
 @example([Execute((1,)), Frame((ANSWER, DONE, m.BlockRelease([(0, 1, 1)])))], False)
+@example([Execute((1,)), Frame((ANSWER,)), Frame((ANSWER, DONE))], False)
+@example([Execute((1,)), Execute((1,)), Frame((m.Response(2, 0, OUTPUT), DONE))], False)
 @settings(max_examples=300)
 def test_any_frames_have_the_same_effects_on_the_short_path_and_on_the_general_one(
     steps: list[Step], decoupled: bool

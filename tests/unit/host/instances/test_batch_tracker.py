@@ -1,0 +1,462 @@
+"""Batches of one stub: responses, ends, cancellation, and the death of the stub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from host.errors import ErrorCode
+from host.inference.call import Call
+from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
+from host.instances.batch import Batch
+from host.instances.batch_tracker import NOT_RESCHEDULED, BatchTracker
+from host.instances.bls_requests import BlsRequests
+from host.instances.pool import StubPool
+from host.instances.transfer import ReleaseTimer, TensorTransfer
+from stub.wire import messages as m
+from stub.wire.payload import INLINE_LIMIT, WireError, WireResponse, WireTensor
+from tests.conftest import DEADLINE
+from tests.unit.host.instances.stub_peer import PeerLauncher, stub_pool
+
+TIMES = ExecutionTimes(10, 11, 13, 16)
+
+
+def output(value: bytes = b"out") -> WireResponse:
+    return WireResponse([WireTensor("y", 2, [len(value)], value)], {})
+
+
+def done(batch: int, *, failure: str | None = None, deferred: tuple[int, ...] = (),
+         rescheduled: tuple[int, ...] = ()) -> m.BatchDone:  # fmt: skip
+    return m.BatchDone(batch, 10, 11, 13, 16, failure, deferred, rescheduled)
+
+
+class Tracked:
+    """A tracker, what it sends and logs, and the responses to its calls."""
+
+    def __init__(self, pool: StubPool) -> None:
+        self.sent: list[m.ToStub] = []
+        self.logged: list[tuple[str, list[str]]] = []
+        self.responses: dict[str, list[InferResponse | None]] = {}
+        self.events: list[str] = []
+        arena = pool.arenas.create_arena()
+        transfer = TensorTransfer(pool.arenas, arena, ReleaseTimer(lambda: None))
+        bls_requests = BlsRequests(pool, lambda *response: None)
+        self.tracker = BatchTracker(transfer, self.sent.append, self.log, bls_requests)
+        self.tracker.name, self.tracker.version = "m_0", 3
+
+    def log(self, line: m.LogLine, calls: Sequence[Call]) -> None:
+        self.logged.append((line.text, [call.request.id for call in calls]))
+
+    def batch(self, *ids: str, max_outstanding_responses: int = 0) -> tuple[Batch, list[Call]]:
+        calls: list[Call] = []
+        for name in ids:
+            request = InferRequest("m", [], id=name)
+            request.max_outstanding_responses = max_outstanding_responses
+            call = Call(request)
+            received: list[InferResponse | None] = []
+            self.responses[name] = received
+            call.subscribe(lambda response, final, received=received: received.append(response))  # type: ignore[misc]
+            calls.append(call)
+        batch = Batch(
+            calls,
+            lambda: self.events.append("released"),
+            lambda times: self.events.append("done" if times else "lost"),
+            lambda batch, times: self.events.append("counted"),
+        )
+        self.tracker.add_batch(batch)
+        return batch, calls
+
+    def respond(self, message: m.Response) -> None:
+        self.tracker.handle_response(message)()
+
+    def end(self, message: m.BatchDone) -> None:
+        for action in self.tracker.handle_batch_done(message):
+            action()
+
+    def values(self, name: str) -> list[bytes]:
+        return [bytes(r.outputs[0].data) for r in self.responses[name] if r is not None]
+
+    def error(self, name: str) -> tuple[ErrorCode, str]:
+        (response,) = self.responses[name]
+        assert response is not None and response.error is not None
+        return response.error.code, response.error.message
+
+
+def tracked(test: Callable[[Tracked], Awaitable[None] | None]) -> None:
+    async def main() -> None:
+        async with stub_pool(PeerLauncher()) as pool:
+            result = test(Tracked(pool))
+            if result is not None:
+                await asyncio.wait_for(result, DEADLINE)
+
+    asyncio.run(main())
+
+
+def test_each_response_reaches_the_call_with_its_index() -> None:
+    def test(t: Tracked) -> None:
+        batch, _ = t.batch("a", "b")
+        t.respond(m.Response(1, 1, output(b"for b")))
+        t.respond(m.Response(1, 0, output(b"for a")))
+        assert (t.values("a"), t.values("b")) == ([b"for a"], [b"for b"])
+        assert t.responses["a"][0] is not None and t.responses["a"][0].model_version == 3
+        assert t.tracker.running and t.events == []
+        t.end(done(1))
+        assert t.events == ["done", "counted", "released"]
+        assert t.tracker.idle and not t.tracker.running
+
+    tracked(test)
+
+
+def test_response_is_a_deferred_action() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a")
+        action = t.tracker.handle_response(m.Response(1, 0, output()))
+        assert t.responses["a"] == []
+        action()
+        assert t.values("a") == [b"out"]
+
+    tracked(test)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (m.Response(2, 0, None), KeyError),
+        (m.Response(1, 1, None), IndexError),
+        (m.Response(1, -1, None), ValueError),
+        (m.Response(1, 0, None, final=False), ValueError),
+        (m.Response(1, 0, WireResponse([], {}, WireError(99, "x"))), IndexError),
+        (m.Response(1, 0, WireResponse([WireTensor("y", 99, [0], b"")], {})), KeyError),
+    ],
+)
+def test_response_to_no_request_of_the_stub_or_without_a_meaning_is_refused(
+    message: m.Response, error: type[Exception]
+) -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a")
+        with pytest.raises(error):
+            t.tracker.handle_response(message)
+        assert t.responses["a"] == []
+
+    tracked(test)
+
+
+def test_second_final_response_to_a_request_is_refused() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a", "b")
+        t.respond(m.Response(1, 0, output()))
+        with pytest.raises(ValueError, match="a response to request 0, which is answered"):
+            t.tracker.handle_response(m.Response(1, 0, output()))
+
+    tracked(test)
+
+
+def test_error_of_the_model_keeps_its_code_and_text() -> None:
+    def test(t: Tracked) -> None:
+        _, (call,) = t.batch("a")
+        t.respond(m.Response(1, 0, WireResponse([], {}, WireError(3, "no good"))))
+        assert t.error("a") == (ErrorCode.INVALID_ARG, "no good")
+        assert call.failed
+
+    tracked(test)
+
+
+def test_request_that_a_batch_has_not_answered_fails_at_its_end() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a", "b")
+        t.respond(m.Response(1, 0, output()))
+        t.end(done(1))
+        assert t.values("a") == [b"out"]
+        assert t.error("b") == (
+            ErrorCode.INTERNAL,
+            "instance 'm_0' ended a batch without answering it",
+        )
+
+    tracked(test)
+
+
+def test_failure_of_a_batch_is_logged_with_its_requests() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a", "b")
+        t.end(done(1, failure="it broke"))
+        assert t.logged == [("it broke", ["a", "b"])]
+
+    tracked(test)
+
+
+def test_rescheduled_request_of_a_model_that_cannot_reschedule_fails() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a")
+        t.end(done(1, rescheduled=(0,)))
+        assert t.error("a") == (ErrorCode.INTERNAL, NOT_RESCHEDULED)
+        assert t.logged == [(NOT_RESCHEDULED, ["a"])]
+
+    tracked(test)
+
+
+def test_rescheduled_request_that_its_scheduler_takes_back_stays_open() -> None:
+    class Iterating(Call):
+        __slots__ = ()
+
+        def try_reschedule(self) -> bool:
+            return True
+
+    def test(t: Tracked) -> None:
+        call = Iterating(InferRequest("m", []))
+        batch = Batch([call], lambda: None, lambda times: None, lambda batch, times: None)
+        t.tracker.add_batch(batch)
+        t.end(done(1, rescheduled=(0,)))
+        assert not call.finished and t.logged == []
+
+    tracked(test)
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+@pytest.mark.parametrize("field", ["deferred", "rescheduled"])
+def test_end_of_a_batch_with_requests_that_it_does_not_have_is_refused_without_an_effect(
+    field: str, index: int
+) -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a", "b")
+        with pytest.raises(ValueError, match="requests that it does not have"):
+            t.tracker.handle_batch_done(done(1, **{field: (index,)}))  # type: ignore[arg-type]
+        assert t.tracker.running
+        t.tracker.stub_exited("it has ended")
+        assert t.error("a")[0] is t.error("b")[0] is ErrorCode.UNAVAILABLE
+
+    tracked(test)
+
+
+def test_deferred_request_is_answered_after_its_batch_has_freed_the_instance() -> None:
+    def test(t: Tracked) -> None:
+        batch, (_, second) = t.batch("a", "b")
+        t.respond(m.Response(1, 0, output()))
+        t.end(done(1, deferred=(1,)))
+        assert t.events == ["done", "counted", "released"]
+        assert (t.tracker.running, t.tracker.idle) == (False, False)
+        assert list(t.tracker.calls_of_batch(1)) == list(batch.calls)
+        assert not second.finished
+        t.respond(m.Response(1, 1, output(b"late")))
+        assert t.values("b") == [b"late"]
+        assert t.tracker.idle and not t.tracker.calls_of_batch(1)
+
+    tracked(test)
+
+
+def test_late_response_that_cannot_be_decoded_leaves_its_request_open() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a")
+        t.end(done(1, deferred=(0,)))
+        with pytest.raises(IndexError):
+            t.tracker.handle_response(m.Response(1, 0, WireResponse([], {}, WireError(99, "x"))))
+        t.tracker.stub_exited("it has ended")
+        assert t.error("a") == (ErrorCode.UNAVAILABLE, "it has ended while it ran this request.")
+
+    tracked(test)
+
+
+def test_batch_that_goes_on_as_a_coroutine_frees_the_instance_once() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a")
+        t.tracker.handle_released(m.InstanceReleased(1))()
+        assert t.events == ["released"] and not t.tracker.running and not t.tracker.idle
+        t.respond(m.Response(1, 0, output()))
+        t.end(done(1))
+        assert t.events == ["released", "done", "counted"]
+        t.tracker.handle_released(m.InstanceReleased(1))()  # it came late
+        assert t.events == ["released", "done", "counted"]
+        with pytest.raises(KeyError):
+            t.tracker.handle_released(m.InstanceReleased(2))
+
+    tracked(test)
+
+
+def test_batch_that_every_caller_has_left_is_not_counted() -> None:
+    def test(t: Tracked) -> None:
+        _, (call,) = t.batch("a")
+        call.cancel()
+        t.end(m.BatchDone(1, 0, 0, 0, 0))
+        assert t.events == ["lost", "released"]
+
+    tracked(test)
+
+
+def test_cancellation_is_sent_with_batch_and_index_for_calls_that_the_stub_has() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a")
+        _, (_, second) = t.batch("b", "c")
+        assert t.tracker.cancel_call(second)
+        assert t.sent == [m.CancelRequest(2, 1)]
+        assert not t.tracker.cancel_call(Call(InferRequest("m", [])))
+        assert t.sent == [m.CancelRequest(2, 1)]
+
+    tracked(test)
+
+
+def test_deferred_request_is_cancelled_as_one_of_its_batch() -> None:
+    def test(t: Tracked) -> None:
+        _, (_, call) = t.batch("a", "b")
+        t.respond(m.Response(1, 0, output()))
+        t.end(done(1, deferred=(1,)))
+        call.cancel()
+        assert t.sent == [m.CancelRequest(1, 1)]
+
+    tracked(test)
+
+
+def acknowledge_all(t: Tracked, call: Call, count: int, value: bytes = b"x") -> None:
+    for _ in range(count):
+        t.respond(m.Response(1, 0, output(value), final=False))
+        response = t.responses["a"][-1]
+        assert response is not None
+        call.acknowledge_response(response)
+
+
+def test_acknowledged_responses_are_reported_to_the_stub_in_groups() -> None:
+    def test(t: Tracked) -> None:
+        t.tracker.decoupled = True
+        _, (call,) = t.batch("a")
+        acknowledge_all(t, call, 31)
+        assert t.sent == []
+        acknowledge_all(t, call, 33)
+        assert t.sent == [m.ResponseAck(1, 0, 32)] * 2
+
+    tracked(test)
+
+
+def test_acknowledged_responses_are_reported_to_the_stub_once_they_are_a_megabyte() -> None:
+    def test(t: Tracked) -> None:
+        t.tracker.decoupled = True
+        _, (call,) = t.batch("a")
+        acknowledge_all(t, call, 4, bytes(300_000))
+        assert t.sent == [m.ResponseAck(1, 0, 4)]
+
+    tracked(test)
+
+
+def test_responses_of_a_sender_with_one_outstanding_response_are_reported_one_by_one() -> None:
+    def test(t: Tracked) -> None:
+        t.tracker.decoupled = True
+        _, (call,) = t.batch("a", max_outstanding_responses=1)
+        acknowledge_all(t, call, 3)
+        assert t.sent == [m.ResponseAck(1, 0, 1)] * 3
+
+    tracked(test)
+
+
+def test_dead_stub_fails_the_batch_it_had_started_and_leaves_prefetched_ones_to_another() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("started")
+        _, prefetched = t.batch("prefetched")
+        t.tracker.stub_exited("It was killed")
+        assert t.error("started") == (
+            ErrorCode.UNAVAILABLE,
+            "It was killed while it ran this request.",
+        )
+        assert t.events == ["lost"]
+        assert t.responses["prefetched"] == []
+        assert list(t.tracker.drain_prefetched()) == prefetched
+        assert t.tracker.drain_prefetched() == []
+        assert t.tracker.idle
+
+    tracked(test)
+
+
+def test_prefetched_calls_that_no_other_stub_takes_over_fail() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("started")
+        t.batch("prefetched")
+        t.tracker.stub_exited("It was killed")
+        t.tracker.fail_prefetched("It was killed")
+        assert t.error("prefetched") == (
+            ErrorCode.UNAVAILABLE,
+            "It was killed before it had begun with this request.",
+        )
+
+    tracked(test)
+
+
+def test_prefetched_batches_do_not_block_the_instance() -> None:
+    def test(t: Tracked) -> None:
+        assert t.tracker.blocking_batches == []
+        t.batch("a")
+        t.batch("b")
+        assert t.tracker.blocking_batches == [1]
+        t.end(done(1))
+        assert t.tracker.blocking_batches == [2]
+        t.tracker.handle_released(m.InstanceReleased(2))()
+        assert t.tracker.blocking_batches == []
+
+    tracked(test)
+
+
+def test_only_small_requests_of_a_model_that_is_not_decoupled_are_prefetched() -> None:
+    def call(size: int) -> Call:
+        return Call(InferRequest("m", [Tensor("x", "UINT8", [size], bytes(size))]))
+
+    def test(t: Tracked) -> None:
+        assert t.tracker.accepts_prefetch(call(INLINE_LIMIT))
+        assert not t.tracker.accepts_prefetch(call(INLINE_LIMIT + 1))
+        t.tracker.decoupled = True
+        assert not t.tracker.accepts_prefetch(call(1))
+
+    tracked(test)
+
+
+def test_waiting_for_idle_ends_with_the_last_batch() -> None:
+    async def test(t: Tracked) -> None:
+        await t.tracker.wait_idle(DEADLINE)  # it is idle
+        t.batch("a")
+        t.batch("b")
+        waiting = asyncio.ensure_future(t.tracker.wait_idle(DEADLINE))
+        await asyncio.sleep(0)
+        t.end(done(1))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        t.end(done(2))
+        await waiting
+
+    tracked(test)
+
+
+def test_waiting_for_idle_gives_up_after_its_time_or_when_told() -> None:
+    async def test(t: Tracked) -> None:
+        t.batch("a")
+        await t.tracker.wait_idle(0.001)
+        waiting = asyncio.ensure_future(t.tracker.wait_idle(DEADLINE))
+        await asyncio.sleep(0)
+        t.tracker.skip_wait_idle()
+        await waiting
+        await t.tracker.wait_idle(DEADLINE)
+        assert not t.tracker.idle
+
+    tracked(test)
+
+
+def test_batch_that_could_not_be_sent_ends_and_frees_the_instance() -> None:
+    def test(t: Tracked) -> None:
+        batch = Batch(
+            [],
+            lambda: t.events.append("released"),
+            lambda times: t.events.append("done" if times else "lost"),
+            lambda batch, times: t.events.append("counted"),
+        )
+        t.tracker.finish_unsent(batch)
+        assert t.events == ["done", "released"]
+
+    tracked(test)
+
+
+def test_outputs_get_the_shape_that_the_client_knows() -> None:
+    def test(t: Tracked) -> None:
+        t.tracker.restore_shape = lambda tensor: Tensor(
+            tensor.name, tensor.datatype, [1, *tensor.shape], tensor.data
+        )
+        t.batch("a")
+        t.respond(m.Response(1, 0, output(b"abc")))
+        (response,) = t.responses["a"]
+        assert response is not None and response.outputs[0].shape == [1, 3]
+
+    tracked(test)
