@@ -4,6 +4,7 @@ Importing numpy and ZeroMQ takes most of the start-up time and memory of a stub;
 both at once, and shares the memory. The fork server never imports modules of a user.
 """
 
+import errno
 import os
 import selectors
 import signal
@@ -14,7 +15,13 @@ from typing import Optional, TextIO
 
 import stub.worker  # noqa: F401  (it is what the forks need)
 from stub.process import kill_with_parent, set_title
-from stub.wire.fork_protocol import receive_request, send_ended, send_started
+from stub.wire.fork_protocol import (
+    RequestRefused,
+    receive_request,
+    send_ended,
+    send_refused,
+    send_started,
+)
 from stub.wire.heap import freeze_gc
 from stub.wire.spawn import SpawnArguments
 
@@ -57,17 +64,29 @@ class _ForkServer:
 
     def _fork_stub(self) -> Optional[SpawnArguments]:
         """Forks the next stub; returns its arguments in the child, and None in the server."""
-        request = receive_request(self._host)
+        try:
+            request = receive_request(self._host)
+        except RequestRefused:
+            return None
         if request is None:
             sys.exit(0)
         spawn, stdout, stderr = request
-        pid = os.fork()
-        if pid == 0:
-            self._become_stub(stdout, stderr)
-            return spawn
-        pidfd = os.pidfd_open(pid)
-        send_started(self._host, spawn.token, pid, pidfd)
-        for descriptor in (*spawn.descriptors, stdout, stderr, pidfd):
+        pid = 0
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_stub(stdout, stderr)
+                return spawn
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            # No more processes or descriptors. If this process ended, so would all of its stubs.
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+            send_refused(self._host, spawn.token, error.errno or errno.EIO)
+        else:
+            send_started(self._host, spawn.token, pid, pidfd)
+            os.close(pidfd)
+        for descriptor in (*spawn.descriptors, stdout, stderr):
             os.close(descriptor)
         return None
 

@@ -17,7 +17,12 @@ from stub.channel import HostGone
 from stub.forked_children import ForkedChildren
 from stub.user_model import ModelFailure, UserModel
 from stub.wire import messages as m
-from stub.wire.fork_protocol import receive_request, send_ended, send_started
+from stub.wire.fork_protocol import (
+    RequestRefused,
+    receive_request,
+    send_ended,
+    send_started,
+)
 from stub.wire.spawn import SpawnArguments
 from stub.worker import Worker
 
@@ -120,7 +125,10 @@ class ThreadServer:
     def _serve_requests(self) -> None:
         try:
             while True:
-                request = receive_request(self._socket)
+                try:
+                    request = receive_request(self._socket)
+                except RequestRefused:
+                    continue
                 if request is None:
                     return
                 spawn, stdout, stderr = request

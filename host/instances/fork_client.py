@@ -122,6 +122,9 @@ class ForkClient:
             return
         self._messages_received += 1
         told, descriptors = news
+        if "error" in told:
+            self._handle_refused(str(told["token"]), told["error"])
+            return
         pid = told["pid"]
         assert isinstance(pid, int)
         if "token" in told:
@@ -144,6 +147,12 @@ class ForkClient:
         else:
             code = self._exit_codes[pid] = self._loop.create_future()
             launch.set_result(StartedStub(pid, pidfd, code))
+
+    def _handle_refused(self, token: str, error: object) -> None:
+        launch = self._launches.pop(token, None)
+        if launch is not None and not launch.done():
+            assert isinstance(error, int)
+            launch.set_exception(OSError(error, os.strerror(error)))
 
     def _handle_disconnect(self) -> None:
         """Called when the other end is gone, and its stubs with it."""

@@ -167,6 +167,11 @@ def _start_error(label: Label, error: OSError) -> HostError:
         return stub_lost(
             f"{what}; set --arena-byte-size to less, or allow the host more memory (ulimit -v)"
         )
+    if error.errno == errno.EAGAIN:
+        return stub_lost(
+            f"{what}: no more processes or threads are allowed; raise the limit of the user"
+            " (ulimit -u) or of the container (pids)"
+        )
     return stub_lost(
         f"{what}; the host may need a higher limit of open files (ulimit -n) or more memory"
     )

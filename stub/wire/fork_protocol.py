@@ -1,6 +1,8 @@
 """The messages between the host and its fork server, over a socket that keeps messages apart."""
 
+import errno
 import json
+import os
 import socket
 from dataclasses import replace
 from typing import Any, Dict, Optional, Sequence, Tuple
@@ -8,6 +10,10 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 from stub.wire.spawn import SpawnArguments
 
 _MAX_MESSAGE = 1 << 16  # bytes
+
+
+class RequestRefused(Exception):
+    """Raised for a request that cannot be fulfilled; the other end is told why."""
 
 
 def send_request(sock: socket.socket, spawn: SpawnArguments, stdout: int, stderr: int) -> None:
@@ -19,20 +25,32 @@ def send_request(sock: socket.socket, spawn: SpawnArguments, stdout: int, stderr
 def receive_request(sock: socket.socket) -> Optional[Tuple[SpawnArguments, int, int]]:
     """Receives a request: arguments with the received descriptors, and those of stdout and stderr.
 
-    Returns None at the end of the connection.
+    Returns None at the end of the connection. Raises RequestRefused if this process cannot open
+    that many descriptors.
     """
     count = len(SpawnArguments.DESCRIPTORS) + 2
     data, descriptors, _, _ = socket.recv_fds(sock, _MAX_MESSAGE, count)
     if not data:
         return None
+    spawn = SpawnArguments.load(data.decode())
+    if len(descriptors) < count:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        send_refused(sock, spawn.token, errno.EMFILE)
+        raise RequestRefused(os.strerror(errno.EMFILE))
     *own, stdout, stderr = descriptors
     fields: Dict[str, Any] = dict(zip(SpawnArguments.DESCRIPTORS, own))
-    return replace(SpawnArguments.load(data.decode()), **fields), stdout, stderr
+    return replace(spawn, **fields), stdout, stderr
 
 
 def send_started(sock: socket.socket, token: str, pid: int, pidfd: int) -> None:
     """Reports that the stub with this token has started. Raises OSError."""
     socket.send_fds(sock, [_dump({"token": token, "pid": pid})], [pidfd])
+
+
+def send_refused(sock: socket.socket, token: str, error: int) -> None:
+    """Reports that the stub with this token cannot start; `error` is an errno. Raises OSError."""
+    sock.send(_dump({"token": token, "error": error}))
 
 
 def send_ended(sock: socket.socket, pid: int, code: int) -> None:
@@ -41,7 +59,7 @@ def send_ended(sock: socket.socket, pid: int, code: int) -> None:
 
 
 def receive_event(sock: socket.socket) -> Optional[Tuple[Dict[str, object], Sequence[int]]]:
-    """Receives a report: `token` and `pid` with a pidfd, or `pid` and `code`.
+    """Receives a report: `token` and `pid` with a pidfd, `token` and `error`, or `pid` and `code`.
 
     Returns None at the end of the connection. Raises BlockingIOError if there is no report yet.
     """

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import select
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +23,16 @@ from host.instances.bound_process import BoundProcessLauncher
 from host.instances.fork_client import ForkClient
 from host.instances.launchers import ForkLauncher
 from host.instances.process import Launcher, StubLaunch, StubProcess
-from stub.wire.fork_protocol import receive_request, send_ended, send_started
+from stub.wire.fork_protocol import (
+    receive_event,
+    receive_request,
+    send_ended,
+    send_refused,
+    send_request,
+    send_started,
+)
 from stub.wire.spawn import SpawnArguments
-from tests.conftest import DEADLINE
+from tests.conftest import DEADLINE, ROOT
 from tests.descriptors import descriptors
 
 SPAWN = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
@@ -118,6 +128,19 @@ def test_started_stub_without_a_pidfd_fails_its_launch() -> None:
             await launching
         assert caught.value.errno == errno.EMFILE
         send_ended(process.socket, 1, 0)
+        await process.serves(2)
+
+    with_bound_process(test)
+
+
+def test_refused_launch_fails_with_the_reason() -> None:
+    async def test(process: FakeBoundProcess) -> None:
+        launching = asyncio.create_task(process.stubs.launch())
+        send_refused(process.socket, await process.asked(), errno.EAGAIN)
+        with pytest.raises(BlockingIOError) as caught:
+            await launching
+        assert caught.value.errno == errno.EAGAIN
+        send_refused(process.socket, "of nobody", errno.EAGAIN)
         await process.serves(2)
 
     with_bound_process(test)
@@ -226,6 +249,62 @@ def test_cancelled_fork_server_launch_leaks_no_descriptor() -> None:
             await launcher.close()
 
     asyncio.run(asyncio.wait_for(test(), DEADLINE))
+
+
+def test_fork_server_without_descriptors_refuses_a_launch_and_keeps_its_stubs() -> None:
+    async def test() -> None:
+        launcher = ForkLauncher()
+        process = psutil.Process()
+        stubs = StubLauncher(launcher)
+        others = set(process.children())
+        try:
+            first = await stubs.launch("first")
+            (server,) = set(process.children()) - others
+            limit = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (0, limit[1]))
+            with pytest.raises(OSError) as caught:
+                await stubs.launch("second")
+            assert caught.value.errno == errno.EMFILE
+            assert first.running
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limit)
+            third = await stubs.launch("third")
+            assert server.is_running()
+            for stub in (first, third):
+                stub.kill()
+                assert await stub.wait(DEADLINE)
+        finally:
+            await launcher.close()
+
+    asyncio.run(asyncio.wait_for(test(), DEADLINE))
+
+
+# The limit of processes does not hold for root, so the server becomes another user.
+LIMITED_SERVER = """
+import os, resource, sys
+from stub.fork_server import run_fork_server
+if os.getuid() == 0:
+    os.setresuid(65534, 65534, 65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+run_fork_server(int(sys.argv[1]))
+"""
+
+
+def test_fork_server_that_may_not_fork_refuses_launches_and_goes_on() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.settimeout(DEADLINE)
+        number = str(theirs.fileno())
+        server = subprocess.Popen(
+            [sys.executable, "-c", LIMITED_SERVER, number], pass_fds=[theirs.fileno()], cwd=ROOT
+        )
+        theirs.close()
+        for token in ("first", "second"):
+            send_request(ours, replace(SPAWN, token=token), 1, 2)
+            event = receive_event(ours)
+            assert event is not None
+            assert event[0] == {"token": token, "error": errno.EAGAIN}
+        ours.close()
+        assert server.wait(DEADLINE) == 0
 
 
 def test_silent_fork_server_is_given_up_and_stubs_are_spawned(
