@@ -28,11 +28,11 @@ class TokenBucket:
         self._tokens = float(capacity)
         self._updated_at = self._clock()
 
-    def consume(self) -> bool:
-        """Takes a token for one event. Returns False if the bucket is empty."""
+    def consume(self, cost: int = 1) -> bool:
+        """Takes tokens for one event. Returns False if the bucket has too few."""
         now = self._clock()
         self._tokens = (
-            min(self._capacity, self._tokens + (now - self._updated_at) * self._rate) - 1.0
+            min(self._capacity, self._tokens + (now - self._updated_at) * self._rate) - cost
         )
         self._updated_at = now
         if self._tokens < 0.0:

@@ -23,6 +23,7 @@ _log = logging.getLogger("pbhost")
 
 _DRAIN_PING = b"pbdrain."
 _MAX_RESET_STREAMS = 1024  # remembered streams that were reset while the client was sending
+_STREAMS_PER_TOKEN = 64  # a change of the window of so many streams costs as much as a frame
 _MAX_SETTINGS = 128  # per frame
 _MIN_REQUEST_BYTES = 48  # bytes; smaller inputs are control frames
 
@@ -325,7 +326,10 @@ class H2Connection(asyncio.Protocol):
         if len(values) > _MAX_SETTINGS:
             raise H2ConnectionError(H2ErrorCode.ENHANCE_YOUR_CALM, f"{len(values)} settings")
         self._timers.settings_received()
+        window = self.send_buffer.stream_window
         self.send_buffer.apply_settings(values, self.streams.values())
+        if self.send_buffer.stream_window != window:
+            self._count_no_op(len(self.streams) // _STREAMS_PER_TOKEN)
         self.send_buffer.write_control_frame(frames.SETTINGS_ACK)
         self.send_buffer.send_waiting()
 
@@ -383,7 +387,10 @@ class H2Connection(asyncio.Protocol):
 
     def on_no_op_frame(self) -> None:
         """Counts a frame without effect. Raises H2ConnectionError if there are too many."""
-        if not self._no_op_frames.consume():
+        self._count_no_op(1)
+
+    def _count_no_op(self, cost: int) -> None:
+        if not self._no_op_frames.consume(cost):
             raise H2ConnectionError(
                 H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do nothing"
             )

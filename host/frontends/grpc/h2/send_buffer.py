@@ -145,10 +145,18 @@ class SendBuffer:
     def apply_settings(
         self, settings: Iterable[tuple[int, int]], streams: Iterable[SendingStream]
     ) -> None:
-        """Applies the client's settings. Raises H2ConnectionError if a value is invalid."""
+        """Applies the client's settings. Raises H2ConnectionError if a value is invalid.
+
+        Only the last window of a frame is applied, as each one changes all streams.
+        """
+        window = self.stream_window
         for number, value in settings:
             if number == Setting.INITIAL_WINDOW_SIZE:
-                self.set_initial_window(value, streams)
+                if value > frames.MAX_WINDOW:
+                    raise H2ConnectionError(
+                        H2ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value}"
+                    )
+                window = value
             elif number == Setting.MAX_FRAME_SIZE:
                 if not frames.DEFAULT_MAX_FRAME <= value <= frames.LARGEST_MAX_FRAME:
                     raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
@@ -157,11 +165,11 @@ class SendBuffer:
                 self.max_header_list_size = value
             elif number == Setting.ENABLE_PUSH and value > 1:
                 raise H2ConnectionError(H2ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
+        if window != self.stream_window:
+            self._set_initial_window(window, streams)
 
-    def set_initial_window(self, window: int, streams: Iterable[SendingStream]) -> None:
+    def _set_initial_window(self, window: int, streams: Iterable[SendingStream]) -> None:
         """Changes the window of all streams. Raises H2ConnectionError if one exceeds 2^31-1."""
-        if window > frames.MAX_WINDOW:
-            raise H2ConnectionError(H2ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {window}")
         more, self.stream_window = window - self.stream_window, window
         for stream in streams:
             self.increase_stream_window(stream, more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import h2.config
 import h2.connection
@@ -405,3 +405,34 @@ def test_a_flood_of_pings(serve: Serve, connect: Connect) -> None:
     peer = connect(serve(ConnectionLimits(no_op_frame_rate=(100, 1))))
     peer.send(*[PingFrame(0, b"12345678")] * 200)
     assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM
+
+
+def change_window(sizes: Sequence[int]) -> bytes:
+    """A SETTINGS frame that changes INITIAL_WINDOW_SIZE several times."""
+    payload = b"".join(struct.pack(">HI", 4, size) for size in sizes)
+    return raw(4, 0, 0, payload)
+
+
+def test_window_changes_cost_more_with_more_open_streams(serve: Serve, connect: Connect) -> None:
+    """Each one changes the window of every stream, so a small frame may be much work."""
+    server = serve(ConnectionLimits(no_op_frame_rate=(100, 1), max_streams=1000))
+    peer = connect(server)
+    for _ in range(640):
+        peer.open("EchoStream")
+    for turn in range(20):  # 11 tokens each
+        peer.write(change_window([70000 + turn]))
+    assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_only_the_last_window_of_a_frame_counts(serve: Serve, connect: Connect) -> None:
+    server = serve(ConnectionLimits(no_op_frame_rate=(100, 1), max_streams=1000))
+    peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 0})
+    for _ in range(640):
+        peer.open("EchoStream")
+    waiting = peer.call("Echo", b"hello")
+    for _ in range(20):  # 1 token each, as the window is the same in the end
+        peer.write(change_window([5, 0] * 32))
+    peer.settle()
+    assert not [frame for frame in peer.frames if isinstance(frame, DataFrame)]
+    peer.write(change_window([0, 70000]))
+    assert peer.answer(waiting)[1] == grpc_message(b"hello")
