@@ -201,6 +201,8 @@ def _append(values: list[Any], value: Any) -> list[Any]:
 
 BOOLEAN = ValueKind("boolean", _read_bool)
 STRING = ValueKind("string", str)
+LOWERCASE = ValueKind("string", str.lower)
+"""A word that is read without regard to case."""
 PORT = integer(0, 65535)
 SIZE = integer(0, 2**63 - 1)
 SWITCH = ValueKind("", lambda _: True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from host.metrics.settings import MetricsSettings
 from host.options import validators as values
 from host.options.flag_parser import (
+    LOWERCASE,
     PORT,
     SIZE,
     SWITCH,
@@ -102,7 +103,7 @@ class Options:
     model_control_mode: str = _models(
         "none", "none: load all models at start-up. poll: also load, reload and unload models when"
         " files change. explicit: load the models of --load-model, and others when clients"
-        " request it.", check=values.control_mode)
+        " request it.", check=values.control_mode, kind=LOWERCASE)
     repository_poll_secs: int = _models(
         15, "Seconds between two polls of the model repositories in mode poll.", integer(0))
     load_model: list[str] = _models(
@@ -181,7 +182,7 @@ class Options:
     grpc_root_cert: str = _grpc("", "PEM file with the root certificates for client certificates.")
     grpc_infer_response_compression_level: str = _grpc(
         "none", "Compression level of responses: none, low, medium or high.",
-        check=values.compression_level)
+        check=values.compression_level, kind=LOWERCASE)
     grpc_keepalive_time: int = _grpc(
         7200000, "Milliseconds between two keepalive pings of the server.")
     grpc_keepalive_timeout: int = _grpc(
@@ -246,7 +247,7 @@ class Options:
     rate_limit: str = _rate(
         "off", "off, or execution_count: an execution starts when the resources of its instance are"
         " available.",
-        check=values.rate_limit)
+        check=values.rate_limit, kind=LOWERCASE)
     rate_limit_resource: list[str] = _rate(
         [], "<name>:<count>[:<device>]: the available amount of a resource. You can repeat this"
         " flag.",

@@ -548,6 +548,24 @@ def test_numbers_are_kept_in_bounds() -> None:
     assert (made.exit_timeout_secs, made.model_load_thread_count) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("model-control-mode", "EXPLICIT"),
+        ("model-control-mode", "Poll"),
+        ("rate-limit", "Execution_Count"),
+        ("grpc-infer-response-compression-level", "HIGH"),
+    ],
+)
+def test_words_that_triton_reads_in_any_case(flag: str, text: str) -> None:
+    assert getattr(options(f"--{flag}={text}"), flag.replace("-", "_")) == text.lower()
+
+
+def test_log_format_is_read_as_it_is_written() -> None:
+    with pytest.raises(UsageError, match="invalid argument for --log-format"):
+        options("--log-format=iso8601")
+
+
 def test_explicit_mode() -> None:
     made = options("--model-control-mode=explicit", "--load-model=a", "--load-model", "b")
     assert made.load_model == ["a", "b"]
