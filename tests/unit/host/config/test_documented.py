@@ -252,7 +252,7 @@ TESTS_OF_FIELDS = {
     },
     "test_agents.py": {"test_a_file_that_has_changed_is_not_loaded": "model_repository_agents"},
     "test_cache.py": {"test_an_equal_request_is_answered_from_the_cache": "response_cache"},
-    "test_signature.py": {
+    "test_validation.py": {
         "test_optional_input_may_be_left_out_or_given": "input.optional",
         "test_input_reaches_the_model_reshaped_and_the_clients_tensor_is_untouched": (
             "input.reshape"
