@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import threading
 
 from stub.wire.heap import tune_malloc
 
@@ -49,12 +50,31 @@ def ignore_stop_signals() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
-    os.register_at_fork(after_in_child=_restore_default_signals)
+    os.register_at_fork(
+        before=_block_sigterm, after_in_parent=_restore_mask, after_in_child=_restore_signals
+    )
 
 
-def _restore_default_signals() -> None:
+_fork = threading.local()
+
+
+def _block_sigterm() -> None:
+    """Keeps SIGTERM pending, so that a child gets it that is ended right after its fork.
+
+    `multiprocessing.Pool` does that. Python forgets signals that came before it was set up in the
+    child.
+    """
+    _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _restore_mask() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _fork.mask)
+
+
+def _restore_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _restore_mask()
 
 
 def kill_with_parent() -> None:
