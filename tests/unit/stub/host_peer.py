@@ -194,6 +194,8 @@ class HostPeer:
 
     def close(self) -> None:
         """Ends the stub as the end of a host does, and waits for it."""
+        # The model's senders end before the stub closes the descriptors that they use.
+        vars(self.model).clear()
         os.close(self._lifeline)
         self._thread.join(DEADLINE)
         assert not self._thread.is_alive()

@@ -92,26 +92,34 @@ def test_an_error_response_fails_its_request_alone(start_stub: StartStub) -> Non
         (
             False,
             [response(1)],
-            "Number of InferenceResponse objects do not match the number of InferenceRequest"
-            " objects. InferenceRequest(s) size is:2, and InferenceResponse(s) size is:1\n",
+            (
+                "Number of InferenceResponse objects do not match the number of InferenceRequest"
+                " objects. InferenceRequest(s) size is:2, and InferenceResponse(s) size is:1\n"
+            ),
         ),
         (
             False,
             [response(1), response(2), response(3)],
-            "Number of InferenceResponse objects do not match the number of InferenceRequest"
-            " objects. InferenceRequest(s) size is:2, and InferenceResponse(s) size is:3\n",
+            (
+                "Number of InferenceResponse objects do not match the number of InferenceRequest"
+                " objects. InferenceRequest(s) size is:2, and InferenceResponse(s) size is:3\n"
+            ),
         ),
         (
             False,
             [response(1), 5],
-            "Expected an 'InferenceResponse' object in the execute function return list, found"
-            " type '<class 'int'>'.",
+            (
+                "Expected an 'InferenceResponse' object in the execute function return list, found"
+                " type '<class 'int'>'."
+            ),
         ),
         (
             True,
             [response(1), response(2)],
-            "Python model 'm_0' is using the decoupled mode and the execute function must return"
-            " None.",
+            (
+                "Python model 'm_0' is using the decoupled mode and the execute function must"
+                " return None."
+            ),
         ),
     ],
 )
