@@ -1,0 +1,202 @@
+"""Batches of an `async def execute`: responses, overlap, exceptions, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import pb_utils
+from stub.wire import messages as m
+from tests.conftest import DEADLINE
+from tests.unit.stub.host_peer import (
+    FAILED,
+    StartStub,
+    echo,
+    error_text,
+    input_value,
+    output_value,
+    output_values,
+    response,
+    wire_request,
+)
+
+Requests = list[pb_utils.InferenceRequest]
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class Gate:
+    """A point in the coroutines of batches at which they wait for the test."""
+
+    def __init__(self) -> None:
+        self._reached: dict[int, threading.Event] = {}
+        self._open: dict[int, asyncio.Event] = {}
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _arrived(self, value: int) -> threading.Event:
+        with self._lock:
+            return self._reached.setdefault(value, threading.Event())
+
+    async def wait(self, value: int) -> None:
+        """Waits, as the coroutine of the batch with this value."""
+        self._loop = asyncio.get_running_loop()
+        self._open[value] = asyncio.Event()
+        self._arrived(value).set()
+        await self._open[value].wait()
+
+    def wait_until_reached(self, value: int) -> None:
+        """Waits until that coroutine is at the gate."""
+        assert self._arrived(value).wait(DEADLINE)
+
+    def open(self, value: int) -> None:
+        """Lets that coroutine continue."""
+        self.wait_until_reached(value)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._open[value].set)
+
+
+def test_each_request_of_a_coroutine_gets_its_response_in_order(start_stub: StartStub) -> None:
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        await asyncio.gather(*(asyncio.to_thread(input_value, request) for request in requests))
+        return [echo(request) for request in requests]
+
+    host = start_stub(execute)
+    responses, done = host.run_batch(*map(wire_request, (7, 8, 9)))
+    assert list(output_values(responses).items()) == [(0, 7), (1, 8), (2, 9)]
+    assert (done.failure, done.deferred) == (None, ())
+
+
+@pytest.mark.parametrize("concurrent", [1, 2])
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_an_exception_of_a_coroutine_fails_every_request_and_the_next_batch_runs(
+    start_stub: StartStub, concurrent: int, kind: type[BaseException]
+) -> None:
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        if input_value(requests[0]) == 0:
+            raise kind("out of luck")
+        return [echo(request) for request in requests]
+
+    host = start_stub(execute, max_concurrent_batches=concurrent)
+    responses, done = host.run_batch(*map(wire_request, (0, 1)))
+    assert [message.index for message in responses] == [0, 1]
+    for message in responses:
+        assert error_text(message).startswith(f"{FAILED}{kind.__name__}: out of luck\n\nAt:\n")
+        assert done.failure == error_text(message)
+    assert output_values(host.run_batch(wire_request(2))[0]) == {0: 2}
+
+
+@pytest.mark.parametrize("concurrent", [1, 2])
+def test_a_wrong_return_value_of_a_coroutine_fails_every_request(
+    start_stub: StartStub, concurrent: int
+) -> None:
+    async def execute(requests: Requests) -> tuple[()]:
+        return ()
+
+    host = start_stub(execute, max_concurrent_batches=concurrent)
+    responses, _ = host.run_batch(*map(wire_request, (0, 1)))
+    text = f"{FAILED}Expected a list in the execute return, found type '<class 'tuple'>'."
+    assert [error_text(message) for message in responses] == [text, text]
+
+
+def test_coroutines_of_several_batches_overlap_up_to_the_limit(start_stub: StartStub) -> None:
+    gate = Gate()
+
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        await gate.wait(input_value(requests[0]))
+        return [echo(request) for request in requests]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    host.send_batch(wire_request(1))
+    assert host.receive_frame() == [m.InstanceReleased(1)]
+    host.send_batch(wire_request(2))  # fills the limit, so the instance is not released
+    gate.open(2)
+    responses = host.receive_frame()
+    assert [type(message) for message in responses] == [m.Response, m.BatchDone]
+    assert isinstance(responses[0], m.Response)
+    assert (responses[0].batch, output_value(responses[0])) == (2, 2)
+    assert host.receive_frame() == [m.InstanceReleased(2)]
+    gate.open(1)
+    assert host.receive(m.BatchDone).batch == 1
+    assert [output_value(message) for message in host.received(m.Response)] == [1]
+
+
+def test_the_coroutine_of_a_decoupled_model_responds_after_the_end_of_its_batch(
+    start_stub: StartStub,
+) -> None:
+    gate = Gate()
+
+    async def execute(requests: Requests) -> None:
+        value = input_value(requests[0])
+        await gate.wait(value)
+        sender = requests[0].get_response_sender()
+        sender.send(response(value))
+        sender.send(flags=FINAL)
+
+    host = start_stub(execute, decoupled=True)
+    for value in (1, 2):
+        responses, done = host.run_batch(wire_request(value))
+        assert (responses, done.deferred) == ([], (0,))
+    for value in (2, 1):
+        gate.open(value)
+        first, last = host.receive(m.Response), host.receive(m.Response)
+        assert (first.batch, first.final, output_value(first)) == (value, False, value)
+        assert (last.batch, last.final, last.response) == (value, True, None)
+
+
+def test_an_exception_in_the_coroutine_of_a_decoupled_model_fails_its_open_requests(
+    start_stub: StartStub,
+) -> None:
+    gate = Gate()
+
+    async def execute(requests: Requests) -> None:
+        requests[0].get_response_sender().send(response(1), FINAL)
+        await gate.wait(0)
+        raise ValueError("out of luck")
+
+    host = start_stub(execute, decoupled=True)
+    host.send_batch(*map(wire_request, (0, 1, 2)))
+    host.receive(m.BatchDone)
+    assert host.receive(m.Response).index == 0
+    gate.open(0)
+    failed = [host.receive(m.Response), host.receive(m.Response)]
+    assert [message.index for message in failed] == [1, 2]
+    assert all(
+        error_text(message).startswith(f"{FAILED}ValueError: out of luck") for message in failed
+    )
+    line = host.receive(m.LogLine)
+    assert (line.level, line.batch) == (2, 1)
+    assert line.text.startswith("Traceback") and line.text.endswith("ValueError: out of luck")
+
+
+def test_a_coroutine_sees_that_its_request_is_cancelled(start_stub: StartStub) -> None:
+    gate = Gate()
+    seen: list[list[bool]] = []
+
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        await gate.wait(0)
+        seen.append([request.is_cancelled() for request in requests])
+        return [echo(request) for request in requests]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    host.send_batch(*map(wire_request, (0, 1)))
+    host.receive(m.InstanceReleased)
+    gate.wait_until_reached(0)
+    host.send_service(m.CancelRequest(1, 1))
+    host.drain_service_messages()
+    gate.open(0)
+    host.receive(m.BatchDone)
+    assert seen == [[False, True]]
+
+
+def test_a_coroutine_reschedules_a_request(start_stub: StartStub) -> None:
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse | None]:
+        requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        return [None, echo(requests[1])]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    responses, done = host.run_batch(*map(wire_request, (1, 2)))
+    assert output_values(responses) == {1: 2}
+    assert (done.rescheduled, done.deferred) == ((0,), ())
