@@ -155,7 +155,7 @@ class HostPeer:
 
     def received(self, kind: type[Message]) -> list[Message]:
         """Returns all messages of a kind that came before a message that was waited for."""
-        found = [message for message in self._received if isinstance(message, kind)]
+        found: list[Message] = [one for one in self._received if isinstance(one, kind)]
         self._received = [message for message in self._received if not isinstance(message, kind)]
         return found
 
@@ -174,7 +174,7 @@ class HostPeer:
 
     def export(self, array: npt.NDArray[np.int32], name: str = "IN") -> WireTensor:
         """Writes an array to the host's arena; returns the tensor that refers to it."""
-        block = self._arena.write(memoryview(array).cast("B"))
+        block = self._arena.write(memoryview(array.tobytes()))
         self._inputs.append(block)
         shape = list(array.shape)
         return WireTensor(name, CODES["INT32"], shape, None, HOST_ARENA, block.offset, block.size)

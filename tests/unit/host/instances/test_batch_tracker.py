@@ -18,7 +18,7 @@ from host.instances.transfer import ReleaseTimer, TensorTransfer
 from stub.wire import messages as m
 from stub.wire.payload import INLINE_LIMIT, WireError, WireResponse, WireTensor
 from tests.conftest import DEADLINE
-from tests.unit.host.instances.stub_peer import PeerLauncher, stub_pool
+from tests.unit.host.stub_peer import PeerLauncher, stub_pool
 
 TIMES = ExecutionTimes(10, 11, 13, 16)
 

@@ -22,7 +22,7 @@ from stub.wire import messages as m
 from stub.wire.payload import INLINE_LIMIT, WireError, WireResponse, WireTensor
 from tests.conftest import DEADLINE
 from tests.unit.host.call_parties import RecordingHolder
-from tests.unit.host.instances.stub_peer import PeerLauncher, initialize_message, stub_pool
+from tests.unit.host.stub_peer import PeerLauncher, initialize_message, stub_pool
 from tests.waiting import eventually
 
 NO_EFFECT = m.BlockRelease([])

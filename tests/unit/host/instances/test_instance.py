@@ -22,7 +22,7 @@ from stub.wire.payload import WireRequest, WireResponse, WireTensor
 from tests.conftest import DEADLINE
 from tests.descriptors import descriptors
 from tests.unit.host.call_parties import RecordingHolder
-from tests.unit.host.instances.stub_peer import (
+from tests.unit.host.stub_peer import (
     ARENA_LIMIT,
     SOURCE,
     PeerLauncher,

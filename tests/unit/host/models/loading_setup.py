@@ -1,0 +1,153 @@
+"""A loader of models whose stubs are peers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from host.config.model_config import LoadedConfig, load_config
+from host.environments.environments import Environments
+from host.errors import HostError
+from host.inference.request import InferRequest, Tensor
+from host.instances.batch_tracker import FlowControl
+from host.models.backends import Backends
+from host.models.loader import Loader
+from host.models.python_model import PythonModel
+from host.scheduling.rate_limiter import RateLimiter
+from stub.wire import messages as m
+from stub.wire.payload import WireResponse, WireTensor
+from tests.conftest import DEADLINE, RepositoryBuilder
+from tests.unit.host.stub_peer import PeerLauncher, Script, StubPeer, stub_pool, well_behaved
+from tests.waiting import eventually
+
+TENSORS = """
+    backend: "python"
+    input { name: "x" data_type: TYPE_UINT8 dims: [ -1 ] }
+    output { name: "y" data_type: TYPE_UINT8 dims: [ -1 ] }
+"""
+
+
+def echo(peer: StubPeer, message: m.ToStub) -> Sequence[m.ToHost]:
+    """Answers each request with its input."""
+    if not isinstance(message, m.Execute):
+        return well_behaved(peer, message)
+    answers: list[m.ToHost] = [
+        m.Response(
+            message.batch,
+            index,
+            WireResponse([WireTensor("y", t.code, t.shape, t.data) for t in request.inputs], {}),
+        )
+        for index, request in enumerate(message.requests)
+    ]
+    return [*answers, m.BatchDone(message.batch, 1, 2, 3, 4)]
+
+
+class LoadingSetup:
+    """A loader, the peers that it has started, and the model `m` on disk."""
+
+    def __init__(self, launcher: PeerLauncher, loader: Loader, repository: RepositoryBuilder):
+        self.launcher = launcher
+        self.loader = loader
+        self._repository = repository
+        self._models: list[PythonModel] = []
+
+    def config(self, fields: str = "") -> LoadedConfig:
+        """The configuration of `m`, which is written to disk."""
+        directory = self._repository.add("m", "x = 1", f"{TENSORS} {fields}")
+        return load_config(directory, strict=False)
+
+    @property
+    def directory(self) -> Path:
+        return self._repository.path / "m"
+
+    async def load(self, fields: str = "") -> PythonModel:
+        model = await self.loader.load(self.directory, 1, self.config(fields))
+        self._models.append(model)
+        return model
+
+    async def stop_models(self) -> None:
+        for model in self._models:
+            await model.stop(0, DEADLINE)
+
+    def initialized(self) -> list[str]:
+        """The instances that peers were told to become, in the order of their starts."""
+        return [message.instance_name for message in self.initializations()]
+
+    def initializations(self) -> list[m.Initialize]:
+        return [
+            message
+            for peer in self.launcher.peers
+            for message in peer.received
+            if isinstance(message, m.Initialize)
+        ]
+
+    def alive(self) -> list[StubPeer]:
+        return [peer for peer in self.launcher.peers if peer.process.returncode is None]
+
+    async def no_process_is_left(self) -> None:
+        await eventually(lambda: not self.alive(), "the ends of all processes")
+
+
+async def ask(model: PythonModel, value: bytes = b"abc") -> bytes:
+    """The model's answer to a request."""
+    response = await model.infer(InferRequest("m", [Tensor("x", "UINT8", [len(value)], value)]))
+    return bytes(response.outputs[0].data)
+
+
+async def refusal(work: Awaitable[object]) -> str:
+    """The text of the error that this raises."""
+    with pytest.raises(HostError) as caught:
+        await work
+    return caught.value.message
+
+
+Test = Callable[[LoadingSetup], Awaitable[None]]
+
+
+def with_loader(
+    repository: RepositoryBuilder,
+    test: Test,
+    script: Script = echo,
+    *,
+    auto_complete: bool = False,
+    limiter: RateLimiter | None = None,
+) -> None:
+    """Runs a test with a loader."""
+
+    async def main() -> None:
+        launcher = PeerLauncher(script)
+        environments = Environments(repository.path / "cache", DEADLINE)
+        async with stub_pool(launcher) as pool:
+            loader = Loader(
+                pool,
+                Backends(repository.path / "backends"),
+                environments,
+                auto_complete=auto_complete,
+                flow=FlowControl(7, 8.0),
+                limiter=limiter,
+            )
+            setup = LoadingSetup(launcher, loader, repository)
+            await asyncio.wait_for(test(setup), DEADLINE)
+            await asyncio.wait_for(setup.stop_models(), DEADLINE)
+            await setup.no_process_is_left()
+        await environments.close()
+
+    asyncio.run(main())
+
+
+def completed(**fields: object) -> str:
+    """What a model returns from `auto_complete_config`."""
+    tensor = {"data_type": "TYPE_UINT8", "dims": [-1]}
+    return json.dumps(
+        {
+            "name": "m",
+            "backend": "python",
+            "input": [{"name": "x", **tensor}],
+            "output": [{"name": "y", **tensor}],
+            **fields,
+        }
+    )
