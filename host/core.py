@@ -174,10 +174,8 @@ class Core:
         """
         tracer = self._tracer
         if model:
-            versions = self._versions(model)
-            if not versions:
-                self._registry.find(model, -1)  # raises for an unknown model
-            if not any(version.state is VersionState.READY for version in versions.values()):
+            versions = self._versions(model).values()
+            if not any(version.state is VersionState.READY for version in versions):
                 raise invalid_argument(f"Request for unknown model : {model}")
         if change is not None:
             tracer.update_settings(model, change)

@@ -184,7 +184,8 @@ ASKED: dict[str, tuple[int, str]] = {
         400,
         error("requested model version is not available for model 'identity'"),
     ),
-    "GET /v2/models/nobody/trace/setting": (404, error(UNKNOWN + "'nobody' is not found")),
+    "GET /v2/models/nobody/trace/setting": (400, error("Request for unknown model : nobody")),
+    "POST /v2/models/nobody/trace/setting": (400, error("Request for unknown model : nobody")),
     "GET /v2/models/gone/trace/setting": (400, error("Request for unknown model : gone")),
     "GET /v2/trace/setting": (
         200,

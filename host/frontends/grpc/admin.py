@@ -161,8 +161,9 @@ class _Admin:
         return pb.CudaSharedMemoryUnregisterResponse()
 
     async def trace_setting(self, request: Any) -> Any:
-        change = trace_change(request.settings) if request.settings else None
-        shown = self._core.trace_settings(request.model_name, change)
+        shown = self._core.trace_settings(request.model_name)  # reports an unknown model first
+        if request.settings:
+            shown = self._core.trace_settings(request.model_name, trace_change(request.settings))
         response = pb.TraceSettingResponse()
         for name, value in shown.items():
             response.settings[name].value.extend([value] if isinstance(value, str) else value)

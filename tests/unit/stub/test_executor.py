@@ -197,9 +197,11 @@ def test_a_request_that_the_model_drops_without_a_response_gets_an_error(
 ) -> None:
     host = start_stub(lambda requests: [response(1), None])
     responses, done = host.run_batch(*map(wire_request, (1, 2)))
-    assert output_values(responses) == {0: 1}
+    if len(responses) == 1:  # the error may come before or after the end of the batch
+        responses.append(host.receive(m.Response))
+    answered, dropped = responses
+    assert output_values([answered]) == {0: 1}
     assert done.deferred == (1,)
-    dropped = host.receive(m.Response)
     assert (dropped.batch, dropped.index) == (done.batch, 1)
     assert error_text(dropped).startswith("Model instance 'm_0' returned no response")
 
