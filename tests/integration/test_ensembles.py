@@ -210,6 +210,14 @@ class Asks(InferStream):
             **options,
         )
 
+    def outputs(self) -> list[dict[str, Any]]:
+        """The outputs of each response that has any.
+
+        The final flag comes with the last of them or alone after it: a step may answer before or
+        after the step in front of it has ended.
+        """
+        return [outputs for outputs, _ in self.all() if outputs]
+
     def all(self) -> list[tuple[dict[str, Any], bool]]:
         """The outputs of each response up to the last one, and whether that is it."""
         found: list[tuple[dict[str, Any], bool]] = []
@@ -472,7 +480,7 @@ def test_a_failure_on_the_way_counts_twice(client: Client, host: RunningHost) ->
 def test_every_response_of_a_member_becomes_one_of_the_ensemble(host: RunningHost) -> None:
     with Asks(host) as stream:
         stream.ask("stream", [3])
-        assert stream.all() == [({"O": [1]}, False), ({"O": [2]}, False), ({"O": [3]}, True)]
+        assert stream.outputs() == [{"O": [1]}, {"O": [2]}, {"O": [3]}]
 
 
 def test_an_ensemble_of_streams_may_answer_nothing(host: RunningHost, client: Client) -> None:
@@ -486,7 +494,7 @@ def test_an_ensemble_of_streams_may_answer_nothing(host: RunningHost, client: Cl
 def test_tensors_of_one_response_stay_together(host: RunningHost) -> None:
     with Asks(host) as stream:
         stream.ask("both", [3])
-        found = [outputs for outputs, _ in stream.all() if outputs]
+        found = stream.outputs()
     assert found == [{"O": [i + 1], "t": [i]} for i in range(3)]
 
 
@@ -502,18 +510,18 @@ def test_a_long_stream_goes_through(host: RunningHost) -> None:
     """More than may be under way from a member to the client at a time."""
     with Asks(host) as stream:
         stream.ask("stream", [1000])
-        assert [o["O"][0] for o, _ in stream.all() if o] == list(range(1, 1001))
+        assert [outputs["O"][0] for outputs in stream.outputs()] == list(range(1, 1001))
 
 
 def test_a_stream_ends_with_the_first_failure(host: RunningHost) -> None:
-    """The member goes on to its end, however much it still sends: nobody holds it up."""
+    """The step model goes on to its end, however much it still sends: its responses are taken."""
     with Asks(host) as stream:
         stream.ask("stream", [-500])
         assert stream.next().as_numpy("O").tolist() == [6]
         with pytest.raises(InferenceServerException, match="^in ensemble 'stream', minus one$"):
             stream.next()
         stream.ask("stream", [1])
-        assert stream.all() == [({"O": [1]}, True)]
+        assert stream.outputs() == [{"O": [1]}]
 
 
 def test_unary_calls_are_refused_for_a_stream(client: Client) -> None:
