@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests import readmes
-from tests.asking import InferStream, infer_error, is_final, tensor
+from tests.clients import InferStream, infer_error, is_final, tensor
 from tests.conftest import DEADLINE, ROOT, RunningHost, Serve
 from tests.pythons import need_index
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve
 from tests.readmes import walkthroughs, without_digits, write
 

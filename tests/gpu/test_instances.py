@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
 from tests.gpu import models
 

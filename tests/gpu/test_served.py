@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, Serve, wait_until
 from tests.gpu import models
 from tests.gpu.conftest import copies

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pb_utils import Tensor, TritonModelException
-from tests.asking import tensor as client_tensor
+from tests.clients import tensor as client_tensor
 from tests.conftest import RepositoryBuilder, Serve
 
 pytestmark = pytest.mark.gpu

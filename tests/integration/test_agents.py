@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.asking import Client, infer_error
+from tests.clients import Client, infer_error
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 MODEL = """

@@ -16,7 +16,7 @@ import tritonclient.grpc as grpcclient
 
 from pb_utils import testing
 from stub.user_model import ModelFailure
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx onnxruntime")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 torch = pytest.importorskip("torch", reason="pip install torch")

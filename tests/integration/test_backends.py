@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.asking import Client, tensor
+from tests.clients import Client, tensor
 from tests.conftest import RepositoryBuilder, Serve, wait_until
 
 BACKEND = """

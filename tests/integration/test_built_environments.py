@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.asking import infer_error, run_command
+from tests.clients import infer_error, run_command
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.pythons import EVALUATES, config, need_index, touch
 

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, run_command, tensor
+from tests.clients import Client, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 COUNT = 50  # requests, in which the host has got used to them

@@ -19,7 +19,7 @@ import pytest
 import redis
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, infer_error, run_script, tensor
+from tests.clients import Client, infer_error, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_client_memory import Memory
 

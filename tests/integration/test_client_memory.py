@@ -18,7 +18,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 
 SIZE = 1 << 20

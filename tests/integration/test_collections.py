@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import RepositoryBuilder, Serve
 
 COUNTER = """

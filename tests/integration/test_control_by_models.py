@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.asking import Client, infer_error, run_command
+from tests.clients import Client, infer_error, run_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, JSON, index, model, starting
 

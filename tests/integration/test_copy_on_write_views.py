@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
-from tests.asking import Client, tensor
+from tests.clients import Client, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.unit.stub.test_copy_on_write_views import is_possible
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 SCALE = """

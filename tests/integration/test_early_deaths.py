@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.asking import infer_error
+from tests.clients import infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 COMPLETES = """

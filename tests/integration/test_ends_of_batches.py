@@ -16,7 +16,7 @@ import numpy as np
 import host
 from host.instances.supervisor import Supervisor
 from host.models.python_model import PythonModel
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
 from tests.integration.test_inprocess import options
 from tests.waiting import eventually

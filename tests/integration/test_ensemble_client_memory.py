@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, infer_error
+from tests.clients import Client, infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.integration.ensemble_models import add_ensemble, add_member
 from tests.integration.test_client_memory import Memory

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, tensor
+from tests.clients import Client, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import add_ensemble, add_member, array_of
 from tests.integration.test_ensembles import Asks, counts

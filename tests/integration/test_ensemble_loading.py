@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.asking import Client, infer_error
+from tests.clients import Client, infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import index
 from tests.integration.ensemble_models import (

@@ -21,7 +21,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, InferStream, infer_error, is_final, tensor
+from tests.clients import Client, InferStream, infer_error, is_final, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import (
     add_ensemble,

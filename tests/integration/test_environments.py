@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import host
-from tests.asking import (
+from tests.clients import (
     Client,
     InferStream,
     infer_error,

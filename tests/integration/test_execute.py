@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, infer_error, run_command, tensor
+from tests.clients import Client, infer_error, run_command, tensor
 from tests.conftest import MODELS, RepositoryBuilder, RunningHost, Serve
 
 

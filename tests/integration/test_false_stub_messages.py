@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 LIAR = """

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import InferStream, infer_error, run_command, run_script, tensor
+from tests.clients import InferStream, infer_error, run_command, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, tensor
+from tests.clients import Client, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve
 
 BODY = """

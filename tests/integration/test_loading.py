@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.asking import infer_error, run_command, tensor
+from tests.clients import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 BODY = """

@@ -22,7 +22,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 import host as host_package
-from tests.asking import Client, InferStream, infer_error, run_command, run_script, tensor
+from tests.clients import Client, InferStream, infer_error, run_command, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.waiting import UNTIL_SOURCE
 

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 import host
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 from tests.waiting import UNTIL_SOURCE
 

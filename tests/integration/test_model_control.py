@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.asking import infer_error, run_command
+from tests.clients import infer_error, run_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, JSON, index, model, starting
 

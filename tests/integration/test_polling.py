@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.asking import Client, infer_error, run_command
+from tests.clients import Client, infer_error, run_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, index, model
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.asking import Client, infer_error, infer_through, run_command
+from tests.clients import Client, infer_error, infer_through, run_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 MODEL = """

@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.asking import infer_error, run_command
+from tests.clients import infer_error, run_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 
 CATEGORIES = {

@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import (
     DEADLINE,
     RepositoryBuilder,

@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import RepositoryBuilder, Serve
 from tests.integration.test_client_memory import Memory
 

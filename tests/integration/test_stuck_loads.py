@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asking import infer_error
+from tests.clients import infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 MODEL = """

@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import CHAIN
 from tests.integration.test_client_memory import (

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_scheduling import Pipe
 
