@@ -157,7 +157,7 @@ def test_a_dead_instance_of_a_backend_is_replaced(
         assert ask(client, "m", 1)[0] == 2
 
 
-def test_what_cannot_be_found_or_run_is_said_for_every_model(
+def test_a_backend_that_cannot_be_found_or_run_fails_the_load_with_its_reason(
     repository: RepositoryBuilder, backends: Path, serve: Serve
 ) -> None:
     (backends / "native").mkdir()

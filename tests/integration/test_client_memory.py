@@ -391,9 +391,7 @@ def test_unregistered_region_is_closed_after_its_last_use(
         memory.close()
 
 
-def test_client_memory_is_off_unless_it_is_asked_for(
-    repository: RepositoryBuilder, serve: Serve
-) -> None:
+def test_client_memory_is_off_by_default(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.copy("identity")
     host = serve(repository).wait_started()
     off = (

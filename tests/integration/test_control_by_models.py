@@ -33,7 +33,7 @@ def host(repository: RepositoryBuilder, serve: Serve) -> Iterator[RunningHost]:
     ).wait_started()
 
 
-def test_a_model_loads_asks_and_unloads(host: RunningHost) -> None:
+def test_a_model_loads_calls_and_unloads_another_model(host: RunningHost) -> None:
     with host.client() as client:
         assert call(client, "load_model", "x") == "None"
         assert call(client, "is_model_ready", "x") == "True"
@@ -63,7 +63,7 @@ def test_a_model_loads_with_configuration_and_files(host: RunningHost) -> None:
         assert run_command(client, "name", "x") == "x"
 
 
-def test_what_is_not_there_is_not_ready(host: RunningHost) -> None:
+def test_a_missing_model_is_not_ready(host: RunningHost) -> None:
     wrong = "version should be an integral value > 0"
     bad = "failed to get model version from specified version string"
     with host.client() as client:
@@ -96,7 +96,7 @@ def test_a_model_may_replace_and_unload_itself(host: RunningHost) -> None:
         )
 
 
-def test_a_load_outlives_the_model_that_asked_for_it(
+def test_a_load_outlives_the_model_that_requested_it(
     host: RunningHost, repository: RepositoryBuilder, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"

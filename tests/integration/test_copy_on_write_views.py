@@ -227,7 +227,7 @@ def test_a_large_input_is_not_copied(memory: Memory) -> None:
     assert result.as_numpy("Y") == 1
 
 
-def test_what_a_model_keeps_of_a_clients_memory_stays(memory: Memory) -> None:
+def test_an_array_that_a_model_keeps_of_client_memory_does_not_change(memory: Memory) -> None:
     memory.write(filled(7))
     sums = memory.infer("keeps").tolist()  # of all that the model has kept
     for value in (1, 2, 3, 4, 9):
@@ -237,7 +237,7 @@ def test_what_a_model_keeps_of_a_clients_memory_stays(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("model", ["writes", "pipeline"])
-def test_what_a_model_writes_in_place_only_it_sees(memory: Memory, model: str) -> None:
+def test_in_place_writes_are_visible_to_their_model_only(memory: Memory, model: str) -> None:
     for seed in range(3):
         array = numbers(seed)
         memory.write(array)
@@ -250,7 +250,7 @@ def test_what_a_model_writes_in_place_only_it_sees(memory: Memory, model: str) -
 
 
 @pytest.mark.parametrize("into", [0, 64, SIZE // 2])
-def test_an_answer_may_overwrite_the_question(memory: Memory, into: int) -> None:
+def test_a_response_may_overwrite_its_request(memory: Memory, into: int) -> None:
     array = numbers(3)
     memory.write(array)
     np.testing.assert_array_equal(memory.infer("returns", into), array)
@@ -267,7 +267,7 @@ def test_arrays_pass_through_other_models(memory: Memory, inner: str) -> None:
         np.testing.assert_array_equal(memory.content(), array)
 
 
-def test_many_at_once_get_their_own(memory: Memory, host: RunningHost) -> None:
+def test_concurrent_requests_get_their_own_responses(memory: Memory, host: RunningHost) -> None:
     def ask(seed: int) -> None:
         with host.client() as client:
             array = numbers(seed)

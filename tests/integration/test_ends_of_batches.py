@@ -133,7 +133,7 @@ def pid_of(instance: Supervisor) -> int | None:
     return None if process is None else process.pid
 
 
-def test_a_instance_lets_go_of_a_dead_stub_and_of_its_memory(repository: RepositoryBuilder) -> None:
+def test_an_instance_releases_a_dead_stub_and_its_memory(repository: RepositoryBuilder) -> None:
     repository.copy("identity")
     array = np.zeros(100_000, dtype=np.float32)
 

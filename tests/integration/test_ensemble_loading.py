@@ -164,7 +164,7 @@ FAULTS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_does_not_fit_is_refused(
+def test_an_ensemble_that_does_not_fit_is_refused(
     module_repository: RepositoryBuilder, client: Client, name: str
 ) -> None:
     module_repository.add("unknown", config=FAULTS["unknown"][0])
@@ -229,7 +229,7 @@ def test_dependents_go_with_their_ensemble(client: Client) -> None:
         gone(client, name)
 
 
-def test_a_member_that_somebody_else_needs_stays(client: Client) -> None:
+def test_a_member_that_another_ensemble_needs_stays(client: Client) -> None:
     client.load_model("of_a")
     client.load_model("of_a_and_b")
     client.unload_model("of_a_and_b", unload_dependents=True)
@@ -237,7 +237,7 @@ def test_a_member_that_somebody_else_needs_stays(client: Client) -> None:
     assert index(client, "a") == index(client, "of_a") == READY
 
 
-def test_a_member_that_was_asked_for_by_name_stays(client: Client) -> None:
+def test_a_member_that_was_loaded_by_name_stays(client: Client) -> None:
     client.load_model("of_a_and_b")
     client.load_model("b")
     client.unload_model("of_a_and_b", unload_dependents=True)
@@ -298,7 +298,7 @@ def test_an_ensemble_that_no_longer_fits_goes_until_it_does(
     assert index(client, "of_a") == index(client, "of_of_a") == READY
 
 
-def test_what_served_stays_when_an_ensemble_is_changed_for_the_worse(
+def test_the_old_ensemble_serves_on_when_its_change_is_invalid(
     module_repository: RepositoryBuilder, client: Client
 ) -> None:
     """Triton unloads it; here a load that fails leaves what served."""

@@ -65,7 +65,7 @@ def test_the_version_the_model_and_pb_utils_come_last_on_the_path_in_this_order(
     assert len(seen) == len(set(seen))
 
 
-def test_what_is_installed_wins_over_neighbours_of_the_model_and_they_win_over_the_host(
+def test_installed_modules_win_over_the_models_folder_and_that_over_the_host(
     repository: RepositoryBuilder,
     serve: Serve,
     tmp_path: Path,

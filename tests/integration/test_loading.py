@@ -406,7 +406,7 @@ def test_a_name_that_no_stub_may_have_is_refused(
     assert "Invalid stub name: contains invalid characters" in host.output
 
 
-def test_what_the_backend_says_against_a_configuration_is_told_to_who_loads_the_model(
+def test_the_load_error_has_the_backends_objection_to_the_configuration(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     """Nothing is wrong with the files as such, so the version is there, and has failed."""

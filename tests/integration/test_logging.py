@@ -313,11 +313,11 @@ def test_a_level_that_is_switched_off_is_not_logged(
     assert f"unheard by {name}" not in host.output
 
 
-def test_what_is_not_known_is_ignored(endpoint: Endpoint) -> None:
+def test_unknown_log_settings_are_ignored(endpoint: Endpoint) -> None:
     assert endpoint.set({"log_colour": "red"}) == DEFAULTS
 
 
-def test_settings_before_one_that_is_no_good_stay(endpoint: Endpoint) -> None:
+def test_settings_before_an_invalid_one_stay(endpoint: Endpoint) -> None:
     assert "log_format" in endpoint.fails({"log_error": False, "log_format": "xml"})
     assert endpoint.get()["log_error"] is False
 
@@ -356,7 +356,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("protocol", "settings", "expected"), REFUSED, ids=[str(n) for n in range(len(REFUSED))]
 )
-def test_a_value_that_is_no_good_is_refused(
+def test_an_invalid_log_setting_is_refused(
     host: RunningHost, protocol: str, settings: dict[str, Any], expected: str
 ) -> None:
     assert Endpoint(host, protocol).fails(settings) == expected

@@ -67,7 +67,7 @@ def test_changes_of_models_and_versions_are_followed(
     wait_until(client.is_server_ready, "the server to be ready")
 
 
-def test_what_running_and_editing_a_model_leaves_is_no_change(
+def test_files_left_by_running_and_editing_a_model_are_no_change(
     host: RunningHost, repository: RepositoryBuilder, client: Client
 ) -> None:
     pid = run_command(client, "pid", "x")
@@ -84,7 +84,7 @@ def test_what_running_and_editing_a_model_leaves_is_no_change(
     wait_until(lambda: run_command(client, "pid", "x") != pid, "a touched file to count")
 
 
-def test_a_model_that_fails_serves_on_and_holds_up_nobody(
+def test_a_model_whose_reload_fails_serves_on_and_delays_no_other_model(
     host: RunningHost, repository: RepositoryBuilder, client: Client
 ) -> None:
     pid = run_command(client, "pid", "x")

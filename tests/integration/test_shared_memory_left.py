@@ -63,7 +63,7 @@ def test_a_model_that_keeps_nothing_has_as_much_shared_memory_left_as_before(
             assert free is not None and free.tolist() == [before] * 21
 
 
-def test_what_lies_in_a_clients_memory_takes_nothing_of_it(
+def test_tensors_in_client_memory_take_no_memory_of_the_host(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("identity")

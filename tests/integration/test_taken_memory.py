@@ -241,7 +241,7 @@ def later(host: RunningHost, client: Client, memory: TakenMemory, go: Path) -> A
             go.unlink()
 
 
-def test_an_input_that_goes_before_another_model_is_asked_is_an_error_to_the_one_that_asks(
+def test_an_input_that_goes_before_a_bls_request_is_an_error_of_the_caller(
     host: RunningHost, client: Client, memory: TakenMemory, go: Path
 ) -> None:
     status, text = infer_error(later, host, client, memory, go)
@@ -250,14 +250,14 @@ def test_an_input_that_goes_before_another_model_is_asked_is_an_error_to_the_one
 
 
 @pytest.mark.usefixtures("traced")
-def test_what_was_traced_is_what_is_passed_on(
+def test_the_traced_value_is_the_value_passed_on(
     host: RunningHost, client: Client, memory: TakenMemory, go: Path
 ) -> None:
     answer = later(host, client, memory, go).as_numpy("OUTPUT0")
     np.testing.assert_array_equal(answer, ARRAY)
 
 
-def test_a_client_that_takes_its_memory_away_fails_nobody_else_in_the_batch(
+def test_a_client_that_shrinks_its_memory_fails_only_its_request_of_a_batch(
     client: Client, memory: TakenMemory
 ) -> None:
     memory.cut()

@@ -177,7 +177,7 @@ def test_mutual_tls_refuses_clients_of_another_authority(
     refused(ask, mutual, ours, strangers)
 
 
-def test_without_mutual_tls_a_root_certificate_asks_nothing_of_clients(
+def test_without_mutual_tls_clients_need_no_certificate(
     server: RunningHost, ours: Certificates, strangers: Certificates
 ) -> None:
     assert ask(server, ours, strangers)

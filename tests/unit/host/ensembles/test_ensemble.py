@@ -142,7 +142,7 @@ def values(answers: Sequence[InferResponse | None]) -> list[int]:
     return [read_bytes(answer.outputs[0].data)[0] for answer in answers if answer is not None]
 
 
-def test_a_member_is_asked_as_the_ensemble_was() -> None:
+def test_a_member_gets_the_request_options_of_its_ensemble() -> None:
     member = Member("m")
     Line(member).ask(
         id="r", parameters={"a": 1}, correlation_id=7, flags=3, priority=2, timeout_us=99
@@ -299,7 +299,7 @@ def test_an_ensemble_is_ready_when_its_members_are() -> None:
     )
 
 
-def test_what_is_drained_refuses_requests_but_those_of_ensembles_that_hold_it() -> None:
+def test_a_draining_model_accepts_only_requests_of_ensembles_that_hold_it() -> None:
     async def work() -> None:
         member = Member("m")
         line = Line(member)
@@ -321,7 +321,7 @@ def test_what_is_drained_refuses_requests_but_those_of_ensembles_that_hold_it() 
     asyncio.run(work())
 
 
-def test_abort_ends_what_is_under_way() -> None:
+def test_abort_ends_running_steps() -> None:
     member = Member("m")
     line = Line(member)
     call, answers = line.ask()

@@ -27,7 +27,7 @@ class Starts:
         return permit
 
 
-def test_no_more_than_allowed_are_under_way_and_the_first_to_come_is_next() -> None:
+def test_no_more_steps_than_allowed_run_and_the_oldest_is_next() -> None:
     starts = Starts(2)
     permits = [starts.enter(number) for number in range(5)]
     assert starts.made == [0, 1]

@@ -146,7 +146,7 @@ def test_a_directory_that_is_no_flag_is_taken_for_a_repository(tmp_path: Path) -
     assert advice("nowhere") == "Unexpected argument: nowhere"
 
 
-def test_a_value_that_is_no_good_is_followed_by_what_the_flag_takes() -> None:
+def test_the_error_for_an_invalid_value_says_what_the_flag_takes() -> None:
     flags = ("--model-repository", HERE)
     assert advice(*flags, "--http-port=80x") == (
         "--http-port <integer>: Port to listen on; 0 selects a free port. Default: 8000."
@@ -421,7 +421,7 @@ def test_options_do_not_share_lists() -> None:
         ),
     ],
 )
-def test_values_that_are_no_good(flag: str, text: str, detail: str) -> None:
+def test_invalid_values_are_refused(flag: str, text: str, detail: str) -> None:
     assert bad(flag, text) == detail
 
 
@@ -653,7 +653,7 @@ def test_every_setting_of_the_python_backend() -> None:
         ("shm-growth-byte-size", "9" * 30, "stol"),
     ],
 )
-def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> None:
+def test_invalid_python_settings_are_refused(key: str, value: str, detail: str) -> None:
     with pytest.raises(UsageError) as caught:
         Options(backend_config={"python": {key: value}})
     assert caught.value.detail == f'Bad option: "--backend-config".\n{detail}'

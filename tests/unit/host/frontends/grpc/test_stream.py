@@ -139,7 +139,7 @@ def test_decoupled_answers_do_not_wait_for_ordinary_ones() -> None:
     assert ids(client.finish()) == ["1"]
 
 
-def test_an_empty_final_response_comes_if_asked_for() -> None:
+def test_an_empty_final_response_is_sent_if_requested() -> None:
     client = Conversation()
     request = message("repeat", "2", answers=1)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
