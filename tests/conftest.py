@@ -318,7 +318,7 @@ def _descriptors() -> Counter[str]:
     """What the open descriptors of this process are: files by name, the others by kind."""
     found: Counter[str] = Counter()
     for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists the others
+        with suppress(FileNotFoundError):  # the descriptor that lists the others
             found[re.sub(r":\[\d+\]$", "", str(descriptor.readlink()))] += 1
     return found
 

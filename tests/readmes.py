@@ -15,7 +15,7 @@ from tests.conftest import DEADLINE, ROOT, RunningHost
 
 @dataclass(frozen=True)
 class Walkthrough:
-    """A console block: build models, serve them, and ask, with what is printed then."""
+    """A console block: build models, serve them, send requests, and the expected output."""
 
     build: str
     ask: str
@@ -36,7 +36,7 @@ def walkthroughs(example: str) -> list[Walkthrough]:
     for console in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         build, start, ask = re.findall(r"^\$ (.+)$", console, re.MULTILINE)
         folder = start.removeprefix("pbhost serve --model-repository=")
-        assert folder in shlex.split(build), "what is built is what is served"
+        assert folder in shlex.split(build), "the built folder is the served one"
         found.append(Walkthrough(build, ask, console.partition(f"$ {ask}\n")[2], folder))
     return found
 

@@ -89,7 +89,7 @@ class OnGpu:
         self.shape = list(array.shape) if shape is None else shape
         self.strides = strides
         self.offset = offset
-        self.streams: list[int | None] = []  # that consumers have asked for
+        self.streams: list[int | None] = []  # that consumers have requested
         self.devices: list[int] = []  # that were the current one then
         self.given_back = 0
         kind = (_CODES[self.source.dtype.kind], 8 * self.source.itemsize)

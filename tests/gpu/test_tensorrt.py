@@ -31,7 +31,7 @@ def trt() -> Any:
 
 
 class Build:
-    """A network of which a plan is made."""
+    """A network from which a plan is made."""
 
     def __init__(self, trt: Any) -> None:
         self.trt = trt

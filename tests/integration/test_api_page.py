@@ -99,7 +99,7 @@ REFUSED = re.compile(
     r"|invalid argument for --log_format|explicit model load / unload is not allowed"
     r"|location can not be updated through network"
 )
-"""What it refuses with another status from 500 on, however well the request is formed."""
+"""Paths that respond with a status of 500 or more, even to a well-formed request."""
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +252,7 @@ def test_the_endpoint_matches_the_openapi_document(host: RunningHost) -> None:
     assert statuses >= {200, 400, 404, 405, 500}
 
 
-# Who may see it
+# Access
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The response cache of a real host: what is answered without execution, and what is not."""
+"""The response cache of a real host: which requests are answered without execution, and which are
+not."""
 
 from __future__ import annotations
 

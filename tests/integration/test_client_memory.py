@@ -252,7 +252,7 @@ def test_offset_and_size_of_a_tensor_are_checked(client: Client, memory: Memory)
 
 
 def gone(client: Client, memory: Memory) -> None:
-    """Check that the region, in which nothing was ever used, is not there."""
+    """Check that a region that was never used is not mapped."""
     assert memory.name not in client.get_system_shared_memory_status().regions
 
 

@@ -148,7 +148,7 @@ def test_model_control_must_wait_for_the_end_of_the_start(
 def test_initialize_may_load_models_even_if_only_one_may_load_at_a_time(
     host: RunningHost, repository: RepositoryBuilder
 ) -> None:
-    """Two instances ask for the same model, which asks for another one."""
+    """Two instances load the same model, which loads another one."""
     body = """print("told:", attempt('["load_model", "NAME"]'))"""
     repository.add("a", starting(body.replace("NAME", "b")), BLANK + " instance_group { count: 2 }")
     repository.add("b", starting(body.replace("NAME", "x")), BLANK)

@@ -1,4 +1,5 @@
-"""Large inputs are shown to models without a copy, and nobody can tell, whatever they do."""
+"""Large inputs are shown to models without a copy, and neither models nor clients notice a
+difference."""
 
 from __future__ import annotations
 
@@ -184,7 +185,7 @@ class Memory:
         return found
 
     def infer(self, model: str, into: int | None = None, id: str = "") -> npt.NDArray[np.float32]:
-        """The answer to what was written, in the same memory at `into` or as the host sends it."""
+        """The response to the array, in the same memory at `into` or as the host sends it."""
         given = grpcclient.InferInput("X", [COUNT], "FP32")
         given.set_shared_memory(self.name, SIZE)
         wanted = grpcclient.InferRequestedOutput("Y")

@@ -88,13 +88,13 @@ class Terminal:
             return False
         try:
             text = os.read(self._master, 1 << 16).decode(errors="replace")
-        except OSError:  # nobody has the other end open any more
+        except OSError:  # the other end is closed
             return False
         self.output += text.replace("\r\n", "\n")
         return bool(text)
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first match in what comes; what has come up to its end is then forgotten."""
+        """The first match in the output; the output up to the end of the match is dropped."""
         end = time.monotonic() + DEADLINE
         while True:
             found = re.search(pattern, self.output)
@@ -102,7 +102,7 @@ class Terminal:
                 self.output = self.output[found.end() :]
                 return found
             left = end - time.monotonic()
-            ended = self.process.poll() is not None  # what it has said is there to be read
+            ended = self.process.poll() is not None  # the remaining output can still be read
             if left <= 0 or (not self._read(min(left, 0.2)) and ended):
                 pytest.fail(f"the terminal does not show {pattern!r}:\n{self.output}")
 
@@ -111,7 +111,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def echoes(self) -> bool:
-        """Whether the terminal itself shows what is typed."""
+        """Whether the terminal itself shows the typed text."""
         return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
 
     def wait(self) -> int:

@@ -1,4 +1,4 @@
-"""Stubs that die before they are asked for anything, or between two things that they are asked."""
+"""Stubs that die before their first task, or between two tasks."""
 
 from __future__ import annotations
 

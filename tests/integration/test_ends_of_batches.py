@@ -1,6 +1,6 @@
-"""What is told at the end of a batch, in which order, and what a dead stub leaves behind.
+"""The messages at the end of a batch, their order, and the remains of a dead stub.
 
-The models here reach into their stub, to make certain what else happens once in many runs.
+The models here change their stub, so that a rare event happens in every run.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ for number in range(int(x[1])):
         break
 (folder / "ended").touch()
 """
-"""Asked for [test, length]: responses [test, number]. It notes how far it is ahead."""
+"""Gets [test, length] and sends the responses [test, number]. It records how far it is ahead."""
 CONSUME = """
 folder, number = Path(__file__).parents[3] / "runs" / str(int(x[0])), int(x[1])
 (folder / f"begun-{number}").touch()

@@ -43,7 +43,7 @@ def simple(repository: RepositoryBuilder, name: str, code: str = PLUS_ONE, **opt
 
 @pytest.fixture(scope="module")
 def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
-    """Explicit mode; these members are loaded by nobody as yet."""
+    """Explicit mode; these members are not loaded yet."""
     repository = module_repository
     simple(repository, "a")
     simple(repository, "b")
@@ -261,7 +261,7 @@ def test_an_ensemble_goes_with_its_member_and_comes_back_with_it(client: Client)
 def test_an_ensemble_that_was_unloaded_by_name_stays_away(client: Client) -> None:
     client.load_model("of_of_a")
     client.unload_model("of_a")
-    wait_until(lambda: index(client, "of_of_a") == UNLOADED, "what is made of it to be gone")
+    wait_until(lambda: index(client, "of_of_a") == UNLOADED, "its ensembles to be unloaded")
     client.unload_model("a")
     client.load_model("a")
     assert index(client, "of_a") in (UNLOADED, [("1", "UNLOADING", "")])
@@ -341,7 +341,8 @@ def test_an_override_makes_an_ensemble_of_other_members(
 def test_a_running_request_holds_its_members(
     module_repository: RepositoryBuilder, client: Client, host: RunningHost
 ) -> None:
-    """A member that is unloaded while a step before it runs is still asked, and goes then."""
+    """A member that is unloaded while a step before it runs still runs its step, and is unloaded
+    then."""
     folder = module_repository.path
     simple(
         module_repository, "slow",

@@ -1,4 +1,4 @@
-"""What an ensemble's tensors occupy: no copies in the host, and nothing that nobody needs."""
+"""The memory of an ensemble's tensors: no copies in the host, and no unused tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that reach into their stub, and tell the host what is not so."""
+"""Models that change their stub so that it sends false messages to the host."""
 
 from __future__ import annotations
 

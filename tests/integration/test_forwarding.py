@@ -40,7 +40,7 @@ Metadata = tuple[str, str | bytes]
 
 
 class Endpoint:
-    """The two inference RPCs, asked bare: tritonclient cannot send a key twice."""
+    """Calls the two inference RPCs without tritonclient, which cannot send a key twice."""
 
     def __init__(self, host: RunningHost) -> None:
         self.channel = grpc.insecure_channel(host.url)

@@ -1,4 +1,4 @@
-"""How a `model.py` is found and imported, and what it then finds, in a real host."""
+"""How a `model.py` is found and imported, and which modules it can import, in a real host."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Holdings:
         return cls(names, threads, len(this.children(recursive=True)), own)
 
     def beyond(self, before: Holdings) -> list[str]:
-        """What is held now and was not before."""
+        """The resources that are held now and were not held before."""
         more = [
             f"{count} x {name}" for name, count in (self.descriptors - before.descriptors).items()
         ]

@@ -532,7 +532,7 @@ def test_a_label_set_shared_by_instances_outlives_one_of_them(
     assert value(host, 'starts{model="counting"}') == 2
     (stub,) = host.stubs("counting_0_0")
     os.kill(stub.pid, signal.SIGKILL)
-    wait_until(lambda: value(host, 'starts{model="counting"}') == 3, "the one that takes its place")
+    wait_until(lambda: value(host, 'starts{model="counting"}') == 3, "the replacing instance")
     first = 'starts{instance="counting_0_0"}'
     wait_until(lambda: value(host, first) == 1, "its own label set, which started at zero")
     assert value(host, 'starts{instance="counting_0_1"}') == 1

@@ -210,7 +210,7 @@ def test_a_change_in_one_repository_does_not_affect_the_others(
 
     first.add("new", "raise ValueError('no good')")
     host.wait_for(f"failed to load '{first.path}::new' version 1|failed to load 'new' version 1")
-    assert ready("new") == 2, "the one that was there serves on"
+    assert ready("new") == 2, "the earlier model still serves"
 
     shutil.rmtree(first.path / "new")
     wait_until(lambda: add(host, "new", "X") == 8, "the name to mean one model again")

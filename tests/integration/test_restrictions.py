@@ -1,4 +1,4 @@
-"""Requests that need a secret header: what is restricted by which category, on every endpoint."""
+"""Requests that need a secret header: which category restricts which request, on every endpoint."""
 
 from __future__ import annotations
 

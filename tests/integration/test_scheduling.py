@@ -107,7 +107,7 @@ def rows_of(name: str, size: int = 1, width: int = 1) -> grpcclient.InferInput:
 
 
 class Line:
-    """Requests that arrive in the order in which they are sent, and their answers in that order."""
+    """Requests that arrive in the order of sending, and their responses in the same order."""
 
     def __init__(self, host: RunningHost, model: str = "groups") -> None:
         self._model = model

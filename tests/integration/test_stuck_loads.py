@@ -52,7 +52,7 @@ PIPES = {
     "requirements": ("requirements.txt", PLAIN + REQUIREMENTS),
     "environment": ("environment.tar.gz", PLAIN + ENVIRONMENT),
 }
-"""What is a pipe, and the configuration that has it read, by model."""
+"""By model: the file that is a pipe, and the configuration that makes the server read it."""
 
 
 @pytest.fixture(scope="module")

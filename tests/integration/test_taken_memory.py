@@ -225,7 +225,7 @@ def test_strings_that_are_gone_are_an_error(
 
 
 def later(host: RunningHost, client: Client, memory: TakenMemory, go: Path) -> Any:
-    """What comes of a request whose input is gone by the time that the model asks another one."""
+    """The result of a request whose input is gone when the model sends a BLS request."""
     request_id = uuid.uuid4().hex
     with ThreadPoolExecutor(1) as pool:
         options = {"request_id": request_id}

@@ -44,7 +44,7 @@ class Certificates:
         return str(self.folder / name)
 
     def bytes(self, name: str) -> bytes:
-        """What is in a file."""
+        """The content of a file."""
         return (self.folder / name).read_bytes()
 
 
@@ -201,7 +201,7 @@ def test_https_serves_clients_that_trust_the_authority(
     server: RunningHost, ours: Certificates, strangers: Certificates
 ) -> None:
     assert get(server, ours) == 200
-    assert get(server, ours, strangers) == 200  # of whom nothing is asked
+    assert get(server, ours, strangers) == 200  # which need no certificate here
     with pytest.raises(ssl.SSLCertVerificationError):
         get(server, strangers)
 

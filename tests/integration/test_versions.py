@@ -87,7 +87,7 @@ class Model:
         self.configure(text)
 
     def configure(self, text: str) -> None:
-        """Write the configuration, and nothing else."""
+        """Write the configuration alone."""
         (self.folder / "config.pbtxt").write_text(text)
 
     def load(self, **options: Any) -> None:

@@ -106,7 +106,7 @@ class Memory:
 
 
 class Line:
-    """An ensemble of members, each of which takes what the one before it makes."""
+    """An ensemble of members; each member takes the output of the previous one."""
 
     def __init__(self, *members: Member, scheduling: str = "") -> None:
         registry = Registry()
@@ -201,7 +201,7 @@ def test_a_member_that_is_not_there_fails_the_request() -> None:
 
 
 def test_a_response_is_taken_once_those_after_it_are_done_with_it() -> None:
-    """So a member is held up when nobody takes what it sends, and nothing piles up."""
+    """So a member is held up when its responses are not taken, and nothing piles up."""
     first, second = Member("first", decoupled=True), Member("second")
     call, answers = Line(first, second).ask()
     first.answer(1, 2, final=False)

@@ -8,7 +8,7 @@ from host.inference.request import InferRequest, InferResponse, Tensor
 
 
 class Sent:
-    """Responses of one member, in the order in which it hears that they were taken."""
+    """Responses of one member, in the order of their acknowledgements."""
 
     def __init__(self, limited: bool = False, window: int = 0) -> None:
         self.steps: set[int] = set()

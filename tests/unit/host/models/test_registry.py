@@ -1,4 +1,4 @@
-"""Who is loaded: look-up, the latest version, and what is said of the rest."""
+"""The loaded models: look-up, the latest version, and the errors for all others."""
 
 from __future__ import annotations
 

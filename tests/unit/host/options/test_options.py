@@ -1,4 +1,4 @@
-"""The command line: its forms, every flag, every complaint, and what is not supported yet."""
+"""The command line: its forms, every flag, every error, and flags that are not supported yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def complaint(*argv: str) -> str:
 
 
 def advice(*argv: str) -> str:
-    """The last line of what is said about a command line that is no good."""
+    """The last line of the error for an invalid command line."""
     with pytest.raises(UsageError) as caught:
         parse(argv)
     return str(caught.value).splitlines()[-1]
@@ -661,7 +661,7 @@ def test_invalid_python_settings_are_refused(key: str, value: str, detail: str) 
         assert bad("backend-config", f"python,{key}={value}") == detail
 
 
-# What is not there yet
+# Flags that are not supported yet
 
 
 SAMPLES = {

@@ -1,4 +1,4 @@
-"""The service on each of its engines, asked by real clients."""
+"""The service on each of its engines, called by real clients."""
 
 from __future__ import annotations
 
