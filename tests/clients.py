@@ -46,13 +46,13 @@ def infer_error(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
 
 
 def send_command(client: Client, text: str, model: str = "script") -> Any:
-    """Have a model do something without waiting for it; `cancel` of what returns gives it up."""
+    """Send a command without waiting for the response; the returned call has `cancel()`."""
     given = tensor("COMMAND", np.array([text.encode()], dtype=np.object_))
     return client.async_infer(model, [given], lambda result, error: None)
 
 
 class InferStream:
-    """One `ModelStreamInfer` stream: requests in, whatever comes back in order of arrival."""
+    """One `ModelStreamInfer` stream: sends requests, reads responses in order of arrival."""
 
     def __init__(self, host: RunningHost, **options: Any) -> None:
         self._client = host.client()

@@ -23,14 +23,14 @@ class Walkthrough:
     folder: str
 
     def answer(self, host: RunningHost) -> str:
-        """What the client prints."""
+        """The output of the client."""
         return run(
             self.ask.replace("localhost:8001", host.url).replace("localhost:8000", host.http_url)
         )
 
 
 def walkthroughs(example: str) -> list[Walkthrough]:
-    """Of the README of a folder of examples/."""
+    """The console blocks in the README of a folder of examples/."""
     text = (ROOT / "examples" / example / "README.md").read_text()
     found: list[Walkthrough] = []
     for console in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
@@ -58,7 +58,7 @@ def write(examples: Iterable[Walkthrough], repository: Path) -> None:
 
 
 def run(command: str) -> str:
-    """What a `python ...` command prints."""
+    """The output of a `python ...` command."""
     done = subprocess.run(
         [sys.executable, *shlex.split(command)[1:]],
         cwd=ROOT,

@@ -78,7 +78,7 @@ def comparable(text: str) -> str:
 
 
 def pattern(expected: str) -> re.Pattern[str]:
-    """What a text must be to be the expected one."""
+    """The pattern that matches the expected text."""
     lines = comparable(expected).splitlines()
     return re.compile(
         "".join(

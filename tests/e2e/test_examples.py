@@ -71,7 +71,7 @@ def host(module_serve: Serve) -> RunningHost:
 
 
 def run(client: str, host: RunningHost) -> str:
-    """What a client of the README prints."""
+    """The output of a client of the README."""
     command = client.replace("localhost:8001", host.url)
     if "localhost:8002" in command:
         address = host.wait_for(r"Started Metrics Service at (\S+:\d+)").group(1)

@@ -138,7 +138,7 @@ class OnGpu:
 
 
 class Consumed:
-    """What a consumer finds in a capsule, which it keeps."""
+    """The content of a capsule, which the consumer keeps."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule

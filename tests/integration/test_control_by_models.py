@@ -19,7 +19,7 @@ BLANK = "backend: 'python'"
 
 
 def call(client: Client, *call: Any, asked: str = "asker") -> str:
-    """What a function of `pb_utils`, called in `execute`, returns or raises, as text."""
+    """The result or the exception of a function of `pb_utils`, called in `execute`, as text."""
     return run_command(client, f"call {json.dumps(call)}", asked)
 
 

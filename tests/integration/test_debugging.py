@@ -1,4 +1,4 @@
-"""What a model author debugs with: `pbhost run`, and a model of a real host on the terminal."""
+"""Debugging tools of model authors: `pbhost run`, and a model of a real host on the terminal."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Held:
 
 
 def settled(client: Client) -> None:
-    """What the host had been told before this has come to something."""
+    """Wait until the host has handled all earlier messages."""
     for _ in range(5):
         client.infer("pass", [tensor("X", array_of([0]))])
 

@@ -84,7 +84,7 @@ def is_there(client: Client, name: str) -> bool:
     return any(state in ("READY", "UNLOADING") for _, state, _ in index(client, name))
 
 
-# What does not fit
+# Ensembles that do not fit their members
 
 FAULTS: dict[str, tuple[str, str]] = {
     "unknown": (

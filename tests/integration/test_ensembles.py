@@ -1,4 +1,4 @@
-"""Ensembles asked by clients: what runs when, and what comes of it.
+"""Ensembles called by clients: the order of their steps, their responses and their errors.
 
 Orders of responses, counts and texts are those that a Triton 2.51 gives for the same ensembles of
 Python models; where it differs, the test says so.
@@ -327,7 +327,7 @@ def test_a_step_that_lacks_an_input_fails(client: Client) -> None:
     )
 
 
-# What members are told
+# The request options of members
 
 
 def test_members_are_told_what_the_ensemble_is_told(client: Client, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a model does in `execute`, right or wrong, and what its client is told."""
+"""Right and wrong behaviour of a model in `execute`, and the response of its client."""
 
 from __future__ import annotations
 

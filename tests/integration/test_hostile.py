@@ -24,7 +24,7 @@ from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 
 MOST = 1 << 20
-"""What `--http-max-input-size` is here: with little to send, much is too much."""
+"""The value of `--http-max-input-size`: small, so that small bodies exceed it."""
 SLACK = 128 << 20
 """Bytes by which the server may grow over all these requests, which claim terabytes."""
 

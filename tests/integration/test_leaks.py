@@ -1,4 +1,4 @@
-"""What a server takes, it gives back: descriptors, threads, processes, memory."""
+"""A server releases its resources: descriptors, threads, processes, memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @dataclass
 class Holdings:
-    """What this process holds just now."""
+    """The resources that this process holds now."""
 
     descriptors: Counter[str]
     threads: Counter[str]

@@ -1,4 +1,4 @@
-"""What happens to models, sound and broken, when a host starts or is told to load them."""
+"""Loads of sound and broken models, at the start of a host and by request."""
 
 from __future__ import annotations
 

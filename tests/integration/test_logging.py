@@ -90,7 +90,7 @@ def models(module_repository: RepositoryBuilder) -> RepositoryBuilder:
 def host(models: RepositoryBuilder, module_serve: Serve) -> RunningHost:
     host = module_serve(models, "--log-format=json", "--log-verbose=1")
     host.wait_for(r"Started HTTPService at")
-    # What `wait_started` looks for ends with the quotation mark of the JSON string.
+    # The text that `wait_started` looks for ends with the quotation mark of the JSON string.
     host.port = int(host.wait_for(r"Started GRPCInferenceService at [0-9.]+:(\d+)").group(1))
     return host
 

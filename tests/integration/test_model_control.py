@@ -46,7 +46,7 @@ def uploads(host: RunningHost) -> list[Path]:
     return [path for path in found if path.is_dir()]
 
 
-# What a load brings along
+# Configurations and files in load requests
 
 
 def test_files_of_a_load_are_the_model_until_a_plain_load(host: RunningHost) -> None:

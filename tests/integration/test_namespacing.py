@@ -67,7 +67,7 @@ def post(host: RunningHost, path: str, body: Any = None) -> tuple[int, Any]:
 
 
 def add(host: RunningHost, model: str, name: str = "I") -> Any:
-    """What the model makes of 0, or its error."""
+    """The result of the model for 0, or its error."""
     tensor = {"name": name, "datatype": "FP32", "shape": [1], "data": [0]}
     status, answer = post(host, f"models/{model}/infer", {"inputs": [tensor]})
     return answer["outputs"][0]["data"][0] if status == 200 else (status, answer)

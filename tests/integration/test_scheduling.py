@@ -330,7 +330,7 @@ def test_a_request_may_shorten_its_time_where_the_policy_allows_it(
 def test_delayed_requests_run_after_requests_that_are_in_time(
     repository: RepositoryBuilder, serve: Serve, pipe: Pipe
 ) -> None:
-    """Of two that have waited too long, one is refused: then the other one is late, too."""
+    """When two requests have waited too long and one is refused, the other one is late too."""
     policy = f"default_timeout_microseconds: {HOUR} allow_timeout_override: true"
     add_groups(
         repository,

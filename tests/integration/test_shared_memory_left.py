@@ -1,4 +1,4 @@
-"""What a model learns of the shared memory that is left for its tensors."""
+"""The shared memory that is left for a model's tensors, as the model sees it."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def client(host: RunningHost) -> Iterator[Client]:
         client.unregister_system_shared_memory()
         wait_until(
             lambda: not client.get_system_shared_memory_status().regions,
-            "nobody to use it any more",
+            "all regions to be unregistered",
         )
 
 

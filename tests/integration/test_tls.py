@@ -71,7 +71,7 @@ def flags(
     endpoint: str = "grpc",
     mutual: bool = False,
 ) -> list[str]:
-    """Of an endpoint with TLS; `files` replace some (server_cert, server_key, root_cert)."""
+    """Flags of an endpoint with TLS; `files` replace server_cert, server_key or root_cert."""
     named = {
         "server-cert": certificates["server.pem"],
         "server-key": certificates["server.key"],
@@ -252,7 +252,7 @@ def test_a_file_of_https_that_cannot_be_read_ends_the_start_before_models_load(
 
 
 def ended(host: RunningHost) -> str:
-    """What a host has printed that could not start."""
+    """The output of a host that could not start."""
     assert host.process.wait(DEADLINE) == 1
     host.stop()
     return host.output

@@ -139,7 +139,7 @@ def client(host: RunningHost) -> Iterator[Client]:
 
 
 def seen(client: Client, model: str, array: Any = None) -> tuple[str, int, list[Any]]:
-    """What an instance has run: its name, its process, and the batches before this one."""
+    """The record of an instance: its name, its process, and the batches before this one."""
     array = np.array([[5]], dtype=np.int32) if array is None else array
     text = client.infer(model, [tensor("X", array)]).as_numpy("SEEN").flat[0]
     name, process, batches = json.loads(text)

@@ -1,4 +1,4 @@
-"""What type checkers understand of code that authors write."""
+"""Type checkers accept code that authors write, and infer its types."""
 
 from __future__ import annotations
 

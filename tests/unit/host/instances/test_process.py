@@ -1,4 +1,4 @@
-"""What a stub prints, line by line, and how its end is told."""
+"""The output of a stub, line by line, and the report of its exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a model, a version, and a file of a model."""
+"""Which directories and files count as a model, a version, and a file of a model."""
 
 from __future__ import annotations
 

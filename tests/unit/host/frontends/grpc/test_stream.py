@@ -63,7 +63,7 @@ class Conversation:
         assert not self._ended
         self._ended, self.error = True, error
 
-    # What a test does.
+    # The actions of a test.
 
     def say(self, *requests: Any) -> None:
         for request in requests:
