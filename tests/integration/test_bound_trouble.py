@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from host.bind import BadSpecError, DynamicBatcher, Host, HostFailure, TensorSpec, batch
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, ROOT
 
 X = TensorSpec(name="x", dtype=np.float32, shape=(-1,))

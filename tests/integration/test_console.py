@@ -26,7 +26,7 @@ def command(repository: RepositoryBuilder, *more: str) -> list[str]:
     return [sys.executable, "-m", "host", "serve", *flags]
 
 
-def test_a_signal_ends_a_host_whose_log_nobody_reads_any_more(
+def test_a_signal_ends_a_host_whose_log_is_no_longer_read(
     repository: RepositoryBuilder,
 ) -> None:
     repository.copy("identity")
