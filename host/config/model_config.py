@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +21,7 @@ from host.config.instance_groups import (
 from host.config.json_form import from_json
 from host.config.names import check_directory_name, check_names_for_stub
 from host.config.parameters import input_memory_message, max_concurrent_batches
-from host.config.pbtxt import parse_pbtxt_with_source
+from host.config.pbtxt import decode_pbtxt, parse_pbtxt_with_source
 from host.config.schema import ModelConfig, new_config
 from host.config.source import ConfigSource
 from host.config.unsupported import check_supported
@@ -163,7 +164,7 @@ def config_file(model_dir: Path, config_name: str | None = None) -> Path:
     (docs/reference/configuration_and_scheduling.md, 1.8)."""
     if config_name is not None:
         custom = model_dir / "configs" / f"{config_name}.pbtxt"
-        if custom.exists():
+        if os.path.exists(custom):  # unlike Path.exists, it never raises an error
             return custom
     return model_dir / "config.pbtxt"
 
@@ -187,11 +188,10 @@ def read_config_text(path: Path, strict: bool) -> str | None:
     Raises HostError INTERNAL if the file cannot be read.
     """
     try:
-        return read_file(path).decode()
+        data = read_file(path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not strict:
             return None
         text = f"failed to open text file for read {path}: {error.strerror}"
         raise internal(text) from None
-    except UnicodeDecodeError as error:
-        raise internal(f"failed to read text proto from {path}: {error}") from None
+    return decode_pbtxt(data, str(path))

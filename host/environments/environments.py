@@ -82,9 +82,7 @@ class Environments:
 
     async def _build(self, model: str, value: str, directory: Path) -> Environment:
         path = _path_in_model(model, value, directory)
-        requirements = await asyncio.to_thread(
-            required.read_requirements, path, directory.absolute()
-        )
+        requirements = await asyncio.to_thread(required.read_requirements, path, directory)
         environment = await self._builder.get_environment(requirements, model)
         advice = f"Remove {environment.root} to build it again, or run: {{pip}}"
         await interpreter.check_interpreter(environment, self._seconds, advice)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from host.config.model_config import LoadedConfig, ModelConfig, config_file, load_config
-from host.errors import HostError, internal, invalid_argument, unavailable
+from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
 from host.model_control.load_failures import LoadFailureLog
 from host.model_control.load_limiter import LoadLimiter
@@ -260,6 +260,9 @@ class ModelLifecycle:
             return await asyncio.to_thread(read)
         except HostError as error:
             raise RepositoryReadError(error.code, error.message) from error
+        except OSError as error:
+            text = f"failed to read model '{name}': {error}"
+            raise RepositoryReadError(ErrorCode.INTERNAL, text) from error
 
     def _is_serving(self, name: str, polled: bool) -> bool:
         """Whether the model can be asked; for the poller, whether it could be after its load."""
