@@ -251,6 +251,8 @@ class ModelLifecycle:
                 gpus=self._settings.gpus,
                 least_capability=self._settings.least_capability,
                 name=self._registry.name_of(name),
+                cpu_fallback=self._settings.cpu_fallback,
+                variables=self._settings.variables,
             )
             loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
             run_agents(loaded.config, files.path, self._settings.agents)

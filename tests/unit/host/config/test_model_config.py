@@ -182,6 +182,28 @@ def test_shell_characters_in_an_instance_name_are_refused(model: Path) -> None:
     )
 
 
+def test_groups_of_kind_gpu_use_the_cpu_without_gpus_if_wanted(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "instance_group [ { kind: KIND_GPU gpus: [ 0, 1 ] count: 2 }, { kind: KIND_GPU } ]"
+    configured(model, text)
+    loaded = load_config(model, strict=False, cpu_fallback=True)
+    loaded.check_instances()
+    assert [(spec.name, spec.kind) for spec in instance_specs(loaded.config)] == [
+        ("m_0_0", "CPU"),
+        ("m_0_1", "CPU"),
+        ("m_1_0", "CPU"),
+    ]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "model 'm': its instance groups of KIND_GPU run on the CPU, because there is no GPU"
+        " (--gpu-fallback=cpu)"
+    )
+    loaded = load_config(model, strict=False, cpu_fallback=True, gpus=[0, 1])
+    assert {spec.kind for spec in instance_specs(loaded.config)} == {"GPU"}
+    assert len(caplog.records) == 1
+
+
 def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> None:
     loaded = configured(model, "instance_group { kind: KIND_GPU }")
     with pytest.raises(HostError) as caught:
