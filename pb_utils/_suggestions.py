@@ -29,14 +29,16 @@ def missing_attribute(obj: object, name: str) -> str:
     return suggestion(name, dir(obj))
 
 
-class SuggestingType(type):
-    """The type of classes whose errors about missing class attributes have a suggestion.
+if TYPE_CHECKING:
+    SuggestingType = type  # type checkers know the attributes, and report others themselves
+else:
 
-    Instances have none, because ``__getattr__`` in a class makes every access to an attribute
-    slower. The server adds it to the text of the exception instead.
-    """
+    class SuggestingType(type):
+        """The type of classes whose errors about missing class attributes have a suggestion.
 
-    if not TYPE_CHECKING:  # otherwise type checkers would accept any name
+        Instances have none, because ``__getattr__`` in a class makes every access to an attribute
+        slower. The server adds it to the text of the exception instead.
+        """
 
         def __getattr__(cls, name: str) -> object:
             """Raises AttributeError."""
