@@ -4,6 +4,8 @@ Models import it as ``triton_python_backend_utils``. ``pb_utils.testing`` runs a
 without a server. ``docs/reference/model_api.md`` describes all rules and error texts.
 """
 
+import typing as _typing
+
 from pb_utils._bytes_codec import deserialize_bytes_tensor, serialize_byte_tensor
 from pb_utils._datatypes import (
     TRITON_STRING_TO_NUMPY,
@@ -25,6 +27,7 @@ from pb_utils._model_config import (
     ModelConfig,
     get_input_config_by_name,
     get_output_config_by_name,
+    get_parameter,
     using_decoupled_model_transaction_policy,
 )
 from pb_utils._model_control import is_model_ready, load_model, unload_model
@@ -45,7 +48,16 @@ from pb_utils._response import (
 from pb_utils._runtime import get_model_dir
 from pb_utils._sender import InferenceResponseSender
 from pb_utils._shared_memory import SharedMemory
+from pb_utils._stacking import stack_inputs
+from pb_utils._suggestions import missing_name as _missing_name
 from pb_utils._tensor import Tensor
+
+if not _typing.TYPE_CHECKING:  # otherwise type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Raises AttributeError, with the name that was probably meant."""
+        raise _missing_name(__name__, name, __all__)
+
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
@@ -71,10 +83,12 @@ __all__ = [
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "get_parameter",
     "is_model_ready",
     "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "stack_inputs",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",

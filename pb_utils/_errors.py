@@ -7,11 +7,12 @@ from typing import ClassVar
 from pb_utils import _arguments
 from pb_utils._enums import NamedInt
 from pb_utils._model_exception import TritonModelException
+from pb_utils._suggestions import SuggestingType
 
 __all__ = ["TritonError", "TritonModelException"]
 
 
-class TritonError:
+class TritonError(metaclass=SuggestingType):
     """An error that makes one request fail.
 
     It is not an exception: a model puts it into an ``InferenceResponse``

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from pb_utils import _arguments, _runtime
 from pb_utils._enums import NamedInt
+from pb_utils._suggestions import SuggestingType
 
 
-class Logger:
+class Logger(metaclass=SuggestingType):
     """Writes messages to the server's log.
 
     The server's log settings decide which levels are written. The log shows the file and the line
@@ -84,6 +85,16 @@ class Logger:
             TypeError: ``message`` is not text.
         """
         _emit("log_warn", Logger.WARNING, message, sys._getframe(2))
+
+    @staticmethod
+    @_arguments.with_argument_errors
+    def log_warning(message: str | bytes | bytearray) -> None:
+        """Writes a message at level WARNING, as ``log_warn`` does. Triton has only ``log_warn``.
+
+        Raises:
+            TypeError: ``message`` is not text.
+        """
+        _emit("log_warning", Logger.WARNING, message, sys._getframe(2))
 
     @staticmethod
     @_arguments.with_argument_errors

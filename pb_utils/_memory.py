@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pb_utils import _arguments
 from pb_utils._enums import NamedInt
+from pb_utils._suggestions import SuggestingType
 
 
 class MemoryType(NamedInt):
@@ -17,7 +18,7 @@ TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
-class PreferredMemory:
+class PreferredMemory(metaclass=SuggestingType):
     """The memory in which a model prefers the outputs of a request to another model.
 
     The rules are in ``docs/reference/model_api.md``, 3.15 and 4.6.

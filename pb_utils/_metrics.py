@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pb_utils import _arguments, _runtime
 from pb_utils._enums import NamedInt
 from pb_utils._model_exception import TritonModelException
+from pb_utils._suggestions import SuggestingType
 
 if TYPE_CHECKING:
     Key = tuple[str, tuple[float, ...] | None]
@@ -58,7 +59,7 @@ class _FamilyState:
         self.runtime.drop_metrics([self.number], list(self.metrics.values()))
 
 
-class Metric:
+class Metric(metaclass=SuggestingType):
     """A metric: the time series of a family with one set of labels.
 
     ``MetricFamily.Metric()`` returns it. It can be used as long as the ``MetricFamily`` object
@@ -172,7 +173,7 @@ class Metric:
 _Metric = Metric  # in the class body, the method hides the class of the same name
 
 
-class MetricFamily:
+class MetricFamily(metaclass=SuggestingType):
     """A family of metrics: all have the same name and kind, and differ by their labels.
 
     The server exports the metrics as long as this object exists, so a model keeps it in an

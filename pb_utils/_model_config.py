@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Callable, TypeVar, cast, overload
+
+from pb_utils._model_exception import TritonModelException
+from pb_utils._suggestions import SuggestingType
+
+_T = TypeVar("_T")
+_D = TypeVar("_D")
+_REQUIRED: Any = object()
+_BOOLS = {"true": True, "1": True, "yes": True, "on": True}
+_BOOLS.update({"false": False, "0": False, "no": False, "off": False})
 
 
-class ModelConfig:
+class ModelConfig(metaclass=SuggestingType):
     """The configuration that ``auto_complete_config`` gets, completes and returns.
 
     The rules and the exact error texts are in ``docs/reference/model_api.md``, 3.5.
@@ -178,6 +187,74 @@ def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dic
         The entry of ``model_config["output"]`` with this name, or None.
     """
     return _find_by_name(model_config, "output", name)
+
+
+@overload
+def get_parameter(model_config: Mapping[str, Any], name: str) -> str: ...
+
+
+@overload
+def get_parameter(model_config: Mapping[str, Any], name: str, *, default: _D) -> str | _D: ...
+
+
+@overload
+def get_parameter(model_config: Mapping[str, Any], name: str, type: Callable[[str], _T]) -> _T: ...
+
+
+@overload
+def get_parameter(
+    model_config: Mapping[str, Any], name: str, type: Callable[[str], _T], default: _D
+) -> _T | _D: ...
+
+
+def get_parameter(
+    model_config: Mapping[str, Any],
+    name: str,
+    type: Callable[[str], Any] = str,
+    default: Any = _REQUIRED,
+) -> Any:
+    """Returns a value from ``parameters`` of the configuration. Triton does not have this function.
+
+    Args:
+        model_config: the configuration as a parsed dict, ``json.loads(args["model_config"])``.
+        name: name of the parameter.
+        type: function that converts the text: ``str``, ``int``, ``float``, ``bool`` or another one
+            that raises ValueError. ``bool`` accepts true, false, yes, no, on, off, 1 and 0, in any
+            case.
+        default: result if there is no such parameter. Without it, the parameter is required.
+
+    Returns:
+        The converted ``string_value``, or the default.
+
+    Raises:
+        TritonModelException: the parameter is missing and there is no default, or its text cannot
+            be converted. The message names the model and the parameter.
+
+    Examples:
+        >>> limit = pb_utils.get_parameter(config, "LIMIT", int, default=10)
+    """
+    model = model_config.get("name", "")
+    parameters: Mapping[str, Mapping[str, str]] = model_config.get("parameters", {})
+    if name not in parameters:
+        if default is _REQUIRED:
+            raise TritonModelException(f"Model '{model}' has no parameter '{name}'.")
+        return default
+    text = parameters[name].get("string_value", "")
+    convert = _to_bool if cast("Any", type) is bool else type
+    try:
+        return convert(text)
+    except ValueError as error:
+        expected = getattr(type, "__name__", "another value")
+        raise TritonModelException(
+            f"Parameter '{name}' of model '{model}' is '{text}', expected {expected}."
+        ) from error
+
+
+def _to_bool(text: str) -> bool:
+    try:
+        return _BOOLS[text.strip().lower()]
+    except KeyError:
+        raise ValueError(text) from None
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from pb_utils._model_exception import TritonModelException
 from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._response import InferenceResponse
 from pb_utils._sender import InferenceResponseSender, Responder
+from pb_utils._suggestions import SuggestingType
 from pb_utils._tensor import Tensor
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _NO_PARAMETERS: Mapping[str, object] = {}
 _NO_PREFERENCE = PreferredMemory._none()
 
 
-class InferenceRequest(RequestFields):
+class InferenceRequest(RequestFields, metaclass=SuggestingType):
     """An inference request: received by ``execute``, or created for another model (BLS).
 
     The rules are in ``docs/reference/model_api.md``, 3.7 and 5.

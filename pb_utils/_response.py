@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pb_utils import _arguments, _parameters
 from pb_utils._errors import TritonError
 from pb_utils._model_exception import TritonModelException
+from pb_utils._suggestions import SuggestingType
 from pb_utils._tensor import Tensor
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
-class InferenceResponse:
+class InferenceResponse(metaclass=SuggestingType):
     """An inference response: output tensors or an error, and custom parameters.
 
     The rules are in ``docs/reference/model_api.md``, 3.8.

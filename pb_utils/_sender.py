@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from pb_utils import _arguments
 from pb_utils._model_exception import TritonModelException
 from pb_utils._response import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
+from pb_utils._suggestions import SuggestingType
 
 MORE_THAN_ONE = "Unable to send response. Non-decoupled model cannot send more than one response."
 _NOTHING_SENT = (
@@ -89,7 +90,7 @@ class Responder(ABC):
         """Delivers a response. The caller holds the lock."""
 
 
-class InferenceResponseSender:
+class InferenceResponseSender(metaclass=SuggestingType):
     """Sends the responses to one request, from any thread, during and after ``execute``.
 
     ``InferenceRequest.get_response_sender()`` returns it. The rules are in

@@ -12,14 +12,15 @@ from pb_utils._copying import copy_array, copy_from_shared_memory
 from pb_utils._datatypes import BF16, BYTES, INVALID, NAMES, STORAGE, code_of
 from pb_utils._model_exception import TritonModelException
 from pb_utils._storage import address_of, byte_view, read_only_view
+from pb_utils._suggestions import SuggestingType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
 
-class Tensor:
+class Tensor(metaclass=SuggestingType):
     """A named array of one of Triton's data types.
 
     The data types are listed in ``docs/reference/model_api.md``, 3.3; the rules are in section 4.
@@ -144,6 +145,36 @@ class Tensor:
             tensor._array = copy_array(memory)  # as_numpy() returns the content at this time
         return tensor
 
+    @staticmethod
+    @_arguments.with_argument_errors
+    def from_strings(
+        name: str | bytes | bytearray, values: Sequence[Any] | npt.NDArray[Any]
+    ) -> Tensor:
+        """Creates a BYTES tensor from texts, encoded in UTF-8. Triton does not have this method.
+
+        Args:
+            name: name of the tensor.
+            values: a list of str, nested lists of str, or an array of str; its shape is that of the
+                tensor.
+
+        Raises:
+            TypeError: ``name`` is not text, ``values`` is a single str, or an element is not a str.
+            TritonModelException: the name is empty, or a text cannot be encoded.
+
+        Examples:
+            >>> tensor = pb_utils.Tensor.from_strings("ANSWER", [["yes"], ["no"]])
+        """
+        if isinstance(values, (str, bytes)):
+            raise _arguments.type_error("from_strings", "values", "a list of str", values)
+        array: npt.NDArray[Any] = np.array(values, dtype=np.object_)
+        for value in array.ravel().tolist():
+            if not isinstance(value, str):
+                raise _arguments.type_error("from_strings", "values", "a list of str", value)
+        try:
+            return Tensor(name, array)
+        except UnicodeEncodeError as error:
+            raise TritonModelException(f"A text cannot be encoded in UTF-8: {error}") from error
+
     def name(self) -> str:
         """Returns the name."""
         return self._name
@@ -217,6 +248,32 @@ class Tensor:
         if self._array is None:
             self._array = self._own_array().view(bfloat16)
         return self._array
+
+    def as_strings(self) -> npt.NDArray[np.object_]:
+        """Returns the texts of a BYTES tensor. Triton does not have this method.
+
+        Returns:
+            A new object array of str in the shape of the tensor.
+
+        Raises:
+            TritonModelException: the tensor has another data type, or an element is not valid
+                UTF-8.
+
+        Examples:
+            >>> for name in pb_utils.get_input_tensor_by_name(request, "NAME").as_strings().flat:
+        """
+        if self._code != BYTES:
+            raise TritonModelException(f"Tensor dtype is {NAMES[self._code]}, not BYTES.")
+        strings: npt.NDArray[np.object_] = np.empty(self._shape, np.object_)
+        flat = strings.reshape(-1)
+        for index, element in enumerate(_bytes_codec.decode(self._wire_data()).tolist()):
+            try:
+                flat[index] = element.decode()
+            except UnicodeDecodeError as error:
+                raise TritonModelException(
+                    f"Element {index} of tensor '{self._name}' is not valid UTF-8: {error}"
+                ) from error
+        return strings
 
     def to_dlpack(self) -> Any:
         """Returns a DLPack capsule over the memory of the tensor.

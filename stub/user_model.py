@@ -10,6 +10,7 @@ import types
 from typing import Any, Dict, List, Optional
 
 import pb_utils
+from pb_utils._suggestions import missing_attribute
 from stub.module_isolation import isolate_modules
 from stub.wire.messages import ModelSource
 
@@ -35,6 +36,14 @@ def _note_text(note: object) -> str:
         return f"<NOTE UNAVAILABLE DUE TO {type(broken).__name__}>"
 
 
+def _suggestion(error: AttributeError) -> str:
+    """Returns the name that was probably meant, for an instance of a class of the API."""
+    obj = getattr(error, "obj", None)  # from Python 3.10 on
+    if type(obj).__module__ != "c_python_backend_utils":
+        return ""
+    return missing_attribute(obj, getattr(error, "name", ""))
+
+
 def describe_exception(error: BaseException) -> str:
     """Returns an exception as one text: type, message, then frames with the innermost first.
 
@@ -45,6 +54,8 @@ def describe_exception(error: BaseException) -> str:
         message = str(error) or "<EMPTY MESSAGE>"
     except Exception as broken:  # as above
         message = f"<MESSAGE UNAVAILABLE DUE TO {type(broken).__name__}>"
+    if isinstance(error, AttributeError):
+        message += _suggestion(error)
     notes = getattr(error, "__notes__", None)
     if notes:
         message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note_text, notes))

@@ -46,6 +46,9 @@ def parse_arguments(
 def serve_flag(field: str) -> Any:
     """Returns a dataclass field with the default and the flag of this field of `Options`."""
     (same,) = (known for known in dataclasses.fields(Options) if known.name == field)
+    if same.default is dataclasses.MISSING:
+        assert same.default_factory is not dataclasses.MISSING
+        return dataclasses.field(default_factory=same.default_factory, metadata=same.metadata)
     return dataclasses.field(default=same.default, metadata=same.metadata)
 
 

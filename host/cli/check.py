@@ -16,6 +16,7 @@ from host.lint.model import CheckedModel, LintSettings, check_model
 from host.lint.problem import Problem
 from host.models.backends import Backends
 from host.options.flag_parser import SWITCH, FlagGroup, one_of
+from host.options.template_values import read_variables
 from host.repository.repository import Repository, RepositoryScan
 
 _EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2
@@ -31,6 +32,7 @@ which a server still loads the model are warnings instead of errors.
 examples:
   pbhost check models
   pbhost check models more_models --strict --format=json
+  pbhost check models --set-file=production.txt --set max_batch_size=8
 
 exit status: 0 no errors; 1 errors, or warnings with --strict; 2 the command line is invalid, or a
 path is not a repository"""
@@ -47,6 +49,8 @@ class _Options:
     disable_auto_complete_config: bool = serve_flag("disable_auto_complete_config")
     model_config_name: str = serve_flag("model_config_name")
     backend_directory: str = serve_flag("backend_directory")
+    template_assignments: list[str] = serve_flag("template_assignments")
+    template_files: list[str] = serve_flag("template_files")
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -95,6 +99,7 @@ def _problems(scan: RepositoryScan, options: _Options) -> list[Problem]:
         Backends(Path(options.backend_directory)),
         strict=options.disable_auto_complete_config,
         config_name=options.model_config_name or None,
+        variables=read_variables(options.template_assignments, options.template_files),
     )
     problems = [Problem(path, failure.message) for path, failure in scan.failures.items()]
     models: dict[str, CheckedModel] = {}

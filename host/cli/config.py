@@ -17,7 +17,7 @@ from host.cli.arguments import parse_arguments, reject_repository, serve_flag
 from host.config import model_config as configuration
 from host.config.json_form import from_json, to_dict, to_json
 from host.config.model_config import LoadedConfig, ModelConfig
-from host.config.pbtxt import parse_pbtxt, to_pbtxt
+from host.config.pbtxt import decode_pbtxt, parse_pbtxt, to_pbtxt
 from host.config.schema import is_ensemble
 from host.environments.environments import Environments
 from host.errors import HostError, internal, unsupported
@@ -95,15 +95,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _from_file(path: Path) -> ModelConfig:
     """Reads a configuration file. Raises HostError."""
     try:
-        text = path.read_bytes().decode()
+        data = path.read_bytes()
     except OSError as error:
         raise internal(f"failed to open text file for read {path}: {error.strerror}") from None
+    if path.suffix != ".json":
+        return parse_pbtxt(decode_pbtxt(data, str(path)), str(path))
+    try:
+        return from_json(data.decode())
     except UnicodeDecodeError as error:
         raise internal(f"failed to read {path}: {error}") from None
-    if path.suffix != ".json":
-        return parse_pbtxt(text, str(path))
-    try:
-        return from_json(text)
     except HostError as error:
         raise HostError(error.code, f"{path}: {error.message}") from None
 

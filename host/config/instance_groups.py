@@ -63,6 +63,15 @@ def normalise_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> 
             group.gpus.extend(gpus)
 
 
+def use_cpu_without_gpus(config: ModelConfig) -> bool:
+    """Change instance groups of KIND_GPU to KIND_CPU; return whether there were any."""
+    groups = [group for group in config.instance_group if group.kind == _Group.KIND_GPU]
+    for group in groups:
+        group.kind = _Group.KIND_CPU
+        group.ClearField("gpus")
+    return bool(groups)
+
+
 def check_instance_groups(
     config: ModelConfig, gpus: Sequence[int] = (), least_capability: float = _MIN_CAPABILITY
 ) -> Findings:

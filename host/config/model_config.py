@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,13 +18,15 @@ from host.config.instance_groups import (
     check_instance_groups,
     instance_specs,
     normalise_instance_groups,
+    use_cpu_without_gpus,
 )
 from host.config.json_form import from_json
 from host.config.names import check_directory_name, check_names_for_stub
 from host.config.parameters import input_memory_message, max_concurrent_batches
-from host.config.pbtxt import parse_pbtxt_with_source
+from host.config.pbtxt import decode_pbtxt, parse_pbtxt_with_source
 from host.config.schema import ModelConfig, new_config
 from host.config.source import ConfigSource
+from host.config.template import fill_template
 from host.config.unsupported import check_supported
 from host.config.validate import check_config, check_tensors
 from host.errors import HostError, internal
@@ -41,6 +45,9 @@ __all__ = [
     "max_concurrent_batches",
     "read_config_text",
 ]
+
+
+_log = logging.getLogger("pbhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +80,31 @@ def load_config(
     gpus: Sequence[int] = (),
     least_capability: float = 6.0,
     name: str | None = None,
+    cpu_fallback: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> LoadedConfig:
     """Read, complete and check the configuration of a model that does not run yet.
 
     `strict` requires a complete configuration. `config_name` selects a file in `configs/`.
     `override` is JSON that replaces the file. `name` replaces the directory's name if the directory
     is temporary. `gpus` are the ids of GPUs with at least the compute capability
-    `least_capability`.
+    `least_capability`. `cpu_fallback`: without GPUs, instance groups of KIND_GPU use the CPU.
+    `variables` are values for the template variables of the file.
 
     These are steps 2 to 8 of docs/reference/configuration_and_scheduling.md, 2.4. Raises HostError,
     but keeps an error of steps 10 and 11 as `instance_error`.
     """
     directory = name if name is not None else model_dir.name
-    config, source = _read_config(model_dir, strict, config_name, override)
+    if override is None:
+        config, source = _read_file(config_file(model_dir, config_name), strict, variables)
+    else:
+        config, source = _read_override(override), None
+    if cpu_fallback and not gpus and use_cpu_without_gpus(config):
+        _log.warning(
+            "model '%s': its instance groups of KIND_GPU run on the CPU, because there is no GPU"
+            " (--gpu-fallback=cpu)",
+            config.name or directory,
+        )
     raise_first(_resolve_and_check(config, model_dir, directory, strict, gpus), source)
     instance_error = first_error(_check_servable(config, gpus, least_capability), source)
     return LoadedConfig(config, source, instance_error)
@@ -163,22 +182,27 @@ def config_file(model_dir: Path, config_name: str | None = None) -> Path:
     (docs/reference/configuration_and_scheduling.md, 1.8)."""
     if config_name is not None:
         custom = model_dir / "configs" / f"{config_name}.pbtxt"
-        if custom.exists():
+        if os.path.exists(custom):  # unlike Path.exists, it never raises an error
             return custom
     return model_dir / "config.pbtxt"
 
 
-def _read_config(
-    model_dir: Path, strict: bool, config_name: str | None, override: str | None
+def _read_override(override: str) -> ModelConfig:
+    try:
+        return from_json(override)
+    except HostError as error:
+        raise HostError(error.code, f"Invalid config override: {error.message}") from None
+
+
+def _read_file(
+    path: Path, strict: bool, variables: Mapping[str, str] | None
 ) -> tuple[ModelConfig, ConfigSource | None]:
-    if override is not None:
-        try:
-            return from_json(override), None
-        except HostError as error:
-            raise HostError(error.code, f"Invalid config override: {error.message}") from None
-    path = config_file(model_dir, config_name)
     text = read_config_text(path, strict)
-    return (new_config(), None) if text is None else parse_pbtxt_with_source(text, str(path))
+    if text is None:
+        return new_config(), None
+    if variables is not None:
+        text = fill_template(text, variables, str(path))
+    return parse_pbtxt_with_source(text, str(path))
 
 
 def read_config_text(path: Path, strict: bool) -> str | None:
@@ -187,11 +211,10 @@ def read_config_text(path: Path, strict: bool) -> str | None:
     Raises HostError INTERNAL if the file cannot be read.
     """
     try:
-        return read_file(path).decode()
+        data = read_file(path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not strict:
             return None
         text = f"failed to open text file for read {path}: {error.strerror}"
         raise internal(text) from None
-    except UnicodeDecodeError as error:
-        raise internal(f"failed to read text proto from {path}: {error}") from None
+    return decode_pbtxt(data, str(path))

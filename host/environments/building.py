@@ -26,6 +26,7 @@ _COMPLETION_FILE = "pbhost.json"
 """The file that marks an environment as complete; it is written last."""
 
 _PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
+_HIDDEN = "its output is not shown, because the requirements include a file from another machine"
 _LOCK_POLL_SECONDS = 0.2  # between attempts to lock an environment that another server builds
 _WRONG_PYTHON_STATUS = 3
 
@@ -106,6 +107,10 @@ class EnvironmentBuilder:
         variables = environment.variables(os.environ)
         variables.pop("PYTHONPATH", None)
 
+        def log_line(line: str) -> None:
+            if not requirements.remote:
+                _log.info("%s", line, extra={"instance": model})
+
         async def step(name: str, command: Sequence[str]) -> None:
             await run_program(
                 command,
@@ -113,7 +118,7 @@ class EnvironmentBuilder:
                 timeout_s=self._seconds,
                 variables=variables,
                 cwd=source.parent,  # relative paths in the file refer to its folder
-                on_line=lambda line: _log.info("%s", line, extra={"instance": model}),
+                on_line=log_line,
                 inherited_fds=[lock],  # the lock is held until the last of these processes ends
             )
 
@@ -129,7 +134,9 @@ class EnvironmentBuilder:
             await asyncio.to_thread(shutil.rmtree, root, True)
             if not isinstance(error, (ProgramError, OSError)):
                 raise
-            reason = error.details if isinstance(error, ProgramError) else str(error)
+            reason = str(error)
+            if isinstance(error, ProgramError):
+                reason = f"{error}; {_HIDDEN}" if requirements.remote else error.details
             raise internal(
                 f"cannot build the environment of model '{model}' from {source}: {reason}"
             ) from error

@@ -82,7 +82,7 @@ class Environments:
 
     async def _build(self, model: str, value: str, directory: Path) -> Environment:
         path = _path_in_model(model, value, directory)
-        requirements = await asyncio.to_thread(required.read_requirements, path)
+        requirements = await asyncio.to_thread(required.read_requirements, path, directory)
         environment = await self._builder.get_environment(requirements, model)
         advice = f"Remove {environment.root} to build it again, or run: {{pip}}"
         await interpreter.check_interpreter(environment, self._seconds, advice)
@@ -111,7 +111,7 @@ def check_environment(config: ModelConfig, directory: Path) -> None:
         if stat.S_ISDIR(status.st_mode):
             _check_activate(canonical)
     elif file:
-        required.read_requirements(_path_in_model(config.name, file, directory))
+        required.read_requirements(_path_in_model(config.name, file, directory), directory)
 
 
 def _environment_parameters(config: ModelConfig, directory: Path) -> tuple[str, str]:
@@ -156,7 +156,7 @@ def _resolve_path(path: str, directory: Path) -> tuple[Path, os.stat_result]:
 
 
 def _path_in_model(model: str, value: str, directory: Path) -> Path:
-    """The path of a file in the model's directory. Symbolic links may lead out of it, `..` not."""
+    """The path of a file in the model's directory, without `..`; it may be a symbolic link."""
     top = os.path.abspath(directory)
     path = Path(os.path.normpath(os.path.join(top, value.replace(_MODEL_DIRECTORY_KEYWORD, top))))
     if not path.is_relative_to(top) or path == Path(top):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -20,6 +20,7 @@ from host.config.model_config import (
 from host.config.pbtxt import parse_pbtxt
 from host.config.schema import is_ensemble, new_config
 from host.config.source import ConfigSource, Position
+from host.config.template import fill_known_variables
 from host.config.validate import check_tensors
 from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
@@ -52,6 +53,7 @@ class LintSettings:
     backends: Backends
     strict: bool = False
     config_name: str | None = None
+    variables: Mapping[str, str] | None = None
 
 
 @dataclass
@@ -121,12 +123,13 @@ def _read(model: CheckedModel, settings: LintSettings) -> ModelConfig | None:
         text = read_config_text(Path(path), settings.strict)
         if text is None:
             return new_config()
-        reader = RecoveringReader(text)
+        filling = settings.variables is not None
+        reader = RecoveringReader(fill_known_variables(text, settings.variables or {}))
         reader.read_all(new_config().DESCRIPTOR)
         for problem in reader.problems:
             model.add(problem.text, problem.field, problem.hint, problem.position)
         for left in reader.leftovers:
-            model.add(left.text, left.field, left.hint, left.position, warning=True)
+            model.add(left.text, left.field, left.hint, left.position, warning=not filling)
         model.source = ConfigSource(path, reader.positions)
         # If a top-level field had to be guessed, further findings would be unreliable.
         if reader.repaired is not None and not any(map(str.isidentifier, reader.guessed)):

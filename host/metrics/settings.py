@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,12 @@ _SWITCHES = {
     "summary_latencies": "false",
     "histogram_latencies": "false",
 }
+
+_NUMBER = re.compile(
+    r"\s*([+-]?(?:0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?[0-9]+)?"
+    r"|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))",
+    re.ASCII,
+)
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
@@ -51,13 +58,14 @@ class MetricsSettings:
 def _quantiles(text: str) -> tuple[tuple[float, ...], list[str]]:
     """Parse `<quantile>:<error>,...`; returns the valid quantiles, and warnings for the others.
 
-    The error is the tolerance of Triton's estimate. It is not used here.
+    The error is the tolerance of Triton's estimate. It is not used here. As in Triton, text after a
+    number is ignored.
     """
     quantiles: list[float] = []
     warnings: list[str] = []
     for part in filter(None, text.split(",")):
         try:
-            quantile, error = map(float, part.split(":"))
+            quantile, error = map(_read_number, part.split(":", 1))
         except ValueError:
             quantile = error = -1.0
         if 0.0 <= quantile <= 1.0 and 0.0 <= error <= 1.0:
@@ -68,3 +76,11 @@ def _quantiles(text: str) -> tuple[tuple[float, ...], list[str]]:
                 " <quantile>:<error>, both from 0 to 1"
             )
     return tuple(dict.fromkeys(quantiles)), warnings
+
+
+def _read_number(text: str) -> float:
+    """Read the longest prefix that is a finite number, like `strtod` of C. Raises ValueError."""
+    found = _NUMBER.match(text)
+    if found is None:
+        raise ValueError(text)
+    return float.fromhex(found[1]) if "x" in found[1].lower() else float(found[1])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from host.config.model_config import LoadedConfig, ModelConfig, config_file, load_config
-from host.errors import HostError, internal, invalid_argument, unavailable
+from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
 from host.model_control.load_failures import LoadFailureLog
 from host.model_control.load_limiter import LoadLimiter
@@ -251,6 +251,8 @@ class ModelLifecycle:
                 gpus=self._settings.gpus,
                 least_capability=self._settings.least_capability,
                 name=self._registry.name_of(name),
+                cpu_fallback=self._settings.cpu_fallback,
+                variables=self._settings.variables,
             )
             loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
             run_agents(loaded.config, files.path, self._settings.agents)
@@ -260,6 +262,9 @@ class ModelLifecycle:
             return await asyncio.to_thread(read)
         except HostError as error:
             raise RepositoryReadError(error.code, error.message) from error
+        except OSError as error:
+            text = f"failed to read model '{name}': {error}"
+            raise RepositoryReadError(ErrorCode.INTERNAL, text) from error
 
     def _is_serving(self, name: str, polled: bool) -> bool:
         """Whether the model can be asked; for the poller, whether it could be after its load."""

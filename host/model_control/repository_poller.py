@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from host.errors import HostError
 from host.model_control.dependencies import EnsembleDependencies, LoadOrder
 from host.models.registry import Registry
 from host.repository.repository import Fingerprint, Repository, RepositoryScan, compute_fingerprint
@@ -43,29 +44,41 @@ class RepositoryPoller:
 
     async def _poll(self) -> None:
         """Scans once and starts loads and unloads. A model that still loads is left alone."""
-        scan, fingerprints = await asyncio.to_thread(self._scan_repository)
-        if scan.warnings != self._warnings:
-            self._warnings = scan.warnings
-            for text in scan.warnings:
+        scan, fingerprints, failures = await asyncio.to_thread(self._scan_repository)
+        warnings = [*scan.warnings, *failures]
+        if warnings != self._warnings:
+            self._warnings = warnings
+            for text in warnings:
                 _log.error("%s", text)
         order = self._dependencies.create_load_order(polled=True)
         current = self._dependencies.lifecycle.is_current
         for name, directory in scan.models.items():
             if directory.duplicated:
                 self._dependencies.unload(name)
-            elif name not in self._loading and not current(name, fingerprints[name]):
+            elif name not in fingerprints or name in self._loading:
+                continue
+            elif not current(name, fingerprints[name]):
                 self._start_load(name, order)
         if not scan.failures:  # otherwise a model may lie in a folder that cannot be read
             for name in self._registry.names() - scan.models.keys():
                 self._dependencies.remove_model(name)
 
-    def _scan_repository(self) -> tuple[RepositoryScan, dict[str, Fingerprint]]:
+    def _scan_repository(self) -> tuple[RepositoryScan, dict[str, Fingerprint], list[str]]:
+        """Scans once; returns also the fingerprints, and errors of models without one. Blocks.
+
+        A model whose directory cannot be read stays as it is.
+        """
         scan = self._repository.scan()
-        return scan, {
-            name: compute_fingerprint(directory.path)
-            for name, directory in scan.models.items()
-            if not directory.duplicated
-        }
+        fingerprints: dict[str, Fingerprint] = {}
+        failures: list[str] = []
+        for name, directory in scan.models.items():
+            if directory.duplicated:
+                continue
+            try:
+                fingerprints[name] = compute_fingerprint(directory.path)
+            except HostError as error:
+                failures.append(f"failed to poll model '{name}': {error.message}")
+        return scan, fingerprints, failures
 
     def _start_load(self, name: str, order: LoadOrder) -> None:
         loading = asyncio.get_running_loop().create_task(order.try_load(name))

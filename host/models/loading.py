@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +32,8 @@ class LoadSettings:
         least_capability: Compute capability that these devices have at least.
         config_name: Name of the file in `configs/` that is preferred to `config.pbtxt`.
         agents: Directory of repository agents.
+        cpu_fallback: Whether instance groups of KIND_GPU use the CPU if there are no GPUs.
+        variables: Values of the template variables of configuration files.
     """
 
     strict: bool
@@ -43,6 +45,8 @@ class LoadSettings:
     least_capability: float = 6.0
     config_name: str | None = None
     agents: str = ""
+    cpu_fallback: bool = False
+    variables: Mapping[str, str] | None = None
 
 
 class RepositoryReadError(HostError):

@@ -8,6 +8,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 from host.metrics.settings import MetricsSettings
+from host.options import template_values
 from host.options import validators as values
 from host.options.flag_parser import (
     LOWERCASE,
@@ -20,6 +21,7 @@ from host.options.flag_parser import (
     check_values,
     flags_of,
     integer,
+    one_of,
 )
 from host.options.header_patterns import header_forward_pattern
 from host.options.host_policies import read_policies
@@ -110,6 +112,15 @@ class Options:
         [], "Model to load at start-up in mode explicit; * loads all. You can repeat this flag.")
     model_config_name: str = _models(
         "", "If a model has the file configs/<name>.pbtxt, use it instead of config.pbtxt.")
+    template_assignments: list[str] = _models(
+        [], "Value of a template variable, as NAME=VALUE: it replaces ${NAME} in configuration"
+        " files. You can repeat this flag.", check=template_values.read_assignments, name="set")
+    template_files: list[str] = _models(
+        [], "File with a line NAME=VALUE for each template variable. You can repeat this flag;"
+        " --set takes precedence.", check=template_values.read_files, name="set-file")
+    gpu_fallback: str = _models(
+        "none", "none: a model with instances of KIND_GPU does not load on a machine without GPU."
+        " cpu: its instances run on the CPU.", check=one_of("gpu-fallback", "none", "cpu"))
     model_load_thread_count: int = _models(
         4, "Maximum number of model versions that load at the same time.")
     model_load_retry_count: int = _models(
@@ -332,6 +343,9 @@ class Options:
             self.model_repository = [self.model_repository]
         try:
             check_values(self, FLAGS)
+            self._template_variables = template_values.read_variables(
+                self.template_assignments, self.template_files
+            )
         except InvalidValue as error:
             raise UsageError(str(error), advice=error.advice) from None
         self._check_combinations()
@@ -348,6 +362,11 @@ class Options:
         self.warnings += values.unused_settings(self.backend_config)
         self.warnings += self.metrics_settings.warnings
         self.warnings += self.tracing.warnings
+
+    @property
+    def template_variables(self) -> dict[str, str] | None:
+        """Values of template variables by name; None without `--set` and `--set-file`."""
+        return self._template_variables
 
     @property
     def arena_limit(self) -> int:

@@ -70,9 +70,12 @@ def parse_override(parameters: Mapping[str, Parameter | bytes]) -> Override | No
 
 
 def _normalize_file_path(key: str) -> str:
-    """The normalised path of a file parameter. Raises HostError if it leads outside."""
-    path = os.path.normpath(key.removeprefix(_FILE_PREFIX))
-    if path.startswith("/") or path in (".", "..") or path.startswith("../") or "\0" in path:
+    """The normalised path of a file parameter. Raises HostError if it leads outside.
+
+    As in Triton, the root of a path that starts with a slash is the model directory.
+    """
+    path = os.path.normpath(key.removeprefix(_FILE_PREFIX).lstrip("/"))
+    if path in (".", "..") or path.startswith("../") or "\0" in path:
         raise invalid_argument(
             f"Invalid file parameter '{key}' with normalized path '{path}' must stay within model"
             " directory."

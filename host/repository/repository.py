@@ -180,7 +180,7 @@ def _subdirectories(repository: Path) -> list[str]:
             (repository / name).stat()
         except OSError:
             raise _stat_failure(repository / name) from None
-        if (repository / name).is_dir():
+        if os.path.isdir(repository / name):
             names.append(name)
     return names
 
@@ -201,7 +201,7 @@ def list_versions(model_dir: Path) -> list[int]:
     except OSError:
         raise _stat_failure(model_dir) from None
     for name in entries:
-        if name in _NOT_VERSIONS or not (model_dir / name).is_dir():
+        if name in _NOT_VERSIONS or not os.path.isdir(model_dir / name):
             continue
         if is_version(name):
             found.append(int(name))
@@ -245,10 +245,24 @@ def compute_fingerprint(model_dir: Path) -> Fingerprint:
 
     Files that running or editing a model leaves behind do not count. Names are compared as well as
     times, so that a removed file is a change (docs/reference/configuration_and_scheduling.md, 8.4).
+    Raises HostError INTERNAL if the directory cannot be read.
     """
+    try:
+        return _walk_files(model_dir)
+    except OSError as error:
+        raise internal(f"failed to read directory {model_dir}: {error.strerror}") from None
+
+
+def _walk_files(model_dir: Path) -> Fingerprint:
+    """The fingerprint. Raises OSError; unreadable folders below the directory are skipped."""
     found: set[tuple[str, int, int]] = set()
     walked: set[str] = set()
-    for folder, folders, files in os.walk(model_dir, followlinks=True):
+
+    def raise_for_top(error: OSError) -> None:
+        if error.filename is None or error.filename == str(model_dir):
+            raise error
+
+    for folder, folders, files in os.walk(model_dir, onerror=raise_for_top, followlinks=True):
         real = os.path.realpath(folder)
         if real in walked:
             folders.clear()  # links may form cycles

@@ -215,6 +215,8 @@ class Server:
                 least_capability=options.min_supported_compute_capability,
                 config_name=options.model_config_name or None,
                 agents=options.repoagent_directory,
+                cpu_fallback=options.gpu_fallback == "cpu",
+                variables=options.template_variables,
             ),
         )
         families = EnsembleDependencies(self._registry, lifecycle)

@@ -6,7 +6,10 @@ import os
 import re
 import signal
 import sys
+import threading
 from contextlib import suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -144,6 +147,11 @@ class Refusals:
         self._host = host
         self._repository = repository
 
+    @property
+    def log(self) -> str:
+        """The log of the host."""
+        return self._host.output
+
     def of(self, config: str, code: str = "Invalid argument", **files: str) -> tuple[Path, str]:
         """The model's folder, and the reason why it does not load."""
         name = f"bad{len(list(self._repository.path.iterdir()))}"
@@ -194,6 +202,37 @@ def test_a_file_outside_the_models_folder_is_refused(refusals: Refusals, value: 
         f"PYTHON_REQUIREMENTS of model '{folder.name}' must name a file in the model's directory"
         f" {folder}, not '{value}'"
     )
+
+
+def test_the_content_of_a_file_outside_the_models_folder_is_not_shown(
+    refusals: Refusals, tmp_path: Path
+) -> None:
+    (tmp_path / "secret.txt").write_text("password is swordfish\n")
+    folder, text = refusals.of(WANTS, requirements_txt=f"six\n-r {tmp_path}/secret.txt\n")
+    assert text == (
+        f"cannot use the requirements {folder}/requirements.txt: line 2 names"
+        f" '{tmp_path}/secret.txt', which is outside of the model's directory {folder}"
+    )
+    assert "swordfish" not in refusals.log
+
+
+def test_the_output_of_pip_is_not_shown_if_a_url_is_included(
+    refusals: Refusals, tmp_path: Path
+) -> None:
+    (tmp_path / "secret.txt").write_text("password is swordfish\n")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    (tmp_path / "remote.txt").write_text(f"-r {(tmp_path / 'secret.txt').as_uri()}\n")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}/remote.txt"
+        folder, text = refusals.of(WANTS, "Internal", requirements_txt=f"-r {url}\n")
+        server.shutdown()
+    assert text == (
+        f"cannot build the environment of model '{folder.name}' from {folder}/requirements.txt:"
+        " 'pip install' ended with status 1; its output is not shown, because the requirements"
+        " include a file from another machine"
+    )
+    assert "swordfish" not in refusals.log
 
 
 def test_an_invalid_pyproject_file_is_refused(refusals: Refusals) -> None:

@@ -191,6 +191,21 @@ def test_all_problems_of_all_models_are_printed_sorted_by_position(
     assert done.returncode == 1
 
 
+def test_template_variables_get_the_given_values(
+    repository: RepositoryBuilder, checked: Checked, tmp_path: Path
+) -> None:
+    config = PLAIN + "instance_group { count: ${count} }\n"
+    config += 'parameters { key: "k" value { string_value: "${dir}/${rest}" } }\n'
+    repository.add("m", SOUND, config)
+    (tmp_path / "values.txt").write_text("# values\ndir=/d\ncount=x\n")
+    given = (f"--set-file={tmp_path}/values.txt", "--set", "count=2")
+    status, printed = checked(".", *given)
+    assert (status, len(printed)) == (1, 2)
+    assert printed[0].startswith("m/config.pbtxt:5:45: error: parameters[].value.string_value: ")
+    assert "template variable '${rest}' was not replaced" in printed[0]
+    assert checked(".", *given, "--set=rest=r") == (0, ["1 model: 0 errors, 0 warnings"])
+
+
 @pytest.fixture(scope="module")
 def found(faulty: RepositoryBuilder) -> Any:
     """The output in JSON format."""

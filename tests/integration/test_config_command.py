@@ -167,13 +167,14 @@ def test_a_configuration_that_a_server_refuses_is_refused_with_the_same_text(
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("c.pbtxt", b"\xff", "failed to read {}: 'utf-8' codec can't decode byte 0xff"),
+        ("c.pbtxt", b"\xff", "{}: line 1, column 1: byte 0xff is not valid UTF-8"),
+        ("c.json", b"\xff", "failed to read {}: 'utf-8' codec can't decode byte 0xff"),
         ("c.json", b"{", "{}: failed to parse model configuration JSON: "),
         ("c.json", b"[" * 100_000, "{}: model configuration JSON is nested too deeply"),
         ("c.pbtxt", b"a {" * 10_000, "unknown field 'a' in ModelConfig"),
         ("c.pbtxt", None, "failed to open text file for read {}: No such file or directory"),
     ],
-    ids=["not UTF-8", "half", "deep JSON", "deep", "missing"],
+    ids=["not UTF-8", "JSON that is not UTF-8", "half", "deep JSON", "deep", "missing"],
 )
 def test_a_file_that_is_no_configuration_is_refused(
     printed: Printed, tmp_path: Path, name: str, content: bytes | None, said: str

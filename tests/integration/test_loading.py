@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -427,3 +428,36 @@ def test_the_load_error_has_the_backends_objection_to_the_configuration(
             assert text.startswith(failed)
         index = client.get_model_repository_index().models
     assert {model.name: model.state for model in index} == dict.fromkeys(reasons, "UNAVAILABLE")
+
+
+def test_templates_are_filled_and_gpus_are_replaced_by_the_cpu(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    config = 'parameters { key: "k" value { string_value: "${where}/x" } } max_batch_size: ${size}'
+    config += " instance_group { kind: KIND_GPU }"
+    repository.add("m", BODY, 'backend: "python" ' + config)
+    (tmp_path / "values.txt").write_text("where=/data\nsize=1\n")
+    host = serve(
+        repository,
+        "--gpu-fallback=cpu",
+        "--set=size=4",
+        f"--set-file={tmp_path}/values.txt",
+        env={"CUDA_VISIBLE_DEVICES": ""},
+    ).wait_started()
+    with host.client() as client:
+        made = client.get_model_config("m", as_json=True)["config"]
+    assert made["max_batch_size"] == 4
+    assert made["parameters"]["k"]["string_value"] == "/data/x"
+    assert made["instance_group"][0]["kind"] == "KIND_CPU"
+    assert host.output.count("instance groups of KIND_GPU run on the CPU") == 1
+
+
+def test_a_template_variable_without_a_value_fails_the_load(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.add("m", BODY, 'backend: "python"\nmax_batch_size: ${size}')
+    host = serve(repository, "--set=other=4", "--exit-on-error=false").wait_started()
+    host.wait_for(
+        r"config.pbtxt: line 2, column 17: template variable '\$\{size\}' has no value, set it"
+        " with --set size=VALUE"
+    )

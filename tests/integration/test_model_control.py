@@ -52,7 +52,7 @@ def uploads(host: RunningHost) -> list[Path]:
 def test_files_of_a_load_are_the_model_until_a_plain_load(host: RunningHost) -> None:
     files = {
         "file:1/model.py": ("from helper import text\n" + model("uploaded")).encode(),
-        "file:1/./helper.py": b"text = 'helped'\n",
+        "file:/1/./helper.py": b"text = 'helped'\n",
         "file:2/../notes/config.txt": b"",
     }
     with host.client() as client:
@@ -186,10 +186,10 @@ GOOD = {"file:1/model.py": b""}
         ),
         (
             JSON,
-            {"file:/etc/passwd": b""},
+            {"file:/../etc/passwd": b""},
             (
-                "Invalid file parameter 'file:/etc/passwd' with normalized path '/etc/passwd' must"
-                " stay within model directory."
+                "Invalid file parameter 'file:/../etc/passwd' with normalized path"
+                " '../etc/passwd' must stay within model directory."
             ),
         ),
         (

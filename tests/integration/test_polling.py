@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -67,7 +69,51 @@ def test_changes_of_models_and_versions_are_followed(
     wait_until(client.is_server_ready, "the server to be ready")
 
 
+<<<<<<< HEAD
 def test_files_left_by_running_and_editing_a_model_are_no_change(
+=======
+@pytest.fixture
+def unreadable() -> Iterator[Path]:
+    """A directory that exists and that no process can list: one of a process that has ended."""
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        path = Path(f"/proc/{process.pid}/net")
+        with pytest.raises(OSError):
+            os.listdir(path)
+        yield path
+
+
+def test_a_model_whose_directory_cannot_be_read_stays_as_it_was(
+    repository: RepositoryBuilder,
+    host: RunningHost,
+    client: Client,
+    unreadable: Path,
+    tmp_path: Path,
+) -> None:
+    def link(target: Path) -> None:
+        (tmp_path / "link").symlink_to(target)
+        (tmp_path / "link").replace(repository.path / "linked")
+
+    source = RepositoryBuilder(tmp_path / "elsewhere")
+    source.add("linked", model("linked"), CONFIG)
+    link(source.path / "linked")
+    wait_until(lambda: index(client, "linked") == [("1", "READY", "")], "the model")
+    pid = run_command(client, "pid", "linked")
+    link(unreadable)
+    two_polls(repository, client)
+    two_polls(repository, client)
+    link(source.path / "linked")
+    two_polls(repository, client)
+    assert run_command(client, "pid", "linked") == pid
+    assert index(client, "linked") == [("1", "READY", "")]
+    told = f"failed to poll model 'linked': failed to read directory {repository.path}/linked: "
+    assert host.output.count(told) == 1
+    assert "never retrieved" not in host.output
+    assert "Traceback" not in host.output
+
+
+def test_what_running_and_editing_a_model_leaves_is_no_change(
+>>>>>>> files
     host: RunningHost, repository: RepositoryBuilder, client: Client
 ) -> None:
     pid = run_command(client, "pid", "x")

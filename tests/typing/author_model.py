@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from typing_extensions import assert_type, reveal_type
 
 import triton_python_backend_utils as pb_utils
@@ -40,6 +41,10 @@ class TritonPythonModel:
         assert_type(pb_utils.get_model_dir(), str)
         pb_utils.Logger.log("ready", pb_utils.Logger.VERBOSE)
         pb_utils.Logger.log_info(b"ready")
+        pb_utils.Logger.log_warning("ready")
+        assert_type(pb_utils.get_parameter(config, "TEXT"), str)
+        assert_type(pb_utils.get_parameter(config, "COUNT", int), int)
+        assert_type(pb_utils.get_parameter(config, "RATE", float, default=None), float | None)
         self.family = pb_utils.MetricFamily("n", "help", pb_utils.MetricFamily.HISTOGRAM)
         self.metric = self.family.Metric(labels={"model": args["model_name"]}, buckets=[0.1, 1])
         reveal_type(self.metric)
@@ -54,6 +59,9 @@ class TritonPythonModel:
         self, requests: list[pb_utils.InferenceRequest]
     ) -> list[pb_utils.InferenceResponse]:
         responses: list[pb_utils.InferenceResponse] = []
+        stacked, split = pb_utils.stack_inputs(requests, "X")
+        assert_type(split(stacked), list[npt.NDArray[Any]])
+        pb_utils.Tensor.from_strings("T", ["a"]).as_strings().tolist()
         for request in requests:
             tensor = pb_utils.get_input_tensor_by_name(request, "X")
             assert_type(tensor, pb_utils.Tensor | None)

@@ -52,6 +52,8 @@ pb_utils.InferenceResponse([None])  # WRONG
 pb_utils.InferenceResponse(parameters={"a": 1.5})  # WRONG
 pb_utils.InferenceRequest(inputs=[], model_name="m")  # WRONG
 pb_utils.Logger.log("m", 1)  # WRONG
+pb_utils.Logger.log_wrn("m")  # WRONG
+pb_utils.Tenor  # WRONG
 pb_utils.TritonError("m", 1)  # WRONG
 pb_utils.PreferredMemory(1)  # WRONG
 pb_utils.MetricFamily("n", "d", 0)  # WRONG

@@ -44,6 +44,8 @@ PUBLIC = {
     "get_output_tensor_by_name",
     "get_input_config_by_name",
     "get_output_config_by_name",
+    "get_parameter",
+    "stack_inputs",
     "using_decoupled_model_transaction_policy",
 }
 BOUND = {
@@ -149,3 +151,40 @@ def test_importing_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", [pb_utils, triton_python_backend_utils, c_python_backend_utils])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("Tenor", "Tensor"), ("inferenceresponse", "InferenceResponse")]
+)
+def test_a_misspelt_name_is_followed_by_the_one_that_was_meant(
+    module: ModuleType, name: str, meant: str
+) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    assert str(caught.value) == (
+        f"module '{module.__name__}' has no attribute '{name}', did you mean '{meant}'?"
+    )
+    assert not hasattr(module, "volume")
+    assert not hasattr(module, "__tensor__")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "meant"),
+    [
+        (pb_utils.Logger, "volume", ""),
+        (pb_utils.Logger, "log_eror", ", did you mean 'log_error'?"),
+        (pb_utils.Logger, "WARN", ", did you mean 'WARNING'?"),
+        (pb_utils.TritonError, "INVALID_ARGUMENT", ", did you mean 'INVALID_ARG'?"),
+        (pb_utils.Tensor, "from_dl_pack", ", did you mean 'from_dlpack'?"),
+        (pb_utils.MetricFamily, "COUNTERS", ", did you mean 'COUNTER'?"),
+        (pb_utils.InferenceRequest, "excec", ", did you mean 'exec'?"),
+        (pb_utils.Tensor, "__array__", ""),
+    ],
+)
+def test_a_misspelt_attribute_of_a_class_is_followed_by_the_one_that_was_meant(
+    owner: type, name: str, meant: str
+) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(owner, name)
+    assert str(caught.value) == (f"type object '{owner.__name__}' has no attribute '{name}'{meant}")

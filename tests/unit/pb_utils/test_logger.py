@@ -24,6 +24,7 @@ def test_every_method_logs_at_its_level_from_the_callers_position(
     line = sys._getframe().f_lineno
     Logger.log_info("i")
     Logger.log_warn("w")
+    Logger.log_warning("also w")
     Logger.log_error("e")
     Logger.log_verbose("v")
     Logger.log("default")
@@ -35,6 +36,7 @@ def test_every_method_logs_at_its_level_from_the_callers_position(
             [
                 (0, "i"),
                 (1, "w"),
+                (1, "also w"),
                 (2, "e"),
                 (3, "v"),
                 (0, "default"),
@@ -53,7 +55,9 @@ def test_messages_may_be_bytes_and_are_always_valid_text(runtime: RecordingRunti
 
 
 @pytest.mark.parametrize("message", [None, 1])
-@pytest.mark.parametrize("name", ["log", "log_info", "log_warn", "log_error", "log_verbose"])
+@pytest.mark.parametrize(
+    "name", ["log", "log_info", "log_warn", "log_warning", "log_error", "log_verbose"]
+)
 def test_a_message_must_be_text(runtime: RecordingRuntime, name: str, message: Any) -> None:
     with pytest.raises(TypeError, match=rf"^{name}\(\): incompatible function arguments\."):
         getattr(Logger, name)(message)

@@ -9,8 +9,10 @@ import pytest
 
 from pb_utils import (
     ModelConfig,
+    TritonModelException,
     get_input_config_by_name,
     get_output_config_by_name,
+    get_parameter,
     using_decoupled_model_transaction_policy,
 )
 
@@ -163,3 +165,38 @@ def test_a_model_is_decoupled_only_if_its_configuration_says_so() -> None:
     for decoupled in (True, False):
         parsed = {"model_transaction_policy": {"decoupled": decoupled}}
         assert using_decoupled_model_transaction_policy(parsed) is decoupled
+
+
+PARAMETERS = {
+    "name": "m",
+    "parameters": {
+        key: {"string_value": text}
+        for key, text in {"text": "a", "count": " 3 ", "rate": "0.5", "on": "True"}.items()
+    },
+}
+
+
+def test_parameters_are_converted() -> None:
+    assert get_parameter(PARAMETERS, "text") == "a"
+    assert get_parameter(PARAMETERS, "count", int) == 3
+    assert get_parameter(PARAMETERS, "rate", float, default=1) == 0.5
+    assert get_parameter(PARAMETERS, "on", bool) is True
+    assert get_parameter(PARAMETERS, "off", bool, False) is False
+    assert get_parameter({"name": "m"}, "text", default=None) is None
+    assert get_parameter(PARAMETERS, "text", lambda text: [text]) == ["a"]
+
+
+def test_a_missing_parameter_without_a_default_is_named() -> None:
+    with pytest.raises(TritonModelException) as caught:
+        get_parameter(PARAMETERS, "none", int)
+    assert str(caught.value) == "Model 'm' has no parameter 'none'."
+
+
+@pytest.mark.parametrize(("name", "kind"), [("text", int), ("count", bool), ("on", float)])
+def test_a_parameter_that_cannot_be_converted_is_named(name: str, kind: type) -> None:
+    with pytest.raises(TritonModelException) as caught:
+        get_parameter(PARAMETERS, name, kind)
+    text = PARAMETERS["parameters"][name]["string_value"]  # type: ignore[index]  # it is a dict
+    assert str(caught.value) == (
+        f"Parameter '{name}' of model 'm' is '{text}', expected {kind.__name__}."
+    )

@@ -277,3 +277,40 @@ class TestBf16:
         monkeypatch.setattr(builtins, "__import__", no_ml_dtypes)
         with pytest.raises(ImportError, match="pip install ml_dtypes"):
             tensor.as_bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("values", "shape"),
+    [
+        (["a", "", "\u00e4\u20ac"], [3]),
+        ([["a", "b"]], [1, 2]),
+        ([], [0]),
+        (np.array([["a"], ["bc"]]), [2, 1]),
+        (np.array(["a", "bc"], dtype=np.object_), [2]),
+    ],
+)
+def test_texts_become_a_tensor_and_texts_again(values: Any, shape: list[int]) -> None:
+    tensor = Tensor.from_strings("T", values)
+    assert (tensor.name(), tensor.shape(), tensor.triton_dtype()) == ("T", shape, 13)
+    strings = tensor.as_strings()
+    assert strings.dtype == np.object_
+    assert strings.tolist() == np.asarray(values).tolist()
+    assert all(type(text) is str for text in strings.flat)
+
+
+@pytest.mark.parametrize("values", ["text", b"text", [b"x"], [1], [["a"], ["b", "c"]], [None]])
+def test_only_texts_become_a_tensor_of_texts(values: Any) -> None:
+    with pytest.raises(TypeError, match="Argument 'values' must be a list of str, got "):
+        Tensor.from_strings("T", values)
+
+
+def test_a_tensor_of_another_type_has_no_texts() -> None:
+    with pytest.raises(TritonModelException) as caught:
+        Tensor("X", np.zeros(1, np.float32)).as_strings()
+    assert str(caught.value) == "Tensor dtype is FP32, not BYTES."
+
+
+def test_an_element_that_is_not_utf_8_is_named() -> None:
+    tensor = Tensor("X", np.array([b"a", b"\xff"], dtype=np.object_))
+    with pytest.raises(TritonModelException, match="^Element 1 of tensor 'X' is not valid UTF-8: "):
+        tensor.as_strings()

@@ -94,12 +94,33 @@ def test_an_unreadable_file_is_an_error_and_not_a_missing_file(model: Path, stri
     )
 
 
-def test_a_file_that_is_not_utf_8_is_refused(model: Path) -> None:
-    (model / "config.pbtxt").write_bytes(b'name: "\xff"')
+@pytest.mark.parametrize(
+    ("content", "position", "byte"),
+    [
+        (b'name: "\xff"', "line 1, column 8", "0xff"),
+        (b'# caf\xe9\nname: "a#\xe9"', "line 2, column 10", "0xe9"),
+        (b"name: 'a\\'#\xe9'", "line 1, column 12", "0xe9"),
+        (b"max_batch_size\xe9: 1", "line 1, column 15", "0xe9"),
+        ("ä: 'ä'".encode() + b"\xc3", "line 1, column 7", "0xc3"),
+    ],
+)
+def test_bytes_that_are_not_utf_8_are_refused_outside_of_comments(
+    model: Path, content: bytes, position: str, byte: str
+) -> None:
+    (model / "config.pbtxt").write_bytes(content)
     with pytest.raises(HostError) as caught:
         load_config(model, strict=False)
     assert caught.value.code is ErrorCode.INTERNAL
-    assert caught.value.message.startswith(f"failed to read text proto from {model}/config.pbtxt: ")
+    assert caught.value.message == (
+        f"failed to read text proto from {model}/config.pbtxt: {position}: byte {byte} is not valid"
+        " UTF-8"
+    )
+
+
+def test_bytes_that_are_not_utf_8_are_accepted_in_comments(model: Path) -> None:
+    content = b"# caf\xe9 \"\nmax_batch_size: 3 # it's \xff\xfe\nname: 'm' # \xe9"
+    (model / "config.pbtxt").write_bytes(content.replace(b"'m'", f"'{model.name}'".encode()))
+    assert load_config(model, strict=False).config.max_batch_size == 3
 
 
 def test_a_custom_configuration_is_chosen_by_name(model: Path) -> None:
@@ -159,6 +180,28 @@ def test_shell_characters_in_an_instance_name_are_refused(model: Path) -> None:
         "Invalid stub name: contains invalid characters"
         f" ({model}/config.pbtxt:1:18, field 'instance_group[0].name')"
     )
+
+
+def test_groups_of_kind_gpu_use_the_cpu_without_gpus_if_wanted(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "instance_group [ { kind: KIND_GPU gpus: [ 0, 1 ] count: 2 }, { kind: KIND_GPU } ]"
+    configured(model, text)
+    loaded = load_config(model, strict=False, cpu_fallback=True)
+    loaded.check_instances()
+    assert [(spec.name, spec.kind) for spec in instance_specs(loaded.config)] == [
+        ("m_0_0", "CPU"),
+        ("m_0_1", "CPU"),
+        ("m_1_0", "CPU"),
+    ]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "model 'm': its instance groups of KIND_GPU run on the CPU, because there is no GPU"
+        " (--gpu-fallback=cpu)"
+    )
+    loaded = load_config(model, strict=False, cpu_fallback=True, gpus=[0, 1])
+    assert {spec.kind for spec in instance_specs(loaded.config)} == {"GPU"}
+    assert len(caplog.records) == 1
 
 
 def test_instance_groups_are_checked_before_the_model_is_run(model: Path) -> None:

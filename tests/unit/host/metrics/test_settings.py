@@ -30,7 +30,7 @@ def test_the_last_value_of_a_repeated_setting_is_used() -> None:
     assert not MetricsSettings.from_texts(texts).summary_latencies
 
 
-@pytest.mark.parametrize("part", ["0.5", "a:b", "0.5:0.1:0.1", "1.1:0.1", "0.5:-1", "nan:0.1"])
+@pytest.mark.parametrize("part", ["0.5", "a:b", "0.5:", ":0.1", "1.1:0.1", "0.5:-1", "nan:0.1"])
 def test_a_malformed_quantile_is_skipped_with_a_warning(part: str) -> None:
     made = MetricsSettings.from_texts([f"summary_quantiles=0.1:0.01,{part}"])
     assert made.quantiles == (0.1,)
@@ -39,6 +39,23 @@ def test_a_malformed_quantile_is_skipped_with_a_warning(part: str) -> None:
         f"--metrics-config: ignoring '{part}' in summary_quantiles; expected"
         " <quantile>:<error>, both from 0 to 1"
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "quantile"),
+    [
+        ("0.1:0.0.1", 0.1),
+        ("0.5x:0.05", 0.5),
+        ("0.5:0.1:0.2", 0.5),
+        (" 0.9 : 0.01 ", 0.9),
+        ("1e-1:1e-2x", 0.1),
+        ("0x1p-1:0.1", 0.5),
+        (".5e:+.1", 0.5),
+    ],
+)
+def test_text_after_a_number_is_ignored(part: str, quantile: float) -> None:
+    made = MetricsSettings.from_texts([f"summary_quantiles={part}"])
+    assert (made.quantiles, made.warnings) == ((quantile,), ())
 
 
 def test_without_a_valid_quantile_the_defaults_are_used() -> None:

@@ -44,8 +44,10 @@ def test_paths_of_files_are_taken_in_their_shortest_form() -> None:
         ("../x", "../x"),
         ("1/../../x", "../x"),
         ("1/..", "."),
-        ("/x", "/x"),
-        ("//x", "//x"),
+        ("/", "."),
+        ("/..", ".."),
+        ("/../x", "../x"),
+        ("//1/../../x", "../x"),
         ("1/a\0b", "1/a\0b"),
     ],
 )
@@ -54,6 +56,13 @@ def test_a_path_that_is_not_below_the_model_is_refused(path: str, normalized: st
         f"Invalid file parameter 'file:{path}' with normalized path '{normalized}' must stay within"
         " model directory."
     )
+
+
+@pytest.mark.parametrize("path", ["/1/model.py", "//1/model.py", "/1/./x/../model.py"])
+def test_a_path_that_starts_with_a_slash_begins_in_the_model(path: str) -> None:
+    override = parse_override({f"file:{path}": b"a", "config": "{}"})
+    assert override is not None
+    assert override.files == {"1/model.py": b"a"}
 
 
 @pytest.mark.parametrize("paths", [["1", "1/a/b"], ["1/a/b", "1"], ["1/a", "1/a/b"]])

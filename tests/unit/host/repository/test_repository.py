@@ -204,6 +204,14 @@ def test_the_stamp_tells_any_change_below(tmp_path: Path) -> None:
     assert len(set(stamps)) == len(stamps)
 
 
+def test_a_directory_without_a_listing_has_no_stamp(tmp_path: Path) -> None:
+    with pytest.raises(HostError) as caught:
+        compute_fingerprint(tmp_path / "gone")
+    assert caught.value.message == (
+        f"failed to read directory {tmp_path}/gone: No such file or directory"
+    )
+
+
 @pytest.mark.parametrize(
     "leftover",
     [
