@@ -37,7 +37,7 @@ test: check  ## lint, types and all tests
 
 coverage: $(VENV)/test.stamp  ## unit and integration tests, measured in every process
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q --cov --cov-report= tests/unit tests/integration
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m 'not unmeasured' --cov --cov-report= tests/unit tests/integration
 	$(BIN)/coverage report
 
 docs: $(VENV)/docs.stamp  ## the documentation site, into build/site

@@ -122,8 +122,8 @@ def _by_perf_analyzer(peer: Peer, load: Load, server: RunningServer, seconds: fl
         report, data = Path(folder, "report.csv"), Path(folder, "data.json")
         endpoint = ("http", server.http_port) if load.http else ("grpc", server.grpc_port)
         if load.responses:
-            asked = {"COUNT": {"content": [load.responses], "shape": [1]}}
-            data.write_text(json.dumps({"data": [asked]}))
+            sample = {"COUNT": {"content": [load.responses], "shape": [1]}}
+            data.write_text(json.dumps({"data": [sample]}))
             # Count requests: in a window of fixed time, none of these long requests may end.
             given = ["--streaming", "--input-data", str(data)]
             given += ["--measurement-mode", "count_windows", "--measurement-request-count", "10"]

@@ -27,7 +27,7 @@ class Peer:
         self.perf_analyzer = folder / "perf" / "perf_analyzer"
 
     def install(self) -> None:
-        """Install what is missing. Raises CalledProcessError if pip fails."""
+        """Install the missing packages. Raises CalledProcessError if pip fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.python.exists():
             venv.create(self.folder / "venv", with_pip=True)

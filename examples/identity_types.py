@@ -1,4 +1,4 @@
-"""Client of `identity_types`: sends every data type and compares what comes back."""
+"""Client of `identity_types`: sends every data type and compares the returned values."""
 
 import argparse
 

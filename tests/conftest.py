@@ -35,7 +35,7 @@ settings.load_profile("fixed")
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "models"
 GRPC_ENGINE = os.environ.get("PBHOST_GRPC_ENGINE", "h2")
-"""What hosts that tests start speak gRPC with, unless a test says otherwise."""
+"""The gRPC engine of the hosts that tests start, unless a test sets another one."""
 DEADLINE = 120.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
@@ -300,7 +300,7 @@ SESSION = "PBHOST_TEST_SESSION"
 
 
 def _traces(session: str) -> set[str]:
-    """What the hosts of this session have created in shared places, and their processes."""
+    """Files of this session's hosts in shared places, and their processes."""
     found = {str(path) for path in Path("/dev/shm").glob("*pbhost*")}
     found |= {str(path) for path in Path(tempfile.gettempdir()).glob("pbhost-*")}
     for process in psutil.process_iter():
@@ -315,10 +315,10 @@ def _traces(session: str) -> set[str]:
 
 
 def _descriptors() -> Counter[str]:
-    """What the open descriptors of this process are: files by name, the others by kind."""
+    """The open descriptors of this process: files by name, others by kind."""
     found: Counter[str] = Counter()
     for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists the others
+        with suppress(FileNotFoundError):  # the descriptor that lists the others
             found[re.sub(r":\[\d+\]$", "", str(descriptor.readlink()))] += 1
     return found
 

@@ -13,6 +13,6 @@ def descriptors() -> set[tuple[int, str]]:
     """
     found: set[tuple[int, str]] = set()
     for number in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the one that lists the others
+        with suppress(FileNotFoundError):  # the descriptor that lists the others
             found.add((int(number), os.readlink(f"/proc/self/fd/{number}")))
     return found

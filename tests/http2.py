@@ -29,7 +29,7 @@ class Frame(NamedTuple):
 
 
 class Http2Connection:
-    """A connection without calls. Settings are acknowledged, nothing else happens by itself."""
+    """A connection without calls. It acknowledges settings and sends nothing else by itself."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), DEADLINE)

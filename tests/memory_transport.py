@@ -43,7 +43,7 @@ class MemoryTransport(asyncio.Transport):
         """There is room for all."""
 
     def pause_reading(self) -> None:
-        """Whoever hands over the bytes knows how many."""
+        """Does nothing: the test decides how many bytes it passes on."""
 
     def resume_reading(self) -> None:
         """As above."""

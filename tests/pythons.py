@@ -36,7 +36,7 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("ANSWER", answer)]))
         return responses
 """
-"""A model that says what it is asked: `command(client, "1 + 1", "model")`."""
+"""A model that evaluates an expression: `command(client, "1 + 1", "model")`."""
 
 
 def config(**parameters: str) -> str:
@@ -48,7 +48,7 @@ def config(**parameters: str) -> str:
 
 
 def own_venv(path: Path) -> Path:
-    """A venv of this interpreter, made without a network: it borrows what is installed here."""
+    """A venv of this interpreter, made without a network: it uses the packages installed here."""
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", path], check=True, timeout=DEADLINE
     )

@@ -15,7 +15,7 @@ from tests.conftest import DEADLINE, ROOT, RunningHost
 
 @dataclass(frozen=True)
 class Walkthrough:
-    """A console block: build models, serve them, and ask, with what is printed then."""
+    """A console block: build models, serve them, send requests, and the expected output."""
 
     build: str
     ask: str
@@ -23,20 +23,20 @@ class Walkthrough:
     folder: str
 
     def answer(self, host: RunningHost) -> str:
-        """What the client prints."""
+        """The output of the client."""
         return run(
             self.ask.replace("localhost:8001", host.url).replace("localhost:8000", host.http_url)
         )
 
 
 def walkthroughs(example: str) -> list[Walkthrough]:
-    """Of the README of a folder of examples/."""
+    """The console blocks in the README of a folder of examples/."""
     text = (ROOT / "examples" / example / "README.md").read_text()
     found: list[Walkthrough] = []
     for console in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         build, start, ask = re.findall(r"^\$ (.+)$", console, re.MULTILINE)
         folder = start.removeprefix("pbhost serve --model-repository=")
-        assert folder in shlex.split(build), "what is built is what is served"
+        assert folder in shlex.split(build), "the built folder is the served one"
         found.append(Walkthrough(build, ask, console.partition(f"$ {ask}\n")[2], folder))
     return found
 
@@ -58,7 +58,7 @@ def write(examples: Iterable[Walkthrough], repository: Path) -> None:
 
 
 def run(command: str) -> str:
-    """What a `python ...` command prints."""
+    """The output of a `python ...` command."""
     done = subprocess.run(
         [sys.executable, *shlex.split(command)[1:]],
         cwd=ROOT,

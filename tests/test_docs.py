@@ -38,7 +38,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"console", "protobuf", "python", "text"}
 SERVE = "pbhost serve "
 HERE = "/srv"
-"""What the folder is called in what is printed."""
+"""The name of the folder in printed output."""
 
 _PART = re.compile(
     r"^(?:<!-- (?P<word>file|log|not run)(?:: (?P<argument>[^\n]+?))? -->\n+)?"
@@ -78,7 +78,7 @@ def comparable(text: str) -> str:
 
 
 def pattern(expected: str) -> re.Pattern[str]:
-    """What a text must be to be the expected one."""
+    """The pattern that matches the expected text."""
     lines = comparable(expected).splitlines()
     return re.compile(
         "".join(
@@ -89,7 +89,7 @@ def pattern(expected: str) -> re.Pattern[str]:
 
 
 def steps(console: str) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with what it is expected to print."""
+    """The commands of a console block, each with its expected output."""
     for part in re.split(r"^\$ ", console, flags=re.MULTILINE)[1:]:
         command, _, expected = part.partition("\n")
         yield command, expected.strip("\n")
@@ -155,7 +155,7 @@ class Story:
         host = self.host
         assert host is not None, "no host runs"
         parts = re.split(r"^\.\.\.\n", expected + "\n", flags=re.M)
-        # Lines of the host itself may come between those that a model has printed.
+        # Lines of the host itself may come between the lines that a model prints.
         wanted = [pattern(re.sub(r"\n(?=.)", "\n...\n", part)) for part in parts]
         end = time.monotonic() + DEADLINE
         while True:

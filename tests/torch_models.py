@@ -43,7 +43,7 @@ class InPlace(nn.Module):
 
 
 class Hungry(nn.Module):
-    """As many zeros as it is asked for."""
+    """Returns the requested number of zeros."""
 
     def forward(self, size: Tensor) -> Tensor:
         return torch.zeros(int(size.item()))

@@ -1,4 +1,4 @@
-"""Waiting: with a deadline, for what announces itself to nobody; or not, on a clock of its own."""
+"""Waiting with a deadline for events without a notification, and a loop with a fake clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def eventually(
 
 
 class FakeClockLoop(asyncio.SelectorEventLoop):
-    """A loop in which only as much time passes as a test lets pass."""
+    """An event loop whose time passes only when a test advances it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class FakeClockLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def advance_from_thread(self, seconds: float) -> None:
-        """Let so much time pass, from another thread; return when what was due by then has run."""
+        """Advance the time, from another thread; return when all timers that are due have run."""
         asyncio.run_coroutine_threadsafe(self.advance(seconds), self).result(DEADLINE)
 
     async def advance(self, seconds: float) -> None:
         """The same in the loop."""
         self._now += seconds
-        for _ in range(2):  # timers run in the turn after the one that finds them due
+        for _ in range(2):  # timers run in the turn after the turn that finds them due
             await asyncio.sleep(0)

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests import readmes
-from tests.asking import InferStream, infer_error, is_final, tensor
+from tests.clients import InferStream, infer_error, is_final, tensor
 from tests.conftest import DEADLINE, ROOT, RunningHost, Serve
 from tests.pythons import need_index
 
@@ -71,7 +71,7 @@ def host(module_serve: Serve) -> RunningHost:
 
 
 def run(client: str, host: RunningHost) -> str:
-    """What a client of the README prints."""
+    """The output of a client of the README."""
     command = client.replace("localhost:8001", host.url)
     if "localhost:8002" in command:
         address = host.wait_for(r"Started Metrics Service at (\S+:\d+)").group(1)
@@ -86,10 +86,10 @@ def serve_own(serve: Serve, name: str, *more: str) -> RunningHost:
     return serve(ROOT / repository[2], *folders, *more)
 
 
-class Asks(InferStream):
+class ModelStream(InferStream):
     """A stream to any model."""
 
-    def ask(self, model: str, inputs: list[grpcclient.InferInput], **options: Any) -> None:
+    def infer(self, model: str, inputs: list[grpcclient.InferInput], **options: Any) -> None:
         """Send a request."""
         self._client.async_stream_infer(model, inputs, **options)
 
@@ -142,9 +142,9 @@ def test_repeat_refuses_delays_that_do_not_belong_to_numbers(host: RunningHost) 
         tensor("DELAY", np.array([0], dtype=np.uint32)),
         tensor("WAIT", np.array([0], dtype=np.uint32)),
     ]
-    stream = Asks(host, headers={"triton_grpc_error": "true"})
+    stream = ModelStream(host, headers={"triton_grpc_error": "true"})
     with stream:
-        stream.ask("repeat", inputs)
+        stream.infer("repeat", inputs)
         status, text = infer_error(stream.next)
     assert (status, text) == (
         "StatusCode.INVALID_ARGUMENT",
@@ -156,12 +156,12 @@ def test_generated_tokens_of_two_requests_interleave(host: RunningHost) -> None:
     """One instance answers both: the second does not wait for the end of the first."""
     prompt = tensor("PROMPT", np.array([b"Alice"], dtype=np.object_))
     tokens: dict[str, list[bytes]] = {"long": [], "short": []}
-    stream = Asks(host)
+    stream = ModelStream(host)
     with stream:
         for name, count in (("long", 1_000_000), ("short", 30)):
             most = tensor("MAX_TOKENS", np.array([count], dtype=np.int32))
             inputs = [prompt, most]
-            stream.ask("generate", inputs, request_id=name, enable_empty_final_response=True)
+            stream.infer("generate", inputs, request_id=name, enable_empty_final_response=True)
         ended = False
         while not ended or len(tokens["long"]) < 30:
             result = stream.next()

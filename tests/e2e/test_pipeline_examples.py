@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve
 from tests.readmes import walkthroughs, without_digits, write
 
@@ -88,7 +88,7 @@ def test_an_image_without_text_has_no_words(client: Client, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", READERS)
-def test_what_is_no_image_is_the_senders_fault(client: Client, model: str) -> None:
+def test_bytes_that_are_no_image_are_an_invalid_argument(client: Client, model: str) -> None:
     status, text = infer_error(read, client, model, b"no image")
     assert status == "StatusCode.INVALID_ARGUMENT"
     assert text.endswith("IMAGE must be a whole image file, such as JPEG or PNG, got 8 bytes")
@@ -104,7 +104,7 @@ def paint(client: Client, prompt: str, steps: int, seed: int = 0) -> Any:
     return client.infer("picture_maker", given).as_numpy("IMAGE")
 
 
-def test_the_denoiser_is_asked_once_per_step(client: Client) -> None:
+def test_the_denoiser_runs_once_per_step(client: Client) -> None:
     before = requests_of(client, "picture_denoiser")
     image = paint(client, "a blue square", 7)
     assert requests_of(client, "picture_denoiser") - before == 7
@@ -113,7 +113,7 @@ def test_the_denoiser_is_asked_once_per_step(client: Client) -> None:
     assert image[1, 1].tolist() == [0, 0, 0]
 
 
-def test_what_is_painted_follows_from_the_words(client: Client) -> None:
+def test_the_painted_picture_depends_on_the_words(client: Client) -> None:
     same = [paint(client, "green stripes", 5, seed) for seed in (1, 2)]
     np.testing.assert_array_equal(*same)
     assert (paint(client, "green disc", 5) != same[0]).any()

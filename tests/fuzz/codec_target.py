@@ -46,7 +46,8 @@ SEEDS = [
 
 
 def check(data: bytes, run: object = None) -> None:
-    """Our walk and protobuf agree on what is a message and what it says; errors are HostErrors."""
+    """Our walk and protobuf agree on which bytes are a message, and on its content; errors are
+    HostErrors."""
     try:
         expected = pb.ModelInferRequest.FromString(data)
     except DecodeError:

@@ -43,13 +43,13 @@ LIMITS = ConnectionLimits(
     reset_rate=(50, 1),
     no_op_frame_rate=(50, 1),
 )
-_MOST_KEPT = 2 * 16384  # bytes: one frame, and what came with its end
+_MOST_KEPT = 2 * 16384  # bytes: one frame, and the bytes that arrived with its end
 _PATHS = ["Echo", "Hold", "Fail", "EchoStream", "Flood", "Nothing"]
 
 
 class _Held:
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Does nothing: no task waits for the call."""
 
 
 async def _echo(data: bytes, context: RpcContext) -> bytes:
@@ -93,7 +93,7 @@ class _Stream:
         self._end()
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Does nothing: no task waits for the call."""
 
     def _write(self, message: bytes) -> bool:
         self._waits = not self._client.write_message(message, False)

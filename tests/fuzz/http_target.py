@@ -48,7 +48,7 @@ def decode(body: bytes, begin: int) -> None:
 
 
 async def _app(scope: Message, receive: Receive, send: Send) -> None:
-    """What the endpoint does with a request, without models."""
+    """Handles a request of the endpoint, without models."""
     body = b""
     while True:
         message = await receive()

@@ -56,7 +56,7 @@ def cuda(
 
 
 def copies(log: Path) -> list[str]:
-    """What simulated drivers have copied so far, as `to host 24`, by what they have noted."""
+    """The copies of the simulated drivers so far, as `to host 24`, from their records."""
     lines = log.read_text().splitlines() if log.exists() else []
     return [line.partition(" ")[2] for line in lines if "begin" not in line]
 

@@ -82,9 +82,9 @@ ASKS = (
 """
 )
 PASSES_ON = ASKS.replace("CHANGES", "False")
-"""Asks for X + 1 and passes it on, unseen."""
+"""Requests X + 1 from another model and passes it on, unseen."""
 DOUBLES = ASKS.replace("CHANGES", "True")
-"""Asks for X + 1 and doubles it on the GPU."""
+"""Requests X + 1 from another model and doubles it on the GPU."""
 
 
 def add(repository: RepositoryBuilder, name: str, model: str, config: str = CONFIG) -> None:

@@ -89,7 +89,7 @@ class OnGpu:
         self.shape = list(array.shape) if shape is None else shape
         self.strides = strides
         self.offset = offset
-        self.streams: list[int | None] = []  # that consumers have asked for
+        self.streams: list[int | None] = []  # that consumers have requested
         self.devices: list[int] = []  # that were the current one then
         self.given_back = 0
         kind = (_CODES[self.source.dtype.kind], 8 * self.source.itemsize)
@@ -138,7 +138,7 @@ class OnGpu:
 
 
 class Consumed:
-    """What a consumer finds in a capsule, which it keeps."""
+    """The content of a capsule, which the consumer keeps."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule

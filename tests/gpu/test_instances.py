@@ -1,4 +1,5 @@
-"""Instances on GPUs: who gets which, and what is refused. The driver is simulated."""
+"""Instances on GPUs: how they are assigned, and which settings are refused. The driver is
+simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
 from tests.gpu import models
 
@@ -42,7 +43,7 @@ REFUSED = "has kind KIND_GPU but server does not support GPUs"
 
 
 def instances(output: str) -> list[tuple[str, ...]]:
-    """Name, kind and device of every instance that has said who it is."""
+    """Name, kind and device of every instance that has reported them."""
     told = [
         json.loads(line.partition("I am ")[2].rstrip('"'))
         for line in output.splitlines()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, Serve, wait_until
 from tests.gpu import models
 from tests.gpu.conftest import copies
@@ -61,7 +61,7 @@ def test_a_sender_sends_from_a_gpu(
 @pytest.mark.parametrize(
     ("model", "count"), [("passes_on", 0), *((m, n) for n in (1, LARGE) for m in ASKING)]
 )
-def test_answers_of_other_models_can_be_on_a_gpu(
+def test_responses_of_other_models_can_be_on_a_gpu(
     repository: RepositoryBuilder,
     serve: Serve,
     gpu_environment: dict[str, str],

@@ -12,7 +12,7 @@ import pytest
 import pb_utils
 from pb_utils import testing
 from stub.user_model import ModelFailure
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import ROOT, RepositoryBuilder, Serve
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +31,7 @@ def trt() -> Any:
 
 
 class Build:
-    """A network of which a plan is made."""
+    """A network from which a plan is made."""
 
     def __init__(self, trt: Any) -> None:
         self.trt = trt

@@ -79,7 +79,7 @@ class TestImport:
         producer.fill()
         assert bytes(tensor._wire_data()) == producer.source.tobytes()
 
-    def test_the_producers_device_is_the_current_one_while_it_is_asked(self) -> None:
+    def test_the_producers_device_is_current_while_it_exports(self) -> None:
         producer = OnGpu(np.arange(3), device=1)
         tensor = Tensor.from_dlpack("x", producer)
         assert producer.devices == [1]
@@ -212,12 +212,12 @@ class TestReading:
             assert refusal(partial(tensor.as_numpy, copy=False)) == ON_GPU
             assert refusal(tensor.as_bfloat16) == ON_GPU
 
-    def test_a_copy_on_the_cpu_can_be_asked_for(self) -> None:
+    def test_a_copy_on_the_cpu_can_be_requested(self) -> None:
         array = np.arange(6, dtype=np.float16).reshape(2, 3)
         capsule = taken(array, 1).__dlpack__(dl_device=(1, 0))
         assert Tensor.from_dlpack("y", capsule).as_numpy().tolist() == array.tolist()
 
-    def test_no_copy_is_made_for_those_who_want_none(self) -> None:
+    def test_no_copy_is_made_for_consumers_that_forbid_it(self) -> None:
         for place, copy in (((1, 0), False), ((2, 1), None), ((2, 1), True)):
             with pytest.raises(BufferError, match="memory of a GPU"):
                 taken(np.zeros(1)).__dlpack__(dl_device=place, copy=copy)
@@ -311,12 +311,12 @@ class TestPreferredMemory:
         assert [one.read(array).tolist() for one in consumed] == [array.tolist()] * 2
         assert consumed[0]._address == consumed[1]._address
 
-    def test_what_is_passed_on_unseen_never_goes_there(self, cuda: Copies) -> None:
+    def test_a_tensor_passed_on_unseen_never_goes_to_the_gpu(self, cuda: Copies) -> None:
         tensor, array = self.preferred(np.arange(3)), np.arange(3)
         assert received(tensor).as_numpy().tolist() == array.tolist()
         assert cuda() == []
 
-    def test_what_is_written_on_the_gpu_is_sent(self, cuda: Copies) -> None:
+    def test_values_written_on_the_gpu_are_sent(self, cuda: Copies) -> None:
         owner = Block()
         tensor = wire_tensor(np.arange(3), owner=owner)
         tensor._prefer_gpu(0)

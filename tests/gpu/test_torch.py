@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pb_utils import Tensor, TritonModelException
-from tests.asking import tensor as client_tensor
+from tests.clients import tensor as client_tensor
 from tests.conftest import RepositoryBuilder, Serve
 
 pytestmark = pytest.mark.gpu
@@ -50,7 +50,7 @@ def test_every_type_and_shape_goes_there_and_back(
     assert bytes(tensor._wire_data()) == content.tobytes()
 
 
-def test_numpy_gets_a_copy_if_it_asks_for_one(torch: Any) -> None:
+def test_numpy_gets_a_copy_if_it_requests_one(torch: Any) -> None:
     tensor = Tensor.from_dlpack("x", torch.arange(6, device="cuda").reshape(2, 3))
     with pytest.raises(TritonModelException, match="stored in GPU"):
         tensor.as_numpy()
@@ -93,7 +93,7 @@ def test_a_capsule_is_taken_over_as_it_is(torch: Any) -> None:
     assert np.frombuffer(tensor._wire_data(), np.float32).sum() == 1000
 
 
-def test_what_torch_writes_is_sent(torch: Any) -> None:
+def test_values_that_torch_writes_are_sent(torch: Any) -> None:
     tensor = Tensor.from_dlpack("x", torch.zeros(3, device="cuda"))
     torch.from_dlpack(tensor)[1] = 5
     assert np.frombuffer(tensor._wire_data(), np.float32).tolist() == [0, 5, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 
-from tests.asking import Client
+from tests.clients import Client
 from tests.waiting import UNTIL_SOURCE
 
 CONFIG = """

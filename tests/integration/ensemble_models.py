@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, tensor
+from tests.clients import Client, tensor
 from tests.conftest import RepositoryBuilder
 
 CHAIN = """

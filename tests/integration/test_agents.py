@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.asking import Client, infer_error
+from tests.clients import Client, infer_error
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 MODEL = """
@@ -61,7 +61,7 @@ def test_a_file_that_has_changed_is_not_loaded(
     )
     found = hashlib.md5(other.encode()).hexdigest()
     host.wait_for(f"Mismatched MD5 hash for file 1/model.py, expect: {SUM}, got: {found}")
-    assert client.is_model_ready("changed"), "what was right serves on"
+    assert client.is_model_ready("changed"), "the earlier version still serves"
 
 
 @pytest.mark.parametrize(

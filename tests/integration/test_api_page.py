@@ -99,7 +99,7 @@ REFUSED = re.compile(
     r"|invalid argument for --log_format|explicit model load / unload is not allowed"
     r"|location can not be updated through network"
 )
-"""What it refuses with another status from 500 on, however well the request is formed."""
+"""Paths that respond with a status of 500 or more, even to a well-formed request."""
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +252,7 @@ def test_the_endpoint_matches_the_openapi_document(host: RunningHost) -> None:
     assert statuses >= {200, 400, 404, 405, 500}
 
 
-# Who may see it
+# Access
 
 
 @pytest.fixture(scope="module")
@@ -459,7 +459,7 @@ def test_tensors_without_a_json_form_travel_as_bytes(
 
 
 @pytest.mark.parametrize("place", ["#half/2", "#add_sub/1"], ids=["bytes", "json"])
-def test_the_curl_command_asks_the_same(
+def test_the_curl_command_sends_the_same_request(
     host: RunningHost, browser: webdriver.Chrome, place: str
 ) -> None:
     page = Page(browser, host, place)
@@ -522,7 +522,7 @@ def test_the_page_needs_nothing_from_elsewhere(
     assert all(name.startswith(f"http://{host.http_url}/") for name in names)
 
 
-def test_the_page_asks_for_keys(restricted: RunningHost, browser: webdriver.Chrome) -> None:
+def test_the_page_requests_keys(restricted: RunningHost, browser: webdriver.Chrome) -> None:
     page = Page(browser, restricted)
     page.wait_for("#trouble", "^This API is restricted, expecting header 'Admin-Key'$")
     page.fill("Admin-Key", "the secret")

@@ -16,7 +16,7 @@ import tritonclient.grpc as grpcclient
 
 from pb_utils import testing
 from stub.user_model import ModelFailure
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx onnxruntime")
@@ -372,7 +372,7 @@ def test_a_complete_configuration_is_left_alone(client: Client) -> None:
     assert "dynamic_batching" not in config
 
 
-def test_only_what_is_asked_for_comes(client: Client) -> None:
+def test_only_requested_outputs_are_returned(client: Client) -> None:
     asked = [grpcclient.InferRequestedOutput("DIFF")]
     result = client.infer("auto", [tensor("A", rows(1)), tensor("B", rows(1))], outputs=asked)
     assert result.as_numpy("SUM") is None
@@ -474,7 +474,7 @@ def test_a_run_that_needs_too_much_memory_is_an_error_and_the_next_one_is_not(
     assert zeros(3).tolist() == [0, 0, 0]
 
 
-def test_what_is_no_number_stays_where_it_was(client: Client) -> None:
+def test_nan_and_infinity_are_unchanged(client: Client) -> None:
     a = np.array([[1, np.nan, 3], [4, np.inf, 6]], np.float32)
     result = client.infer("auto", [tensor("A", a), tensor("B", rows(2))])
     np.testing.assert_array_equal(result.as_numpy("SUM"), a + rows(2))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 torch = pytest.importorskip("torch", reason="pip install torch")
@@ -117,7 +117,7 @@ def test_a_shape_that_the_file_does_not_take_is_an_error_of_the_request(client: 
     assert "misfit" in text and "shapes cannot be multiplied (1x5 and 4x8)" in text
 
 
-def test_what_is_no_number_stays_where_it_was(client: Client) -> None:
+def test_nan_and_infinity_are_unchanged(client: Client) -> None:
     x = np.array([[1, np.nan, -3], [-4, np.inf, 6]], np.float32)
     result = client.infer("tuned", [tensor("x", x)]).as_numpy("y")
     np.testing.assert_array_equal(result, np.maximum(x, 0))

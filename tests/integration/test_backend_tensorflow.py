@@ -16,7 +16,7 @@ from host.config.json_form import to_json
 from host.config.model_config import load_config
 from pb_utils import testing
 from stub.user_model import ModelFailure
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import ROOT, RepositoryBuilder, Serve
 from tests.readmes import walkthroughs, without_digits, write
 

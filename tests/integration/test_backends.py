@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.asking import Client, tensor
+from tests.clients import Client, tensor
 from tests.conftest import RepositoryBuilder, Serve, wait_until
 
 BACKEND = """
@@ -72,7 +72,7 @@ def backends(tmp_path: Path) -> Path:
 
 
 def ask(client: Client, model: str, version: int) -> tuple[float, dict[str, object]]:
-    """What `adder` makes of 1, and what it saw of its surroundings."""
+    """The result of `adder` for 1, and the surroundings that it saw."""
     result = client.infer(
         model, [tensor("X", np.ones(1, dtype=np.float32))], model_version=str(version)
     )
@@ -157,7 +157,7 @@ def test_a_dead_instance_of_a_backend_is_replaced(
         assert ask(client, "m", 1)[0] == 2
 
 
-def test_what_cannot_be_found_or_run_is_said_for_every_model(
+def test_a_backend_that_cannot_be_found_or_run_fails_the_load_with_its_reason(
     repository: RepositoryBuilder, backends: Path, serve: Serve
 ) -> None:
     (backends / "native").mkdir()
@@ -207,6 +207,6 @@ def test_the_settings_of_a_python_based_backend_are_those_of_python(
         "--backend-config=adder,shm-default-byte-size=1",
         "--backend-config=python,shm-default-byte-size=2097152",
     ).wait_started()
-    # One mebibyte is the least for `python`; for others nobody reads it.
+    # One mebibyte is the minimum for `python`; other backends do not read the setting.
     assert "setting 'shm-default-byte-size' of backend 'adder' is not used" in host.output
     assert "setting 'shm-default-byte-size' of backend 'python'" not in host.output

@@ -1,4 +1,4 @@
-"""What becomes of a `BlockingServer` that is not used as it is meant to be."""
+"""Wrong uses of a `BlockingServer`, and their errors."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.asking import Client, infer_error, infer_through
+from tests.clients import Client, infer_error, infer_through
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 OUTSIDE = """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.asking import Client, run_script, send_command
+from tests.clients import Client, run_script, send_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 
 

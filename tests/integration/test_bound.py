@@ -34,7 +34,7 @@ from host.bind import (
     batch,
     sample,
 )
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, GRPC_ENGINE, ROOT, wait_until
 
 X = TensorSpec(name="x", dtype=np.float32, shape=(-1,))

@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from host.bind import BadSpecError, DynamicBatcher, Host, HostFailure, TensorSpec, batch
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, ROOT
 
 X = TensorSpec(name="x", dtype=np.float32, shape=(-1,))
@@ -142,6 +142,7 @@ with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
     assert asked == "> True 7"
 
 
+@pytest.mark.unmeasured
 def test_a_function_can_terminate_the_processes_that_it_forked() -> None:
     program = """
 def stay(started):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.asking import infer_error, run_command
+from tests.clients import infer_error, run_command
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.pythons import EVALUATES, config, need_index, touch
 
@@ -261,7 +261,7 @@ def test_the_wait_for_another_servers_build_has_a_time_limit(
     wait_until(lambda: bool(list(tmp_path.glob("cache/*/bin/python"))), "a half-made environment")
     builders = psutil.Process(first.process.pid).children(recursive=True)
     assert builders
-    for process in builders:  # each process before those that it has started
+    for process in builders:  # each process before the processes that it has started
         with suppress(psutil.NoSuchProcess):
             process.suspend()
     second = serve(repository, flag, "--environment-timeout-secs=0.5", "--exit-on-error=false")

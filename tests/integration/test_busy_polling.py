@@ -12,10 +12,10 @@ import pytest
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, run_command, tensor
+from tests.clients import Client, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
-COUNT = 50  # requests, in which the host has got used to them
+COUNT = 50  # requests after which the host polls for the stubs of these models
 
 
 def ask(client: Client, model: str, number: int) -> None:
@@ -67,7 +67,7 @@ def test_awaited_stub_that_dies_is_replaced(repository: RepositoryBuilder, serve
 
 
 def test_stopped_stub_is_not_busy_polled(repository: RepositoryBuilder, serve: Serve) -> None:
-    """Others' clients are served, and what is sent to it in vain waits."""
+    """Clients of other stubs are served; messages to a stopped stub wait."""
     repository.copy("identity", "misbehave")
     host = serve(repository).wait_started()
     with host.client() as client, ThreadPoolExecutor(1) as pool:

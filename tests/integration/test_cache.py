@@ -1,4 +1,5 @@
-"""The response cache of a real host: what is answered without execution, and what is not."""
+"""The response cache of a real host: which requests are answered without execution, and which are
+not."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ import pytest
 import redis
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, infer_error, run_script, tensor
+from tests.clients import Client, infer_error, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_client_memory import Memory
 

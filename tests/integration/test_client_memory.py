@@ -18,7 +18,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 
 SIZE = 1 << 20
@@ -252,7 +252,7 @@ def test_offset_and_size_of_a_tensor_are_checked(client: Client, memory: Memory)
 
 
 def gone(client: Client, memory: Memory) -> None:
-    """Check that the region, in which nothing was ever used, is not there."""
+    """Check that a region that was never used is not mapped."""
     assert memory.name not in client.get_system_shared_memory_status().regions
 
 
@@ -391,9 +391,7 @@ def test_unregistered_region_is_closed_after_its_last_use(
         memory.close()
 
 
-def test_client_memory_is_off_unless_it_is_asked_for(
-    repository: RepositoryBuilder, serve: Serve
-) -> None:
+def test_client_memory_is_off_by_default(repository: RepositoryBuilder, serve: Serve) -> None:
     repository.copy("identity")
     host = serve(repository).wait_started()
     off = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import RepositoryBuilder, Serve
 
 COUNTER = """
@@ -20,7 +20,7 @@ signal.signal(signal.SIGUSR1, tell)
 """
 
 
-def test_what_was_imported_is_spared(
+def test_the_garbage_collector_skips_imported_objects(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(COUNTER)

@@ -58,7 +58,7 @@ def printed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     return run
 
 
-def test_the_model_is_asked_and_the_whole_configuration_is_printed(
+def test_auto_complete_config_runs_and_the_whole_configuration_is_printed(
     repository: RepositoryBuilder,
 ) -> None:
     model = repository.add("m", COMPLETING)
@@ -150,7 +150,7 @@ def test_an_ensemble_needs_no_model_and_a_custom_configuration_may_be_chosen(
     ],
     ids=["syntax", "value", "answer", "completed", "python", "no model"],
 )
-def test_what_a_server_would_refuse_is_refused_with_the_same_text(
+def test_a_configuration_that_a_server_refuses_is_refused_with_the_same_text(
     repository: RepositoryBuilder,
     printed: Printed,
     config: str | None,
@@ -194,7 +194,7 @@ def test_a_misuse_has_an_exit_status_of_its_own(printed: Printed) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_ends_it_and_the_model_that_was_asked(
+def test_a_signal_ends_the_command_and_the_model_process(
     repository: RepositoryBuilder, number: signal.Signals, tmp_path: Path
 ) -> None:
     trace = tmp_path / "asked"

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 _PORTS = ["--grpc-port=0", "--grpc-address=127.0.0.1", "--allow-http=false"]
@@ -24,7 +26,7 @@ def command(repository: RepositoryBuilder, *more: str) -> list[str]:
     return [sys.executable, "-m", "host", "serve", *flags]
 
 
-def test_a_signal_ends_a_host_whose_log_nobody_reads_any_more(
+def test_a_signal_ends_a_host_whose_log_is_no_longer_read(
     repository: RepositoryBuilder,
 ) -> None:
     repository.copy("identity")
@@ -62,6 +64,7 @@ def test_a_host_without_standard_streams_serves_and_ends(
             host.kill()
 
 
+@pytest.mark.unmeasured
 def test_a_limit_that_is_too_low_is_the_reason_of_a_failed_start(
     repository: RepositoryBuilder,
 ) -> None:

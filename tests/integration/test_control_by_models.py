@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.asking import Client, infer_error, run_command
+from tests.clients import Client, infer_error, run_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, JSON, index, model, starting
 
@@ -19,7 +19,7 @@ BLANK = "backend: 'python'"
 
 
 def call(client: Client, *call: Any, asked: str = "asker") -> str:
-    """What a function of `pb_utils`, called in `execute`, returns or raises, as text."""
+    """The result or the exception of a function of `pb_utils`, called in `execute`, as text."""
     return run_command(client, f"call {json.dumps(call)}", asked)
 
 
@@ -33,7 +33,7 @@ def host(repository: RepositoryBuilder, serve: Serve) -> Iterator[RunningHost]:
     ).wait_started()
 
 
-def test_a_model_loads_asks_and_unloads(host: RunningHost) -> None:
+def test_a_model_loads_calls_and_unloads_another_model(host: RunningHost) -> None:
     with host.client() as client:
         assert call(client, "load_model", "x") == "None"
         assert call(client, "is_model_ready", "x") == "True"
@@ -63,7 +63,7 @@ def test_a_model_loads_with_configuration_and_files(host: RunningHost) -> None:
         assert run_command(client, "name", "x") == "x"
 
 
-def test_what_is_not_there_is_not_ready(host: RunningHost) -> None:
+def test_a_missing_model_is_not_ready(host: RunningHost) -> None:
     wrong = "version should be an integral value > 0"
     bad = "failed to get model version from specified version string"
     with host.client() as client:
@@ -96,7 +96,7 @@ def test_a_model_may_replace_and_unload_itself(host: RunningHost) -> None:
         )
 
 
-def test_a_load_outlives_the_model_that_asked_for_it(
+def test_a_load_outlives_the_model_that_requested_it(
     host: RunningHost, repository: RepositoryBuilder, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -148,7 +148,7 @@ def test_model_control_must_wait_for_the_end_of_the_start(
 def test_initialize_may_load_models_even_if_only_one_may_load_at_a_time(
     host: RunningHost, repository: RepositoryBuilder
 ) -> None:
-    """Two instances ask for the same model, which asks for another one."""
+    """Two instances load the same model, which loads another one."""
     body = """print("told:", attempt('["load_model", "NAME"]'))"""
     repository.add("a", starting(body.replace("NAME", "b")), BLANK + " instance_group { count: 2 }")
     repository.add("b", starting(body.replace("NAME", "x")), BLANK)

@@ -1,4 +1,5 @@
-"""Large inputs are shown to models without a copy, and nobody can tell, whatever they do."""
+"""Large inputs are shown to models without a copy, and neither models nor clients notice a
+difference."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
-from tests.asking import Client, tensor
+from tests.clients import Client, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.unit.stub.test_copy_on_write_views import is_possible
 
@@ -184,7 +185,7 @@ class Memory:
         return found
 
     def infer(self, model: str, into: int | None = None, id: str = "") -> npt.NDArray[np.float32]:
-        """The answer to what was written, in the same memory at `into` or as the host sends it."""
+        """The response to the array, in the same memory at `into` or as the host sends it."""
         given = grpcclient.InferInput("X", [COUNT], "FP32")
         given.set_shared_memory(self.name, SIZE)
         wanted = grpcclient.InferRequestedOutput("Y")
@@ -227,7 +228,7 @@ def test_a_large_input_is_not_copied(memory: Memory) -> None:
     assert result.as_numpy("Y") == 1
 
 
-def test_what_a_model_keeps_of_a_clients_memory_stays(memory: Memory) -> None:
+def test_an_array_that_a_model_keeps_of_client_memory_does_not_change(memory: Memory) -> None:
     memory.write(filled(7))
     sums = memory.infer("keeps").tolist()  # of all that the model has kept
     for value in (1, 2, 3, 4, 9):
@@ -237,7 +238,7 @@ def test_what_a_model_keeps_of_a_clients_memory_stays(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("model", ["writes", "pipeline"])
-def test_what_a_model_writes_in_place_only_it_sees(memory: Memory, model: str) -> None:
+def test_in_place_writes_are_visible_to_their_model_only(memory: Memory, model: str) -> None:
     for seed in range(3):
         array = numbers(seed)
         memory.write(array)
@@ -250,7 +251,7 @@ def test_what_a_model_writes_in_place_only_it_sees(memory: Memory, model: str) -
 
 
 @pytest.mark.parametrize("into", [0, 64, SIZE // 2])
-def test_an_answer_may_overwrite_the_question(memory: Memory, into: int) -> None:
+def test_a_response_may_overwrite_its_request(memory: Memory, into: int) -> None:
     array = numbers(3)
     memory.write(array)
     np.testing.assert_array_equal(memory.infer("returns", into), array)
@@ -267,7 +268,7 @@ def test_arrays_pass_through_other_models(memory: Memory, inner: str) -> None:
         np.testing.assert_array_equal(memory.content(), array)
 
 
-def test_many_at_once_get_their_own(memory: Memory, host: RunningHost) -> None:
+def test_concurrent_requests_get_their_own_responses(memory: Memory, host: RunningHost) -> None:
     def ask(seed: int) -> None:
         with host.client() as client:
             array = numbers(seed)

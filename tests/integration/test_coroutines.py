@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, InferStream, infer_error, run_command, send_command
+from tests.clients import Client, InferStream, infer_error, run_command, send_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.waiting import UNTIL_SOURCE
 

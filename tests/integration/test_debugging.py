@@ -1,4 +1,4 @@
-"""What a model author debugs with: `pbhost run`, and a model of a real host on the terminal."""
+"""Debugging tools of model authors: `pbhost run`, and a model of a real host on the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 SCALE = """
@@ -88,13 +88,13 @@ class Terminal:
             return False
         try:
             text = os.read(self._master, 1 << 16).decode(errors="replace")
-        except OSError:  # nobody has the other end open any more
+        except OSError:  # the other end is closed
             return False
         self.output += text.replace("\r\n", "\n")
         return bool(text)
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first match in what comes; what has come up to its end is then forgotten."""
+        """The first match in the output; the output up to the end of the match is dropped."""
         end = time.monotonic() + DEADLINE
         while True:
             found = re.search(pattern, self.output)
@@ -102,7 +102,7 @@ class Terminal:
                 self.output = self.output[found.end() :]
                 return found
             left = end - time.monotonic()
-            ended = self.process.poll() is not None  # what it has said is there to be read
+            ended = self.process.poll() is not None  # the remaining output can still be read
             if left <= 0 or (not self._read(min(left, 0.2)) and ended):
                 pytest.fail(f"the terminal does not show {pattern!r}:\n{self.output}")
 
@@ -111,7 +111,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def echoes(self) -> bool:
-        """Whether the terminal itself shows what is typed."""
+        """Whether the terminal itself shows the typed text."""
         return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
 
     def wait(self) -> int:
@@ -251,7 +251,7 @@ def test_a_decoupled_models_responses_are_shown_one_by_one(repository: Repositor
     assert failed.stderr == "response 4: error: too many\n"
 
 
-def test_what_a_model_raises_is_a_traceback_that_begins_in_the_model(
+def test_the_traceback_of_a_models_exception_begins_in_the_model(
     repository: RepositoryBuilder,
 ) -> None:
     model = repository.add("m", SCALE.replace("HERE", "factor = None + x"), CONFIG)
@@ -406,7 +406,7 @@ def test_leaving_the_debugger_ends_the_run_without_a_traceback(
     assert "Traceback" not in terminal.output
 
 
-def test_what_a_model_raises_can_be_debugged_where_it_was_raised(
+def test_an_exception_of_a_model_can_be_debugged_where_it_was_raised(
     repository: RepositoryBuilder, at_terminal: Callable[..., Terminal]
 ) -> None:
     model = repository.add("m", SCALE.replace("HERE", "x.no_such_method()"), CONFIG)
@@ -423,8 +423,8 @@ def test_what_a_model_raises_can_be_debugged_where_it_was_raised(
 # pbhost serve --debug-model
 
 
-class Asking:
-    """A client that asks `scale` while the test goes on."""
+class PendingInfer:
+    """An infer request to `scale` that runs while the test continues."""
 
     def __init__(self, port: str) -> None:
         self._client = grpcclient.InferenceServerClient(f"127.0.0.1:{port}")
@@ -434,12 +434,12 @@ class Asking:
             "scale", [x], lambda result, error: self._answers.put(error or result.as_numpy("Y"))
         )
 
-    def give_up(self) -> None:
-        """Want no answer any more."""
+    def cancel(self) -> None:
+        """Cancel the request."""
         self._call.cancel()
 
     def wait(self) -> Any:
-        """The answer, or the error."""
+        """Wait for the response or the error, and return it."""
         answer = self._answers.get(timeout=DEADLINE)
         self._client.close()
         return answer
@@ -467,7 +467,7 @@ def test_a_served_model_stops_at_breakpoints_while_its_client_waits(
 ) -> None:
     repository.copy("identity")
     terminal, port = serving(at_terminal, repository)
-    asking = Asking(port)
+    pending = PendingInfer(port)
     terminal.wait_for(r"model\.py\(\d+\)execute\(\)\n-> [^\n]+\n\(Pdb\) ")
     terminal.type("import os; print('pid', os.getpid(), requests[0].inputs()[0].name())\n")
     terminal.wait_for(r"pid \d+ X\n\(Pdb\) ")
@@ -481,13 +481,13 @@ def test_a_served_model_stops_at_breakpoints_while_its_client_waits(
     terminal.type("factor = 21\n")
     terminal.wait_for(r"\(Pdb\) ")
     terminal.type("c\n")
-    assert asking.wait().tolist() == [21, 21]
+    assert pending.wait().tolist() == [21, 21]
 
-    asking = Asking(port)  # the same one instance of two that the configuration wants
+    pending = PendingInfer(port)  # the same one instance of two that the configuration wants
     terminal.wait_for(r"\(Pdb\) ")
-    second = Asking(port)
+    second = PendingInfer(port)
     terminal.type("c\n")
-    assert asking.wait().tolist() == [2, 2]
+    assert pending.wait().tolist() == [2, 2]
     terminal.wait_for(r"\(Pdb\) ")
     terminal.type("c\n")
     assert second.wait().tolist() == [2, 2]
@@ -527,10 +527,10 @@ def test_neither_a_client_that_gives_up_nor_an_unload_ends_a_model_at_a_breakpoi
         "--load-model=scale",
         "--stub-grace-secs=0",
     )
-    asking = Asking(port)
+    pending = PendingInfer(port)
     terminal.wait_for(r"\(Pdb\) ")
-    asking.give_up()
-    assert asking.wait().status() == "StatusCode.CANCELLED"
+    pending.cancel()
+    assert pending.wait().status() == "StatusCode.CANCELLED"
     with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
         client.unload_model("scale")
 
@@ -553,24 +553,24 @@ def test_the_exit_of_the_server_ends_a_model_at_a_breakpoint_and_mends_the_termi
     repository: RepositoryBuilder, stopping: Path, at_terminal: Callable[..., Terminal]
 ) -> None:
     terminal, port = serving(at_terminal, repository, "--exit-timeout-secs=1")
-    asking = Asking(port)
+    pending = PendingInfer(port)
     terminal.wait_for(r"\(Pdb\) ")
     wait_until(lambda: not terminal.echoes(), "the line editor of the debugger")
     terminal.type("\x03")
     terminal.wait_for(r"Signal \(2\) received")
     assert terminal.wait() == 1
-    assert "UNAVAILABLE" in str(asking.wait())
+    assert "UNAVAILABLE" in str(pending.wait())
     assert terminal.echoes()
 
 
-def test_a_debugger_with_nobody_at_it_quits_and_fails_its_request(
+def test_a_debugger_without_a_terminal_quits_and_fails_its_request(
     repository: RepositoryBuilder, stopping: Path, serve: Serve
 ) -> None:
     repository.copy("identity")
     host = serve(repository, "--debug-model=scale").wait_started()
     assert "--debug-model: stdin is not a terminal" in host.output
     assert "none of the models" not in host.output
-    answer = Asking(str(host.port)).wait()
+    answer = PendingInfer(str(host.port)).wait()
     assert "BdbQuit" in str(answer)
 
 

@@ -1,4 +1,4 @@
-"""Stubs that die before they are asked for anything, or between two things that they are asked."""
+"""Stubs that die before their first task, or between two tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.asking import infer_error
+from tests.clients import infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 COMPLETES = """

@@ -1,6 +1,6 @@
-"""What is told at the end of a batch, in which order, and what a dead stub leaves behind.
+"""The messages at the end of a batch, their order, and the remains of a dead stub.
 
-The models here reach into their stub, to make certain what else happens once in many runs.
+The models here change their stub, so that a rare event happens in every run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import host
 from host.instances.supervisor import Supervisor
 from host.models.python_model import PythonModel
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
 from tests.integration.test_inprocess import options
 from tests.waiting import eventually
@@ -133,7 +133,7 @@ def pid_of(instance: Supervisor) -> int | None:
     return None if process is None else process.pid
 
 
-def test_a_instance_lets_go_of_a_dead_stub_and_of_its_memory(repository: RepositoryBuilder) -> None:
+def test_an_instance_releases_a_dead_stub_and_its_memory(repository: RepositoryBuilder) -> None:
     repository.copy("identity")
     array = np.zeros(100_000, dtype=np.float32)
 

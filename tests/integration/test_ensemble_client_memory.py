@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, infer_error
+from tests.clients import Client, infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.integration.ensemble_models import add_ensemble, add_member
 from tests.integration.test_client_memory import Memory
@@ -81,7 +81,7 @@ def wanted(
 
 
 @pytest.mark.parametrize("ensemble", ["inner", "outer"])
-def test_what_goes_to_the_client_takes_no_memory_of_ours(
+def test_outputs_in_client_memory_take_no_memory_of_the_host(
     client: Client, memory: Memory, ensemble: str
 ) -> None:
     """16 MB in and out, where every arena has 4 MB."""
@@ -121,7 +121,9 @@ def test_an_output_that_the_client_has_no_room_for_is_an_error(
     assert not memory.read(np.float32, [100], BIG).any()
 
 
-def test_what_a_member_has_kept_is_the_same_for_every_place(client: Client, memory: Memory) -> None:
+def test_a_cached_output_of_a_member_is_the_same_in_every_place(
+    client: Client, memory: Memory
+) -> None:
     array = np.arange(20_000, dtype=np.float32)
     places = [BIG, BIG + array.nbytes]
     for place in places:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, tensor
+from tests.clients import Client, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import add_ensemble, add_member, array_of
-from tests.integration.test_ensembles import Asks, counts
+from tests.integration.test_ensembles import ModelStream, counts
 
 PRODUCE = """
 import numpy as np
@@ -30,7 +30,7 @@ for number in range(int(x[1])):
         break
 (folder / "ended").touch()
 """
-"""Asked for [test, length]: responses [test, number]. It notes how far it is ahead."""
+"""Gets [test, length] and sends the responses [test, number]. It records how far it is ahead."""
 CONSUME = """
 folder, number = Path(__file__).parents[3] / "runs" / str(int(x[0])), int(x[1])
 (folder / f"begun-{number}").touch()
@@ -92,8 +92,8 @@ class Held:
         self._folder, self._number = folder / str(number), number
         self._folder.mkdir(parents=True)
 
-    def ask(self, stream: Asks, model: str, length: int) -> None:
-        stream.ask(model, [self._number, length])
+    def ask(self, stream: ModelStream, model: str, length: int) -> None:
+        stream.infer(model, [self._number, length])
 
     def path(self, name: str) -> Path:
         return self._folder / name
@@ -115,7 +115,7 @@ class Held:
 
 
 def settled(client: Client) -> None:
-    """What the host had been told before this has come to something."""
+    """Wait until the host has handled all earlier messages."""
     for _ in range(5):
         client.infer("pass", [tensor("X", array_of([0]))])
 
@@ -137,7 +137,7 @@ def test_a_stream_is_held_up_when_a_step_has_to_wait(
     host: RunningHost, client: Client, folder: Path, number: int, model: str, most: int
 ) -> None:
     held = Held(folder, number)
-    with Asks(host) as stream:
+    with ModelStream(host) as stream:
         held.ask(stream, model, 30)
         wait_until(lambda: held.begun == 2, "two of the consumer")
         held.wait_sent(3)
@@ -149,11 +149,11 @@ def test_a_stream_is_held_up_when_a_step_has_to_wait(
     assert max(held.ahead()) <= most
 
 
-def test_without_a_limit_it_is_held_up_by_what_is_under_way(
+def test_without_a_limit_a_member_is_held_up_by_running_steps(
     host: RunningHost, client: Client, folder: Path
 ) -> None:
     held = Held(folder, 5)
-    with Asks(host) as stream:
+    with ModelStream(host) as stream:
         held.ask(stream, "open", 140)
         held.wait_sent(128)
         settled(client)
@@ -165,7 +165,7 @@ def test_without_a_limit_it_is_held_up_by_what_is_under_way(
 def test_the_limit_is_that_of_all_requests(host: RunningHost, client: Client, folder: Path) -> None:
     """Another one has taken it up: of the second stream, one waits, and no more are sent."""
     first, second = Held(folder, 6), Held(folder, 7)
-    with Asks(host) as one, Asks(host) as other:
+    with ModelStream(host) as one, ModelStream(host) as other:
         first.ask(one, "limited", 50)
         first.wait_sent(3)
         second.ask(other, "limited", 50)
@@ -183,7 +183,7 @@ def test_a_consumer_that_fails_lets_the_stream_come_to_its_end(
     held = Held(folder, 9)
     held.path("fail").touch()
     failed = counts(client, "limited")[1]
-    with Asks(host) as stream:
+    with ModelStream(host) as stream:
         held.ask(stream, "limited", 30)
         held.wait_sent(3)
         held.go()
@@ -194,7 +194,7 @@ def test_a_consumer_that_fails_lets_the_stream_come_to_its_end(
     assert counts(client, "limited")[1] == failed + 2
     after = Held(folder, 10)
     after.go()
-    with Asks(host) as stream:  # the steps of the one before have left their places
+    with ModelStream(host) as stream:  # the steps of the one before have left their places
         after.ask(stream, "limited", 20)
         assert numbers(stream.all()) == list(range(20))
 
@@ -203,7 +203,7 @@ def test_a_request_that_is_cancelled_does_not_wait(
     host: RunningHost, client: Client, folder: Path
 ) -> None:
     held = Held(folder, 11)
-    with Asks(host) as stream:
+    with ModelStream(host) as stream:
         held.ask(stream, "nested", 1000)
         held.wait_sent(3)
         stream.cancel()
@@ -212,7 +212,7 @@ def test_a_request_that_is_cancelled_does_not_wait(
     held.go()
     after = Held(folder, 12)
     after.go()
-    with Asks(host) as stream:
+    with ModelStream(host) as stream:
         after.ask(stream, "nested", 20)
         assert numbers(stream.all()) == list(range(20))
 

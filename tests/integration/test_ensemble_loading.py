@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.asking import Client, infer_error
+from tests.clients import Client, infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import index
 from tests.integration.ensemble_models import (
@@ -43,7 +43,7 @@ def simple(repository: RepositoryBuilder, name: str, code: str = PLUS_ONE, **opt
 
 @pytest.fixture(scope="module")
 def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
-    """Explicit mode; these members are loaded by nobody as yet."""
+    """Explicit mode; these members are not loaded yet."""
     repository = module_repository
     simple(repository, "a")
     simple(repository, "b")
@@ -84,7 +84,7 @@ def is_there(client: Client, name: str) -> bool:
     return any(state in ("READY", "UNLOADING") for _, state, _ in index(client, name))
 
 
-# What does not fit
+# Ensembles that do not fit their members
 
 FAULTS: dict[str, tuple[str, str]] = {
     "unknown": (
@@ -164,7 +164,7 @@ FAULTS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_does_not_fit_is_refused(
+def test_an_ensemble_that_does_not_fit_is_refused(
     module_repository: RepositoryBuilder, client: Client, name: str
 ) -> None:
     module_repository.add("unknown", config=FAULTS["unknown"][0])
@@ -229,7 +229,7 @@ def test_dependents_go_with_their_ensemble(client: Client) -> None:
         gone(client, name)
 
 
-def test_a_member_that_somebody_else_needs_stays(client: Client) -> None:
+def test_a_member_that_another_ensemble_needs_stays(client: Client) -> None:
     client.load_model("of_a")
     client.load_model("of_a_and_b")
     client.unload_model("of_a_and_b", unload_dependents=True)
@@ -237,7 +237,7 @@ def test_a_member_that_somebody_else_needs_stays(client: Client) -> None:
     assert index(client, "a") == index(client, "of_a") == READY
 
 
-def test_a_member_that_was_asked_for_by_name_stays(client: Client) -> None:
+def test_a_member_that_was_loaded_by_name_stays(client: Client) -> None:
     client.load_model("of_a_and_b")
     client.load_model("b")
     client.unload_model("of_a_and_b", unload_dependents=True)
@@ -261,7 +261,7 @@ def test_an_ensemble_goes_with_its_member_and_comes_back_with_it(client: Client)
 def test_an_ensemble_that_was_unloaded_by_name_stays_away(client: Client) -> None:
     client.load_model("of_of_a")
     client.unload_model("of_a")
-    wait_until(lambda: index(client, "of_of_a") == UNLOADED, "what is made of it to be gone")
+    wait_until(lambda: index(client, "of_of_a") == UNLOADED, "its ensembles to be unloaded")
     client.unload_model("a")
     client.load_model("a")
     assert index(client, "of_a") in (UNLOADED, [("1", "UNLOADING", "")])
@@ -298,7 +298,7 @@ def test_an_ensemble_that_no_longer_fits_goes_until_it_does(
     assert index(client, "of_a") == index(client, "of_of_a") == READY
 
 
-def test_what_served_stays_when_an_ensemble_is_changed_for_the_worse(
+def test_the_old_ensemble_serves_on_when_its_change_is_invalid(
     module_repository: RepositoryBuilder, client: Client
 ) -> None:
     """Triton unloads it; here a load that fails leaves what served."""
@@ -341,7 +341,8 @@ def test_an_override_makes_an_ensemble_of_other_members(
 def test_a_running_request_holds_its_members(
     module_repository: RepositoryBuilder, client: Client, host: RunningHost
 ) -> None:
-    """A member that is unloaded while a step before it runs is still asked, and goes then."""
+    """A member that is unloaded while a step before it runs still runs its step, and is unloaded
+    then."""
     folder = module_repository.path
     simple(
         module_repository, "slow",

@@ -1,4 +1,4 @@
-"""What an ensemble's tensors occupy: no copies in the host, and nothing that nobody needs."""
+"""The memory of an ensemble's tensors: no copies in the host, and no unused tensors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_tensor_goes_when_the_last_step_that_takes_it_has_ended(
     asyncio.run(main())
 
 
-def test_what_two_steps_take_is_put_into_shared_memory_once(
+def test_a_tensor_of_two_steps_is_put_into_shared_memory_once(
     repository: RepositoryBuilder, folder: Path
 ) -> None:
     """And goes when the slower one has ended, although the request itself is still there."""
@@ -103,7 +103,9 @@ def test_what_two_steps_take_is_put_into_shared_memory_once(
     asyncio.run(main())
 
 
-def test_what_is_not_asked_for_is_not_kept(repository: RepositoryBuilder, folder: Path) -> None:
+def test_an_output_that_is_not_requested_is_not_kept(
+    repository: RepositoryBuilder, folder: Path
+) -> None:
     (folder / "go").touch()
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Ensembles asked by clients: what runs when, and what comes of it.
+"""Ensembles called by clients: the order of their steps, their responses and their errors.
 
 Orders of responses, counts and texts are those that a Triton 2.51 gives for the same ensembles of
 Python models; where it differs, the test says so.
@@ -21,7 +21,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, InferStream, infer_error, is_final, tensor
+from tests.clients import Client, InferStream, infer_error, is_final, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import (
     add_ensemble,
@@ -196,13 +196,13 @@ def client(host: RunningHost) -> Iterator[Client]:
         yield client
 
 
-class Asks(InferStream):
+class ModelStream(InferStream):
     """A stream to any model."""
 
-    def __enter__(self) -> Asks:
+    def __enter__(self) -> ModelStream:
         return self
 
-    def ask(self, model: str, value: Any, **options: Any) -> None:
+    def infer(self, model: str, value: Any, **options: Any) -> None:
         self._client.async_stream_infer(
             model,
             [tensor("I", array_of(value))],
@@ -258,7 +258,7 @@ def test_branches_meet_again(client: Client, length: int) -> None:
     np.testing.assert_array_equal(result.as_numpy("O"), (given + 1 + 1) + (given * 2 + 1))
 
 
-def test_steps_that_need_nothing_of_each_other_run_at_the_same_time(client: Client) -> None:
+def test_independent_steps_run_at_the_same_time(client: Client) -> None:
     # Each waits for the other one.
     assert ask(client, "meeting", I=[0], J=[1]) == {"O": [0], "P": [1]}
 
@@ -327,7 +327,7 @@ def test_a_step_that_lacks_an_input_fails(client: Client) -> None:
     )
 
 
-# What members are told
+# The request options of members
 
 
 def test_members_are_told_what_the_ensemble_is_told(client: Client, folder: Path) -> None:
@@ -478,29 +478,29 @@ def test_a_failure_on_the_way_counts_twice(client: Client, host: RunningHost) ->
 
 
 def test_every_response_of_a_member_becomes_one_of_the_ensemble(host: RunningHost) -> None:
-    with Asks(host) as stream:
-        stream.ask("stream", [3])
+    with ModelStream(host) as stream:
+        stream.infer("stream", [3])
         assert stream.outputs() == [{"O": [1]}, {"O": [2]}, {"O": [3]}]
 
 
 def test_an_ensemble_of_streams_may_answer_nothing(host: RunningHost, client: Client) -> None:
     before = counts(client, "stream")
-    with Asks(host) as stream:
-        stream.ask("stream", [0])
+    with ModelStream(host) as stream:
+        stream.infer("stream", [0])
         assert stream.all() == [({}, True)]
     assert counts(client, "stream") == (before[0] + 1, before[1])
 
 
 def test_tensors_of_one_response_stay_together(host: RunningHost) -> None:
-    with Asks(host) as stream:
-        stream.ask("both", [3])
+    with ModelStream(host) as stream:
+        stream.infer("both", [3])
         found = stream.outputs()
     assert found == [{"O": [i + 1], "t": [i]} for i in range(3)]
 
 
 def test_streams_may_follow_each_other(host: RunningHost) -> None:
-    with Asks(host) as stream:
-        stream.ask("twice", [4])
+    with ModelStream(host) as stream:
+        stream.infer("twice", [4])
         found = stream.all()
     assert sorted(o["O"][0] for o, _ in found if o) == [0, 0, 0, 1, 1, 2]
     assert [final for _, final in found] == [False] * (len(found) - 1) + [True]
@@ -508,19 +508,19 @@ def test_streams_may_follow_each_other(host: RunningHost) -> None:
 
 def test_a_long_stream_goes_through(host: RunningHost) -> None:
     """More than may be under way from a member to the client at a time."""
-    with Asks(host) as stream:
-        stream.ask("stream", [1000])
+    with ModelStream(host) as stream:
+        stream.infer("stream", [1000])
         assert [outputs["O"][0] for outputs in stream.outputs()] == list(range(1, 1001))
 
 
 def test_a_stream_ends_with_the_first_failure(host: RunningHost) -> None:
     """The step model goes on to its end, however much it still sends: its responses are taken."""
-    with Asks(host) as stream:
-        stream.ask("stream", [-500])
+    with ModelStream(host) as stream:
+        stream.infer("stream", [-500])
         assert stream.next().as_numpy("O").tolist() == [6]
         with pytest.raises(InferenceServerException, match="^in ensemble 'stream', minus one$"):
             stream.next()
-        stream.ask("stream", [1])
+        stream.infer("stream", [1])
         assert stream.outputs() == [{"O": [1]}]
 
 
@@ -542,8 +542,8 @@ def test_the_configuration_says_whether_an_ensemble_is_a_stream(client: Client) 
 
 
 def test_cancellation_reaches_the_step_that_runs(host: RunningHost, folder: Path) -> None:
-    with Asks(host) as stream:
-        stream.ask("gated", [10])
+    with ModelStream(host) as stream:
+        stream.infer("gated", [10])
         wait_until((folder / "started-11").exists, "the second step")
         stream.cancel()
         wait_until((folder / "cancelled-11").exists, "the step to see it")
@@ -579,18 +579,18 @@ def test_no_more_requests_than_allowed_are_under_way_to_a_step(
 # BLS
 
 
-def test_a_model_asks_an_ensemble(client: Client) -> None:
+def test_a_model_calls_an_ensemble(client: Client) -> None:
     result = client.infer("asker", [tensor("X", array_of([1]))])
     assert result.as_numpy("A").tolist() == [3]
 
 
-def test_a_model_that_asks_an_ensemble_is_a_step_of_one(client: Client) -> None:
+def test_a_model_that_calls_an_ensemble_is_a_step_of_one(client: Client) -> None:
     assert ask(client, "asking", I=[1]) == {"O": [3]}
     status, text = infer_error(ask, client, "asking", I=[-1])
     assert text.startswith("in ensemble 'asking', ")
 
 
-def test_a_step_that_asks_its_own_ensemble_fails_instead_of_waiting_forever(
+def test_a_step_that_calls_its_own_ensemble_fails_instead_of_waiting_forever(
     client: Client,
 ) -> None:
     _, text = infer_error(ask, client, "selfish", I=[-2])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import host
-from tests.asking import (
+from tests.clients import (
     Client,
     InferStream,
     infer_error,
@@ -154,7 +154,7 @@ def test_an_archive_is_unpacked_again_when_it_has_changed_and_not_before(
         client.load_model("m")
         assert says(client, "sys.prefix") != str(first)
         assert host.output.count(extractions) == 2
-        wait_until(lambda: not first.exists(), "the old one to go, as nobody uses it")
+        wait_until(lambda: not first.exists(), "the unused earlier copy to be removed")
 
 
 CONDA_UNPACK = """\

@@ -1,4 +1,4 @@
-"""What a model does in `execute`, right or wrong, and what its client is told."""
+"""Right and wrong behaviour of a model in `execute`, and the response of its client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.asking import Client, infer_error, run_command, tensor
+from tests.clients import Client, infer_error, run_command, tensor
 from tests.conftest import MODELS, RepositoryBuilder, RunningHost, Serve
 
 

@@ -1,4 +1,4 @@
-"""Models that reach into their stub, and tell the host what is not so."""
+"""Models that change their stub so that it sends false messages to the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 LIAR = """

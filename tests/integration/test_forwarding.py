@@ -40,14 +40,14 @@ Metadata = tuple[str, str | bytes]
 
 
 class Endpoint:
-    """The two inference RPCs, asked bare: tritonclient cannot send a key twice."""
+    """Calls the two inference RPCs without tritonclient, which cannot send a key twice."""
 
     def __init__(self, host: RunningHost) -> None:
         self.channel = grpc.insecure_channel(host.url)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
     def ask(self, *metadata: Metadata, **parameters: str) -> Any:
-        """What the model saw, without what the transport adds."""
+        """The parameters that the model saw, without those of the transport."""
         answer = self._stub.ModelInfer(_request(parameters), metadata=metadata, timeout=DEADLINE)
         return _seen(answer)
 
@@ -59,7 +59,7 @@ class Endpoint:
         return str(caught.value.details())
 
     def stream(self, count: int, *metadata: Metadata) -> list[Any]:
-        """What the model saw, or the error text, of each request of one stream."""
+        """The parameters that the model saw, or the error text, for each request of one stream."""
         requests = iter([_request({})] * count)
         answers = self._stub.ModelStreamInfer(requests, metadata=metadata, timeout=DEADLINE)
         return [answer.error_message or _seen(answer.infer_response) for answer in answers]
@@ -169,14 +169,14 @@ def test_no_key_takes_long_to_match(sees: RepositoryBuilder, serve: Serve) -> No
 # HTTP
 
 
-class HttpDoor:
+class HttpEndpoint:
     """The infer and generate endpoints, with headers as they are written here."""
 
     def __init__(self, host: RunningHost) -> None:
         self._address = host.http_url
 
     def ask(self, *headers: tuple[str, bytes | str], endpoint: str = "infer", **body: Any) -> Any:
-        """What the model saw; the error text if the status is 400."""
+        """The parameters that the model saw; the error text if the status is 400."""
         data = json.dumps({"inputs": [], **body} if endpoint == "infer" else body).encode()
         connection = http_client.HTTPConnection(self._address, timeout=DEADLINE)
         with closing(connection):
@@ -195,55 +195,55 @@ class HttpDoor:
 
 
 @pytest.fixture(scope="module")
-def http(sees: RepositoryBuilder, module_serve: Serve) -> HttpDoor:
-    return HttpDoor(
+def http(sees: RepositoryBuilder, module_serve: Serve) -> HttpEndpoint:
+    return HttpEndpoint(
         module_serve(
             sees, f"{HTTP_FLAG}=^x-|tenant|timeout|triton_|binary_data_output"
         ).wait_started()
     )
 
 
-def test_headers_are_forwarded_under_the_names_that_the_client_wrote(http: HttpDoor) -> None:
+def test_headers_are_forwarded_under_the_names_that_the_client_wrote(http: HttpEndpoint) -> None:
     seen = http.ask(("X-Trace", "7"), ("The-TENANT", "me"), ("x-low", "l"), ("Other", "no"))
     assert seen == {"X-Trace": "7", "The-TENANT": "me", "x-low": "l"}
 
 
-def test_a_forwarded_header_comes_before_a_parameter_of_that_name(http: HttpDoor) -> None:
+def test_a_forwarded_header_comes_before_a_parameter_of_that_name(http: HttpEndpoint) -> None:
     seen = http.ask(("x-a", "header"), parameters={"x-a": "parameter", "b": 1})
     assert seen == {"x-a": "header", "b": 1}
 
 
-def test_the_last_of_duplicate_headers_counts(http: HttpDoor) -> None:
+def test_the_last_of_duplicate_headers_counts(http: HttpEndpoint) -> None:
     assert http.ask(("X-A", "1"), ("X-A", "2")) == {"X-A": "2"}
 
 
-def test_values_of_headers_are_read_as_utf_8(http: HttpDoor) -> None:
+def test_values_of_headers_are_read_as_utf_8(http: HttpEndpoint) -> None:
     assert http.ask(("x-a", "é".encode())) == {"x-a": "é"}
 
 
 @pytest.mark.parametrize("name", ["timeout", "triton_x", "binary_data_output"])
-def test_reserved_headers_cannot_be_forwarded(http: HttpDoor, name: str) -> None:
+def test_reserved_headers_cannot_be_forwarded(http: HttpEndpoint, name: str) -> None:
     assert http.ask((name, "1")) == RESERVED.format(name)
 
 
-def test_reserved_names_in_another_case_are_forwarded(http: HttpDoor) -> None:
+def test_reserved_names_in_another_case_are_forwarded(http: HttpEndpoint) -> None:
     assert http.ask(("Timeout", "1")) == {"Timeout": "1"}
 
 
-def test_generate_forwards_nothing(http: HttpDoor) -> None:
+def test_generate_forwards_nothing(http: HttpEndpoint) -> None:
     assert http.ask(("x-a", "1"), ("timeout", "2"), endpoint="generate") == {}
 
 
 def test_case_of_http_headers_matters_if_the_pattern_says_so(
     sees: RepositoryBuilder, serve: Serve
 ) -> None:
-    http = HttpDoor(serve(sees, f"{HTTP_FLAG}=(?-i)^X-").wait_started())
+    http = HttpEndpoint(serve(sees, f"{HTTP_FLAG}=(?-i)^X-").wait_started())
     assert http.ask(("X-A", "1"), ("x-b", "2")) == {"X-A": "1"}
 
 
 def test_http_and_grpc_have_their_own_patterns(sees: RepositoryBuilder, serve: Serve) -> None:
     host = serve(sees, f"{FLAG}=g", f"{HTTP_FLAG}=h").wait_started()
-    assert HttpDoor(host).ask(("g", "1"), ("h", "2"))["h"] == "2"
+    assert HttpEndpoint(host).ask(("g", "1"), ("h", "2"))["h"] == "2"
     endpoint = Endpoint(host)
     with endpoint.channel:
         seen = endpoint.ask(("g", "1"), ("h", "2"))

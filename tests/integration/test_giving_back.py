@@ -1,4 +1,4 @@
-"""What a server in somebody's process gives back, and what it does not do on the loop."""
+"""A server in a user's process: what it releases, and what it does not run on the event loop."""
 
 from __future__ import annotations
 

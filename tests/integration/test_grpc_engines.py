@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import InferStream, infer_error, run_command, run_script, tensor
+from tests.clients import InferStream, infer_error, run_command, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -82,7 +82,7 @@ def test_compression_both_ways(compressing: RunningHost, algorithm: str | None) 
     assert np.array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-def test_many_at_once_on_one_connection_get_their_own_answers(host: RunningHost) -> None:
+def test_concurrent_calls_of_one_connection_get_their_own_responses(host: RunningHost) -> None:
     async def main() -> None:
         async with grpcclient_aio.InferenceServerClient(host.url) as client:
 

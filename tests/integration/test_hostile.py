@@ -20,11 +20,11 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 
 MOST = 1 << 20
-"""What `--http-max-input-size` is here: with little to send, much is too much."""
+"""The value of `--http-max-input-size`: small, so that small bodies exceed it."""
 SLACK = 128 << 20
 """Bytes by which the server may grow over all these requests, which claim terabytes."""
 
@@ -285,7 +285,7 @@ def chunked(body: bytes) -> bytes:
 
 
 def converse(host: RunningHost, parts: Iterable[bytes], count: int) -> list[Answer]:
-    """The first `count` answers to what is sent; fewer if the server ends the connection first."""
+    """The first `count` responses; fewer if the server ends the connection first."""
     address, port = host.http_url.split(":")
     answers: list[Answer] = []
     with socket.create_connection((address, int(port)), timeout=DEADLINE) as connection:
@@ -293,7 +293,7 @@ def converse(host: RunningHost, parts: Iterable[bytes], count: int) -> list[Answ
             for part in parts:
                 connection.sendall(part)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it wants no more; what it has said is there to be read
+            pass  # the server reads no more; its responses can still be read
         received = b""
         while len(answers) < count:
             answer = _first(received)
@@ -352,7 +352,7 @@ BROKEN: dict[str, tuple[bytes, int]] = {
     "an endless trailer": (chunked(b"2\r\n{}\r\n0\r\nx-a: " + b"b" * 20_000_000), 431),
     "an endless extension of a chunk": (chunked(b"2;a=" + b"b" * 20_000_000), 431),
 }
-"""What is sent, and the status. The connection ends with that answer."""
+"""The bytes sent, and the expected status. The connection ends with that response."""
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -399,7 +399,7 @@ UNUSUAL: dict[str, tuple[bytes, list[int]]] = {
         [100, 500],
     ),
 }
-"""What is sent, and the statuses. The connection stays open."""
+"""The bytes sent, and the expected statuses. The connection stays open."""
 
 
 @pytest.mark.parametrize("case", UNUSUAL)
@@ -495,7 +495,7 @@ def test_expect_continue_is_refused_for_a_too_large_body(
 ) -> None:
     answers = converse(host, [post(b"content-length: 2147483647\r\nexpect: 100-continue\r\n")], 2)
     assert [status for status, _, _ in answers] == [400]
-    # What it sends next could be the body, or another request.
+    # The next bytes of the client could be the body, or another request.
     assert b"\r\nconnection: close" in answers[0][1]
 
 

@@ -26,7 +26,7 @@ import tritonclient.http.aio as httpclient_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tritonclient.utils import shared_memory as shm
 
-from tests.asking import run_command, tensor
+from tests.clients import run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 ECHO = """

@@ -1,4 +1,4 @@
-"""How a `model.py` is found and imported, and what it then finds, in a real host."""
+"""How a `model.py` is found and imported, and which modules it can import, in a real host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, tensor
+from tests.clients import Client, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve
 
 BODY = """
@@ -65,7 +65,7 @@ def test_the_version_the_model_and_pb_utils_come_last_on_the_path_in_this_order(
     assert len(seen) == len(set(seen))
 
 
-def test_what_is_installed_wins_over_neighbours_of_the_model_and_they_win_over_the_host(
+def test_installed_modules_win_over_the_models_folder_and_that_over_the_host(
     repository: RepositoryBuilder,
     serve: Serve,
     tmp_path: Path,

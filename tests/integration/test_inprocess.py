@@ -1,4 +1,4 @@
-"""A server inside this process, asked with numpy arrays."""
+"""A server inside this process, called with numpy arrays."""
 
 from __future__ import annotations
 

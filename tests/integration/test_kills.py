@@ -72,7 +72,7 @@ class Bench:
         return [process.pid for process in processes if process is not None]
 
     def states(self) -> list[str]:
-        """Every instance, for whoever looks into a failure."""
+        """Describes every instance, to help to find the cause of a failure."""
         return [
             f"{known.instance.name}: {known.state}, {known.instance._session.state}, {known.reason}"
             f" after {known._consecutive_exits} deaths"
@@ -222,7 +222,7 @@ def test_killed_or_stopped_stub_fails_only_its_own_requests(
                 chance = random.Random(SEED * 1_000_003 + number)
                 try:
                     await one_round(bench, chance)
-                except BaseException:  # whatever failed, this is what it takes to see why
+                except BaseException:  # after any failure, this shows its cause
                     print(f"round {number} of seed {SEED}", *bench.log.lines[-20:], sep="\n")
                     print(*bench.states(), sep="\n")
                     raise

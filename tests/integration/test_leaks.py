@@ -1,4 +1,4 @@
-"""What a server takes, it gives back: descriptors, threads, processes, memory."""
+"""A server releases its resources: descriptors, threads, processes, memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @dataclass
 class Holdings:
-    """What this process holds just now."""
+    """The resources that this process holds now."""
 
     descriptors: Counter[str]
     threads: Counter[str]
@@ -56,7 +56,7 @@ class Holdings:
         return cls(names, threads, len(this.children(recursive=True)), own)
 
     def beyond(self, before: Holdings) -> list[str]:
-        """What is held now and was not before."""
+        """The resources that are held now and were not held before."""
         more = [
             f"{count} x {name}" for name, count in (self.descriptors - before.descriptors).items()
         ]

@@ -1,4 +1,4 @@
-"""What happens to models, sound and broken, when a host starts or is told to load them."""
+"""Loads of sound and broken models, at the start of a host and by request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.asking import infer_error, run_command, tensor
+from tests.clients import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 BODY = """
@@ -406,7 +406,7 @@ def test_a_name_that_no_stub_may_have_is_refused(
     assert "Invalid stub name: contains invalid characters" in host.output
 
 
-def test_what_the_backend_says_against_a_configuration_is_told_to_who_loads_the_model(
+def test_the_load_error_has_the_backends_objection_to_the_configuration(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     """Nothing is wrong with the files as such, so the version is there, and has failed."""

@@ -15,7 +15,7 @@ import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from tests.asking import infer_error, run_command, tensor
+from tests.clients import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 CONFIG = """
@@ -90,7 +90,7 @@ def models(module_repository: RepositoryBuilder) -> RepositoryBuilder:
 def host(models: RepositoryBuilder, module_serve: Serve) -> RunningHost:
     host = module_serve(models, "--log-format=json", "--log-verbose=1")
     host.wait_for(r"Started HTTPService at")
-    # What `wait_started` looks for ends with the quotation mark of the JSON string.
+    # The text that `wait_started` looks for ends with the quotation mark of the JSON string.
     host.port = int(host.wait_for(r"Started GRPCInferenceService at [0-9.]+:(\d+)").group(1))
     return host
 
@@ -313,11 +313,11 @@ def test_a_level_that_is_switched_off_is_not_logged(
     assert f"unheard by {name}" not in host.output
 
 
-def test_what_is_not_known_is_ignored(endpoint: Endpoint) -> None:
+def test_unknown_log_settings_are_ignored(endpoint: Endpoint) -> None:
     assert endpoint.set({"log_colour": "red"}) == DEFAULTS
 
 
-def test_settings_before_one_that_is_no_good_stay(endpoint: Endpoint) -> None:
+def test_settings_before_an_invalid_one_stay(endpoint: Endpoint) -> None:
     assert "log_format" in endpoint.fails({"log_error": False, "log_format": "xml"})
     assert endpoint.get()["log_error"] is False
 
@@ -356,7 +356,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("protocol", "settings", "expected"), REFUSED, ids=[str(n) for n in range(len(REFUSED))]
 )
-def test_a_value_that_is_no_good_is_refused(
+def test_an_invalid_log_setting_is_refused(
     host: RunningHost, protocol: str, settings: dict[str, Any], expected: str
 ) -> None:
     assert Endpoint(host, protocol).fails(settings) == expected

@@ -22,7 +22,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 import host as host_package
-from tests.asking import Client, InferStream, infer_error, run_command, run_script, tensor
+from tests.clients import Client, InferStream, infer_error, run_command, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.waiting import UNTIL_SOURCE
 
@@ -532,7 +532,7 @@ def test_a_label_set_shared_by_instances_outlives_one_of_them(
     assert value(host, 'starts{model="counting"}') == 2
     (stub,) = host.stubs("counting_0_0")
     os.kill(stub.pid, signal.SIGKILL)
-    wait_until(lambda: value(host, 'starts{model="counting"}') == 3, "the one that takes its place")
+    wait_until(lambda: value(host, 'starts{model="counting"}') == 3, "the replacing instance")
     first = 'starts{instance="counting_0_0"}'
     wait_until(lambda: value(host, first) == 1, "its own label set, which started at zero")
     assert value(host, 'starts{instance="counting_0_1"}') == 1

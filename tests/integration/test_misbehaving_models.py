@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 import host
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 from tests.waiting import UNTIL_SOURCE
 
@@ -62,7 +62,7 @@ def test_a_request_without_room_holds_no_memory_afterwards(repository: Repositor
     asyncio.run(main())
 
 
-def test_what_no_message_can_carry_is_refused_and_nothing_hangs(
+def test_values_that_no_message_can_carry_are_refused_without_a_hang(
     repository: RepositoryBuilder,
 ) -> None:
     repository.copy("identity")

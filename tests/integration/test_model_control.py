@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.asking import infer_error, run_command
+from tests.clients import infer_error, run_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, JSON, index, model, starting
 
@@ -46,7 +46,7 @@ def uploads(host: RunningHost) -> list[Path]:
     return [path for path in found if path.is_dir()]
 
 
-# What a load brings along
+# Configurations and files in load requests
 
 
 def test_files_of_a_load_are_the_model_until_a_plain_load(host: RunningHost) -> None:

@@ -67,7 +67,7 @@ def post(host: RunningHost, path: str, body: Any = None) -> tuple[int, Any]:
 
 
 def add(host: RunningHost, model: str, name: str = "I") -> Any:
-    """What the model makes of 0, or its error."""
+    """The result of the model for 0, or its error."""
     tensor = {"name": name, "datatype": "FP32", "shape": [1], "data": [0]}
     status, answer = post(host, f"models/{model}/infer", {"inputs": [tensor]})
     return answer["outputs"][0]["data"][0] if status == 200 else (status, answer)
@@ -140,7 +140,7 @@ def test_a_load_and_an_unload_are_of_all_that_have_the_name(
     assert [add(host, name) for name in ("of_twin_1", "of_twin_2")] == [1, 2]
 
 
-def test_what_comes_later_makes_a_name_ambiguous_and_is_preferred_by_its_neighbours(
+def test_a_later_model_makes_a_name_ambiguous_and_is_preferred_in_its_repository(
     host: RunningHost, roots: tuple[Path, Path]
 ) -> None:
     member(RepositoryBuilder(roots[0]), "only_2", 30)
@@ -171,7 +171,7 @@ def test_steps_that_could_mean_several_are_refused(
 # Poll mode
 
 
-def test_what_changes_in_one_repository_leaves_the_other_ones_alone(
+def test_a_change_in_one_repository_does_not_affect_the_others(
     tmp_path: Path, serve: Serve
 ) -> None:
     first, second = (RepositoryBuilder(tmp_path / name) for name in ("first", "second"))
@@ -210,7 +210,7 @@ def test_what_changes_in_one_repository_leaves_the_other_ones_alone(
 
     first.add("new", "raise ValueError('no good')")
     host.wait_for(f"failed to load '{first.path}::new' version 1|failed to load 'new' version 1")
-    assert ready("new") == 2, "the one that was there serves on"
+    assert ready("new") == 2, "the earlier model still serves"
 
     shutil.rmtree(first.path / "new")
     wait_until(lambda: add(host, "new", "X") == 8, "the name to mean one model again")

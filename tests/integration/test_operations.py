@@ -22,7 +22,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from host.options.command_line import parse
-from tests.asking import infer_error, run_command, tensor
+from tests.clients import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.http2 import ACK, ENHANCE_YOUR_CALM, GOAWAY, NO_ERROR, PING, Http2Connection
 from tests.waiting import UNTIL_SOURCE

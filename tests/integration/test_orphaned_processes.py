@@ -1,4 +1,4 @@
-"""Processes that models start, and what becomes of them when their stub or the host ends."""
+"""Processes that models start, and their end when their stub or the host ends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TritonPythonModel:
 
 
 class Family:
-    """What the model has started: three that belong to it, one that it has let go of."""
+    """The processes that the model has started: three of its own group, and a detached one."""
 
     def __init__(self, host: RunningHost, before: str = "") -> None:
         found = host.wait_for(rf"started (?!{before or 'x'} )(\d+) (\d+) (\d+) (\d+) (\S+)")

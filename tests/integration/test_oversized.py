@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import psutil
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
 
 DATA, HEADERS, SETTINGS = 0, 1, 4

@@ -1,4 +1,4 @@
-"""Poll mode: the server follows what is on disk."""
+"""Poll mode: the server follows the files on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.asking import Client, infer_error, run_command
+from tests.clients import Client, infer_error, run_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, index, model
 
@@ -34,7 +34,7 @@ def named(client: Client, name: str, answer: str) -> Callable[[], bool]:
 
 
 def two_polls(repository: RepositoryBuilder, client: Client) -> None:
-    """Return when there have been a whole poll since the call, and another one's begin."""
+    """Return when one whole poll has run since the call, and another poll has begun."""
     for _ in range(2):
         count = int(run_command(client, "name", "beacon")) + 1
         repository.add("beacon", model(str(count)))
@@ -55,7 +55,7 @@ def test_changes_of_models_and_versions_are_followed(
     repository.add("x", model("third"), version=3)
     gone = [(number, "UNAVAILABLE", "unloaded") for number in ("1", "2")]
     every = [*gone, ("3", "READY", "")]
-    wait_until(lambda: index(client, "x") == every, "what was served to be known")
+    wait_until(lambda: index(client, "x") == every, "the index to list every version")
 
     repository.add("y", model("y"), CONFIG)
     wait_until(lambda: index(client, "y") == [("1", "READY", "")], "the new model")
@@ -67,7 +67,7 @@ def test_changes_of_models_and_versions_are_followed(
     wait_until(client.is_server_ready, "the server to be ready")
 
 
-def test_what_running_and_editing_a_model_leaves_is_no_change(
+def test_files_left_by_running_and_editing_a_model_are_no_change(
     host: RunningHost, repository: RepositoryBuilder, client: Client
 ) -> None:
     pid = run_command(client, "pid", "x")
@@ -84,7 +84,7 @@ def test_what_running_and_editing_a_model_leaves_is_no_change(
     wait_until(lambda: run_command(client, "pid", "x") != pid, "a touched file to count")
 
 
-def test_a_model_that_fails_serves_on_and_holds_up_nobody(
+def test_a_model_whose_reload_fails_serves_on_and_delays_no_other_model(
     host: RunningHost, repository: RepositoryBuilder, client: Client
 ) -> None:
     pid = run_command(client, "pid", "x")
@@ -96,7 +96,7 @@ def test_a_model_that_fails_serves_on_and_holds_up_nobody(
     host.wait_for("loading: hangs:1")
     two_polls(repository, client)
     assert run_command(client, "pid", "x") == pid
-    assert host.output.count("failed to load 'x'") == 1, "what is known is no news"
+    assert host.output.count("failed to load 'x'") == 1, "the same failure is logged once"
 
     repository.add("x", config="no such thing")
     host.wait_for("failed to load 'x': Internal: failed to read text proto")
@@ -142,7 +142,7 @@ def test_a_name_that_comes_to_be_in_two_repositories_is_unloaded(
             ("", "UNAVAILABLE", "model appears in two or more repositories")
         ]
         shutil.rmtree(repository.path / "x")
-        wait_until(lambda: index(client, "x")[-1] == ("1", "READY", ""), "the one that is left")
+        wait_until(lambda: index(client, "x")[-1] == ("1", "READY", ""), "the remaining version")
         assert run_command(client, "name", "x") == "other"
 
 

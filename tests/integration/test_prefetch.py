@@ -19,7 +19,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import run_command, tensor
+from tests.clients import run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_client_memory import Memory
 
@@ -208,7 +208,8 @@ def test_unloading_model_answers_its_prefetched_request(
 def test_bls_deadlock_is_detected_with_a_prefetched_request(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
-    """The one ahead asks for nothing, but it does not begin before the cycle is broken."""
+    """The prefetched request sends no BLS request, but it does not start before the cycle is
+    broken."""
     repository.copy("script")
     host = serve(repository).wait_started()
     asked, text = tmp_path / "asked", tmp_path / "text"

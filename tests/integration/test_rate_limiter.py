@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from tests.asking import Client, infer_error, run_script, tensor
+from tests.clients import Client, infer_error, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_scheduling import Pipe
 

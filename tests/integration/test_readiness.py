@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.asking import Client, infer_error, infer_through, run_command
+from tests.clients import Client, infer_error, infer_through, run_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
 
 MODEL = """
@@ -92,7 +92,7 @@ def test_a_model_without_a_say_is_ready_while_its_process_lives(client: Client) 
     assert client.is_model_ready("identity")
 
 
-def test_models_do_not_ask_one_that_says_no(client: Client) -> None:
+def test_models_do_not_call_a_model_that_is_not_ready(client: Client) -> None:
     """Clients may, models may not (BLS): as in Triton."""
     run_command(client, "False", "plain")
     _, text = infer_error(infer_through, client, "plain", np.ones(1, dtype=np.float32))
@@ -105,7 +105,7 @@ def test_models_do_not_ask_one_that_says_no(client: Client) -> None:
     assert "unexpected inference output 'OUTPUT0' for model 'plain'" in text
 
 
-def test_a_slow_answer_is_not_awaited_for_ever_and_the_next_query_joins_it(
+def test_a_slow_is_ready_times_out_and_the_next_query_joins_it(
     host: RunningHost, client: Client
 ) -> None:
     before = int(run_command(client, "'waits'", "slow"))

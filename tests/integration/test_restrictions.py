@@ -1,4 +1,4 @@
-"""Requests that need a secret header: what is restricted by which category, on every endpoint."""
+"""Requests that need a secret header: which category restricts which request, on every endpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.asking import infer_error, run_command
+from tests.clients import infer_error, run_command
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 
 CATEGORIES = {
@@ -127,7 +127,7 @@ def test_a_restricted_stream_is_closed_before_anything_is_read(channel: grpc.Cha
     assert caught.value.details() == expecting("inference")
 
 
-def test_the_client_asks_with_headers_and_is_refused_without(host: RunningHost) -> None:
+def test_the_client_is_served_with_the_header_and_refused_without(host: RunningHost) -> None:
     headers = {"triton-grpc-protocol-key-inference": "of inference"}
     with host.client() as client:
         assert run_command(client, "echo x", headers=headers) == "x"

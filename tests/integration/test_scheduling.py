@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import infer_error, infer_through, run_script, tensor
+from tests.clients import infer_error, infer_through, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 GROUPS = """
@@ -107,7 +107,7 @@ def rows_of(name: str, size: int = 1, width: int = 1) -> grpcclient.InferInput:
 
 
 class Line:
-    """Requests that arrive in the order in which they are sent, and their answers in that order."""
+    """Requests that arrive in the order of sending, and their responses in the same order."""
 
     def __init__(self, host: RunningHost, model: str = "groups") -> None:
         self._model = model
@@ -330,7 +330,7 @@ def test_a_request_may_shorten_its_time_where_the_policy_allows_it(
 def test_delayed_requests_run_after_requests_that_are_in_time(
     repository: RepositoryBuilder, serve: Serve, pipe: Pipe
 ) -> None:
-    """Of two that have waited too long, one is refused: then the other one is late, too."""
+    """When two requests have waited too long and one is refused, the other one is late too."""
     policy = f"default_timeout_microseconds: {HOUR} allow_timeout_override: true"
     add_groups(
         repository,

@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import (
     DEADLINE,
     RepositoryBuilder,
@@ -363,7 +363,7 @@ def test_idle_sequences_are_forgotten(client: grpcclient.InferenceServerClient) 
 
 
 class Line:
-    """One stream: answers in the order in which they come."""
+    """One stream, with responses in order of arrival."""
 
     def __init__(self, host: RunningHost, model: str) -> None:
         self.answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -603,7 +603,7 @@ def test_a_sequence_between_requests_ends_with_its_model(
 
 
 def limited_config(strategy: str, count: int) -> str:
-    """Of instances that all need the same resource, of which there is one."""
+    """A configuration whose instances all need the same resource, of which only one exists."""
     wanted = f'count: {count} rate_limiter {{ resources [ {{ name: "R", count: 1 }} ] }}'
     return seen_config(strategy, largest=1, count=count).replace(f"count: {count}", wanted)
 

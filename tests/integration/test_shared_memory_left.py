@@ -1,4 +1,4 @@
-"""What a model learns of the shared memory that is left for its tensors."""
+"""The shared memory that is left for a model's tensors, as the model sees it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import RepositoryBuilder, Serve
 from tests.integration.test_client_memory import Memory
 
@@ -63,7 +63,7 @@ def test_a_model_that_keeps_nothing_has_as_much_shared_memory_left_as_before(
             assert free is not None and free.tolist() == [before] * 21
 
 
-def test_what_lies_in_a_clients_memory_takes_nothing_of_it(
+def test_tensors_in_client_memory_take_no_memory_of_the_host(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.copy("identity")

@@ -40,7 +40,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 CALL = PREFACE + SETTINGS + frame(1, 4, 1, BLOCK)
 
 Case = tuple[str, bytes, bytes]
-"""A endpoint, what a client says before it falls silent, and what it is told."""
+"""An endpoint, the bytes that a client sends before it falls silent, and the expected response."""
 
 SLOW: dict[str, Case] = {
     "http nothing": ("http", b"", b""),
@@ -82,7 +82,7 @@ LIMITS = [
     "--grpc-body-timeout-secs=4",
     "--grpc-engine=h2",
 ]
-"""Seconds that a client of a machine under load may need to say what it says."""
+"""Seconds that a client on a machine under load may need to send its bytes."""
 
 
 @dataclass

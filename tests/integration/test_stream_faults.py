@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, InferStream, is_final, run_script, tensor
+from tests.clients import Client, InferStream, is_final, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 NO_ROOM = re.compile(

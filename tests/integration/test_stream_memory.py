@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import shared_memory as shm
 
-from tests.asking import InferStream, run_command, tensor
+from tests.clients import InferStream, run_command, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 
 CONFIG = """

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import Client, InferStream, infer_error, is_final, run_command, tensor
+from tests.clients import Client, InferStream, infer_error, is_final, run_command, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 
 CLOSED = "Unable to send response. Response sender has been closed."

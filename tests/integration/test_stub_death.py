@@ -13,7 +13,7 @@ from textwrap import dedent
 import numpy as np
 import psutil
 
-from tests.asking import infer_error, run_command, tensor
+from tests.clients import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 from tests.waiting import UNTIL_SOURCE
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asking import infer_error
+from tests.clients import infer_error
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 MODEL = """
@@ -52,7 +52,7 @@ PIPES = {
     "requirements": ("requirements.txt", PLAIN + REQUIREMENTS),
     "environment": ("environment.tar.gz", PLAIN + ENVIRONMENT),
 }
-"""What is a pipe, and the configuration that has it read, by model."""
+"""By model: the file that is a pipe, and the configuration that makes the server read it."""
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import CHAIN
 from tests.integration.test_client_memory import (
@@ -132,7 +132,7 @@ def client(host: RunningHost) -> Iterator[Client]:
         client.unregister_system_shared_memory()
         wait_until(
             lambda: not client.get_system_shared_memory_status().regions,
-            "nobody to use it any more",
+            "all regions to be unregistered",
         )
 
 
@@ -225,7 +225,7 @@ def test_strings_that_are_gone_are_an_error(
 
 
 def later(host: RunningHost, client: Client, memory: TakenMemory, go: Path) -> Any:
-    """What comes of a request whose input is gone by the time that the model asks another one."""
+    """The result of a request whose input is gone when the model sends a BLS request."""
     request_id = uuid.uuid4().hex
     with ThreadPoolExecutor(1) as pool:
         options = {"request_id": request_id}
@@ -241,7 +241,7 @@ def later(host: RunningHost, client: Client, memory: TakenMemory, go: Path) -> A
             go.unlink()
 
 
-def test_an_input_that_goes_before_another_model_is_asked_is_an_error_to_the_one_that_asks(
+def test_an_input_that_goes_before_a_bls_request_is_an_error_of_the_caller(
     host: RunningHost, client: Client, memory: TakenMemory, go: Path
 ) -> None:
     status, text = infer_error(later, host, client, memory, go)
@@ -250,14 +250,14 @@ def test_an_input_that_goes_before_another_model_is_asked_is_an_error_to_the_one
 
 
 @pytest.mark.usefixtures("traced")
-def test_what_was_traced_is_what_is_passed_on(
+def test_the_traced_value_is_the_value_passed_on(
     host: RunningHost, client: Client, memory: TakenMemory, go: Path
 ) -> None:
     answer = later(host, client, memory, go).as_numpy("OUTPUT0")
     np.testing.assert_array_equal(answer, ARRAY)
 
 
-def test_a_client_that_takes_its_memory_away_fails_nobody_else_in_the_batch(
+def test_a_client_that_shrinks_its_memory_fails_only_its_request_of_a_batch(
     client: Client, memory: TakenMemory
 ) -> None:
     memory.cut()

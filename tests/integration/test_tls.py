@@ -44,7 +44,7 @@ class Certificates:
         return str(self.folder / name)
 
     def bytes(self, name: str) -> bytes:
-        """What is in a file."""
+        """The content of a file."""
         return (self.folder / name).read_bytes()
 
 
@@ -71,7 +71,7 @@ def flags(
     endpoint: str = "grpc",
     mutual: bool = False,
 ) -> list[str]:
-    """Of an endpoint with TLS; `files` replace some (server_cert, server_key, root_cert)."""
+    """Flags of an endpoint with TLS; `files` replace server_cert, server_key or root_cert."""
     named = {
         "server-cert": certificates["server.pem"],
         "server-key": certificates["server.key"],
@@ -177,7 +177,7 @@ def test_mutual_tls_refuses_clients_of_another_authority(
     refused(ask, mutual, ours, strangers)
 
 
-def test_without_mutual_tls_a_root_certificate_asks_nothing_of_clients(
+def test_without_mutual_tls_clients_need_no_certificate(
     server: RunningHost, ours: Certificates, strangers: Certificates
 ) -> None:
     assert ask(server, ours, strangers)
@@ -201,7 +201,7 @@ def test_https_serves_clients_that_trust_the_authority(
     server: RunningHost, ours: Certificates, strangers: Certificates
 ) -> None:
     assert get(server, ours) == 200
-    assert get(server, ours, strangers) == 200  # of whom nothing is asked
+    assert get(server, ours, strangers) == 200  # which need no certificate here
     with pytest.raises(ssl.SSLCertVerificationError):
         get(server, strangers)
 
@@ -252,7 +252,7 @@ def test_a_file_of_https_that_cannot_be_read_ends_the_start_before_models_load(
 
 
 def ended(host: RunningHost) -> str:
-    """What a host has printed that could not start."""
+    """The output of a host that could not start."""
     assert host.process.wait(DEADLINE) == 1
     host.stop()
     return host.output

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import infer_error, tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.otlp import Collector, collecting
 
@@ -113,7 +113,7 @@ def host(models: RepositoryBuilder, module_serve: Serve, collector: Collector) -
 
 
 def ask(host: RunningHost, model: str, request_id: str, **headers: str) -> dict[str, Any]:
-    """What the observing model has recorded."""
+    """The records of the observing model."""
     with host.client() as client:
         given = [tensor("INPUT0", np.zeros(1, np.float32))]
         result = client.infer(model, given, request_id=request_id, headers=headers)

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.test_scheduling import Pipe
 
@@ -87,7 +87,7 @@ class Model:
         self.configure(text)
 
     def configure(self, text: str) -> None:
-        """Write the configuration, and nothing else."""
+        """Write the configuration alone."""
         (self.folder / "config.pbtxt").write_text(text)
 
     def load(self, **options: Any) -> None:
@@ -125,7 +125,7 @@ def model(module_repository: RepositoryBuilder, host: RunningHost, client: Clien
     return Model(module_repository, host, client)
 
 
-def test_more_instances_come_beside_those_that_are_there(model: Model, client: Client) -> None:
+def test_new_instances_are_added_beside_the_existing_ones(model: Model, client: Client) -> None:
     model.write(config("{ count: 1 }"))
     model.load()
     before = model.instances()
@@ -171,7 +171,7 @@ def test_a_surplus_instance_finishes_what_it_works_on(model: Model, tmp_path: Pa
     wait_until(lambda: len(model.instances()) == 1, "one to end")
 
 
-def test_nobody_is_refused_while_instances_come_and_go(model: Model) -> None:
+def test_no_request_is_refused_while_instances_are_added_and_removed(model: Model) -> None:
     model.write(config("{ count: 1 }"))
     model.load()
     over = threading.Event()
@@ -195,7 +195,7 @@ def test_nobody_is_refused_while_instances_come_and_go(model: Model) -> None:
     assert count
 
 
-def test_groups_that_are_others_get_instances_of_their_own(model: Model) -> None:
+def test_changed_instance_groups_get_new_instances(model: Model) -> None:
     model.write(config("{ name: 'a' count: 1 }"))
     model.load()
     named = {f"{model.name}_one_0", f"{model.name}_b_0"}
@@ -209,7 +209,7 @@ def test_groups_that_are_others_get_instances_of_their_own(model: Model) -> None
     wait_until(lambda: set(model.instances()) <= named, "other names")
 
 
-def test_an_instance_that_fails_leaves_those_that_serve(model: Model) -> None:
+def test_an_instance_that_fails_does_not_affect_the_serving_ones(model: Model) -> None:
     model.write(config("{ count: 1 }"))
     new = f"{model.name}_0_1"
     (model.folder / f"{new}.fails").touch()
@@ -230,7 +230,7 @@ def test_an_instance_that_fails_leaves_those_that_serve(model: Model) -> None:
     assert model.instances() == before
 
 
-def test_a_policy_chooses_versions_without_loading_those_that_stay(model: Model) -> None:
+def test_a_policy_change_does_not_reload_the_versions_that_stay(model: Model) -> None:
     for version in (1, 2, 3):
         model.write(config(), version)
     model.load()

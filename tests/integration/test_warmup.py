@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.asking import Client, infer_error, tensor
+from tests.clients import Client, infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 RECORDER = """
@@ -139,7 +139,7 @@ def client(host: RunningHost) -> Iterator[Client]:
 
 
 def seen(client: Client, model: str, array: Any = None) -> tuple[str, int, list[Any]]:
-    """What an instance has run: its name, its process, and the batches before this one."""
+    """The record of an instance: its name, its process, and the batches before this one."""
     array = np.array([[5]], dtype=np.int32) if array is None else array
     text = client.infer(model, [tensor("X", array)]).as_numpy("SEEN").flat[0]
     name, process, batches = json.loads(text)
@@ -204,7 +204,7 @@ def test_the_model_sees_its_own_shape(client: Client) -> None:
     assert seen(client, "reshaped", array)[2] == [[[["X", [1, 2, 2], [0] * 4]]]]
 
 
-def test_a_decoupled_model_sends_all_its_responses_to_nobody(host: RunningHost) -> None:
+def test_responses_of_a_decoupled_model_are_dropped_during_warmup(host: RunningHost) -> None:
     host.wait_for("streamed 2")
 
 
@@ -339,7 +339,7 @@ def test_a_warm_up_that_does_not_work_fails_the_load(
     wait_until(lambda: not host.stubs(f"{name}_0"), "its stub to end")
 
 
-def test_nobody_can_ask_before_the_warm_up_has_ended(
+def test_no_request_is_served_before_the_warmup_has_ended(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Any
 ) -> None:
     pipe = tmp_path / "pipe"

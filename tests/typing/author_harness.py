@@ -1,4 +1,4 @@
-"""A test as an author writes it. Type checkers read this file; nobody runs it."""
+"""A test as an author writes it. Type checkers read this file; it is never run."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A model as an author writes it. Type checkers read this file; nobody runs it."""
+"""A model as an author writes it. Type checkers read this file; it is never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What type checkers understand of code that authors write."""
+"""Type checkers accept code that authors write, and infer its types."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ checkers = pytest.mark.parametrize("checker", [mypy, pyright])
 
 @checkers
 @pytest.mark.parametrize("name", REVEALED)
-def test_what_authors_write_is_accepted_and_understood(
+def test_type_checkers_accept_and_understand_the_code_of_authors(
     checker: Callable[[Path], tuple[int, str]], name: str
 ) -> None:
     code, output = checker(HERE / name)
@@ -160,6 +160,6 @@ def test_an_installed_copy_is_as_typed_as_a_checkout(
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_is_shipped_says_that_it_is_typed(name: str) -> None:
+def test_the_shipped_packages_have_type_markers(name: str) -> None:
     assert (ROOT / name / "py.typed").is_file()
     assert '"*" = ["py.typed"]' in (ROOT / "pyproject.toml").read_text()

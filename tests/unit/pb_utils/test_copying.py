@@ -89,6 +89,7 @@ def test_helper_thread_copies_only_while_a_core_is_free() -> None:
     assert asked == [True, False] * 4
 
 
+@pytest.mark.unmeasured
 def test_a_forked_child_copies_too() -> None:
     assert is_copied(0)  # this process has started its helper thread
     with multiprocessing.get_context("fork").Pool(2) as pool:

@@ -289,7 +289,7 @@ class TestLifecycle:
         with testing.load(Doubler, json.dumps(CONFIG)) as model:
             assert model.args["model_name"] == "doubler"
 
-    def test_a_model_without_inputs_is_asked_to_complete_them(self) -> None:
+    def test_a_model_without_inputs_completes_its_configuration(self) -> None:
         class Model(Doubler):
             @staticmethod
             def auto_complete_config(config: Any) -> Any:

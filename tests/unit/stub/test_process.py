@@ -1,4 +1,4 @@
-"""What a stub sets up in its process, and in the processes that its model forks."""
+"""The set-up of a stub's process, and of the processes that its model forks."""
 
 from __future__ import annotations
 

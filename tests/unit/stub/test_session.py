@@ -1,4 +1,4 @@
-"""The table of allowed messages: what it accepts and refuses, and that both ends agree."""
+"""The table of allowed messages: which it accepts and refuses, and that both ends agree."""
 
 from __future__ import annotations
 

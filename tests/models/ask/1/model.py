@@ -1,4 +1,5 @@
-"""Asks the model that the request names, `name` or `name:version`, and returns its answer as is."""
+"""Calls the model that the request names, `name` or `name:version`, and returns its response
+unchanged."""
 
 import triton_python_backend_utils as pb_utils
 

@@ -1,6 +1,6 @@
-"""Runs the Python that a request consists of, and answers with what it returns, as JSON.
+"""Runs the Python source in the request, and returns its result as JSON.
 
-A script that awaits something runs as a coroutine, which `execute` then is.
+A script that awaits something runs as a coroutine; `execute` is then a coroutine too.
 """
 
 import json

@@ -60,7 +60,7 @@ class Answers:
         self.sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
 
     def refused(self, step):
-        """That step must raise; its text goes to the log."""
+        """That step must raise; its text is logged."""
         try:
             if step == "flag":
                 self.sender.send(number(0), flags=2)

@@ -116,7 +116,7 @@ def two() -> Any:
     return np.array([[b"c", b"d"]], dtype=object)
 
 
-def test_what_cannot_be_grouped_is_named() -> None:
+def test_grouping_errors_name_their_cause() -> None:
     with pytest.raises(BadSpecError, match="needs the name of an input"):
         group_by_values()
     echo = group_by_values("k")(lambda requests: requests)

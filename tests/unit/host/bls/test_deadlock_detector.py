@@ -169,7 +169,7 @@ def test_two_instances_waiting_for_the_same_cycle_are_stuck() -> None:
     assert is_stuck(call_at(top))
 
 
-def test_a_way_out_deep_in_the_graph_is_found() -> None:
+def test_a_free_instance_deep_in_the_graph_is_found() -> None:
     first, second, free = InstanceSlot(), InstanceSlot(), InstanceSlot()
     to_first = call_at(Queue(first))
     to_second = call_at(Queue(second, free))

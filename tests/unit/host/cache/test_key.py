@@ -69,7 +69,7 @@ def test_the_order_of_inputs_and_outputs_does_not_change_the_key() -> None:
 texts = st.text(max_size=3)
 parts = st.tuples(texts, texts, st.lists(st.integers(0, 9), max_size=2), st.binary(max_size=5))
 Parts = tuple[list[tuple[str, str, list[int], bytes]], set[str]]
-"""Of a request: its inputs (name, data type, shape, bytes), and the outputs it asks for."""
+"""Makes a request with these inputs (name, data type, shape, bytes) and requested outputs."""
 
 shapes = st.tuples(st.lists(parts, max_size=2, unique_by=lambda part: part[0]), st.sets(texts))
 

@@ -201,7 +201,7 @@ TESTS_OF_FIELDS = {
     },
     "test_backends.py": {
         "test_a_python_based_backend_serves_models_that_hold_only_data": "backend parameters",
-        "test_what_cannot_be_found_or_run_is_said_for_every_model": "runtime",
+        "test_a_backend_that_cannot_be_found_or_run_fails_the_load_with_its_reason": "runtime",
     },
     "test_ensembles.py": {
         "test_a_tensor_goes_from_step_to_step": (
@@ -209,7 +209,7 @@ TESTS_OF_FIELDS = {
         ),
     },
     "test_ensemble_loading.py": {
-        "test_what_does_not_fit_is_refused": "ensemble_scheduling.step.model_version",
+        "test_an_ensemble_that_does_not_fit_is_refused": "ensemble_scheduling.step.model_version",
     },
     "test_ensemble_limits.py": {
         "test_a_stream_is_held_up_when_a_step_has_to_wait": (
@@ -261,7 +261,7 @@ TESTS_OF_FIELDS = {
         "test_a_shape_tensor_has_the_size_of_the_batch_as_its_first_value_and_no_batch": (
             "input.is_shape_tensor output.is_shape_tensor"
         ),
-        "test_what_is_not_linear_may_have_any_number_of_bytes": (
+        "test_tensors_in_other_formats_may_have_any_number_of_bytes": (
             "input.is_non_linear_format_io output.is_non_linear_format_io"
         ),
     },

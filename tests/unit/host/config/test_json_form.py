@@ -1,4 +1,4 @@
-"""The JSON form: what is printed in which order, and what is accepted."""
+"""The JSON form: which fields are printed in which order, and which JSON is accepted."""
 
 from __future__ import annotations
 

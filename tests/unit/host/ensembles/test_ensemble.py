@@ -106,7 +106,7 @@ class Memory:
 
 
 class Line:
-    """An ensemble of members, each of which takes what the one before it makes."""
+    """An ensemble of members; each member takes the output of the previous one."""
 
     def __init__(self, *members: Member, scheduling: str = "") -> None:
         registry = Registry()
@@ -142,7 +142,7 @@ def values(answers: Sequence[InferResponse | None]) -> list[int]:
     return [read_bytes(answer.outputs[0].data)[0] for answer in answers if answer is not None]
 
 
-def test_a_member_is_asked_as_the_ensemble_was() -> None:
+def test_a_member_gets_the_request_options_of_its_ensemble() -> None:
     member = Member("m")
     Line(member).ask(
         id="r", parameters={"a": 1}, correlation_id=7, flags=3, priority=2, timeout_us=99
@@ -201,7 +201,7 @@ def test_a_member_that_is_not_there_fails_the_request() -> None:
 
 
 def test_a_response_is_taken_once_those_after_it_are_done_with_it() -> None:
-    """So a member is held up when nobody takes what it sends, and nothing piles up."""
+    """So a member is held up when its responses are not taken, and nothing piles up."""
     first, second = Member("first", decoupled=True), Member("second")
     call, answers = Line(first, second).ask()
     first.answer(1, 2, final=False)
@@ -299,7 +299,7 @@ def test_an_ensemble_is_ready_when_its_members_are() -> None:
     )
 
 
-def test_what_is_drained_refuses_requests_but_those_of_ensembles_that_hold_it() -> None:
+def test_a_draining_model_accepts_only_requests_of_ensembles_that_hold_it() -> None:
     async def work() -> None:
         member = Member("m")
         line = Line(member)
@@ -321,7 +321,7 @@ def test_what_is_drained_refuses_requests_but_those_of_ensembles_that_hold_it() 
     asyncio.run(work())
 
 
-def test_abort_ends_what_is_under_way() -> None:
+def test_abort_ends_running_steps() -> None:
     member = Member("m")
     line = Line(member)
     call, answers = line.ask()

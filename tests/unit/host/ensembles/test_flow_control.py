@@ -8,7 +8,7 @@ from host.inference.request import InferRequest, InferResponse, Tensor
 
 
 class Sent:
-    """Responses of one member, in the order in which it hears that they were taken."""
+    """Responses of one member, in the order of their acknowledgements."""
 
     def __init__(self, limited: bool = False, window: int = 0) -> None:
         self.steps: set[int] = set()
@@ -33,7 +33,7 @@ class Sent:
         return response
 
 
-def test_without_a_limit_a_response_is_taken_when_the_last_who_uses_it_is_done() -> None:
+def test_without_a_limit_a_response_is_taken_when_its_last_user_is_done() -> None:
     sent = Sent()
     credit = sent.send("a", uses=3)
     credit.release()
@@ -43,7 +43,7 @@ def test_without_a_limit_a_response_is_taken_when_the_last_who_uses_it_is_done()
     assert sent.taken == ["a"]
 
 
-def test_what_nobody_uses_is_taken_at_once() -> None:
+def test_an_unused_response_is_taken_at_once() -> None:
     sent = Sent()
     sent.send("a", uses=0)
     assert sent.taken == ["a"]
@@ -63,7 +63,7 @@ def test_with_a_limit_it_is_taken_unless_a_step_waits() -> None:
     del third
 
 
-def test_members_are_held_up_by_responses_that_the_asker_has_not_taken() -> None:
+def test_members_are_held_up_by_responses_that_the_client_has_not_taken() -> None:
     sent = Sent()
     given = [sent.give() for _ in range(128)]
     sent.send("a").release()
@@ -81,7 +81,7 @@ def test_members_are_held_up_by_their_bytes() -> None:
     assert sent.taken == ["a"]
 
 
-def test_an_asker_with_a_window_holds_members_up_by_that() -> None:
+def test_a_client_with_a_window_holds_members_up_by_it() -> None:
     sent = Sent(window=1)
     sent.send("a")
     assert sent.taken == ["a"] and sent.flow_control.max_outstanding_responses == 1
@@ -102,7 +102,7 @@ def test_members_are_held_up_by_steps_further_on() -> None:
     assert sent.taken == ["a"]
 
 
-def test_after_a_failure_nobody_is_held_up() -> None:
+def test_after_a_failure_no_member_is_held_up() -> None:
     sent = Sent(limited=True)
     sent.send("a", waits=True)
     sent.flow_control.release_all()

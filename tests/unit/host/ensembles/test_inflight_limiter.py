@@ -14,7 +14,7 @@ PATIENCE = 300 * 10**9 // TICK
 
 
 class Starts:
-    """What has been started, in order."""
+    """The steps that have started, in order."""
 
     def __init__(self, most: int) -> None:
         self.clock = Clock()
@@ -27,7 +27,7 @@ class Starts:
         return permit
 
 
-def test_no_more_than_allowed_are_under_way_and_the_first_to_come_is_next() -> None:
+def test_no_more_steps_than_allowed_run_and_the_oldest_is_next() -> None:
     starts = Starts(2)
     permits = [starts.enter(number) for number in range(5)]
     assert starts.made == [0, 1]
@@ -94,4 +94,4 @@ def test_after_five_minutes_one_goes_ahead_and_the_log_says_so(
     assert "ensemble 'e': a request of step 0 has waited 300 s" in caplog.text
     starts.enter(2)
     starts.limiter.release_permit(waiting)
-    assert starts.made == [0, 1]  # the one that does not end is still under way
+    assert starts.made == [0, 1]  # the step that does not end still runs

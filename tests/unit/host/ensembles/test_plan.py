@@ -49,7 +49,7 @@ def test_outputs_have_the_order_of_the_configuration(plan: EnsemblePlan) -> None
     assert plan.route([]).outputs == ("O", "P", "Q")
 
 
-def test_a_tensor_is_used_once_by_each_step_and_once_if_it_is_asked_for(plan: EnsemblePlan) -> None:
+def test_a_tensor_is_used_once_by_each_step_and_once_if_it_is_requested(plan: EnsemblePlan) -> None:
     uses = plan.route([]).uses
     assert uses == {"I": 1, "J": 1, "t": 2, "O": 1, "P": 1, "Q": 1}
     assert plan.route(["O"]).uses == {"I": 1, "t": 1, "O": 1}

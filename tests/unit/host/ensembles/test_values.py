@@ -38,7 +38,7 @@ def test_a_batch_dimension_of_one_comes_and_goes(
     assert named(list(shape), made, dims, batches) == expected
 
 
-def test_what_was_not_made_has_no_tensor() -> None:
+def test_an_output_that_was_not_made_has_no_tensor() -> None:
     assert EnsembleTensor(None, 0, PLAIN, 1).to_step_input("b", [1], True) is None
 
 

@@ -1,4 +1,4 @@
-"""Who may pass, and which headers become parameters: the rules that every endpoint shares."""
+"""Which requests are allowed, and which headers become parameters: the rules of every endpoint."""
 
 from __future__ import annotations
 

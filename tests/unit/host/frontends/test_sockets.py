@@ -1,4 +1,4 @@
-"""What is still to be sent, as far as a transport tells."""
+"""The number of unsent bytes of a transport."""
 
 from __future__ import annotations
 

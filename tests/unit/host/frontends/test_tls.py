@@ -1,4 +1,4 @@
-"""Certificates in files: what is read, and every complaint about them."""
+"""Certificates in files: how they are read, and every error about them."""
 
 from __future__ import annotations
 

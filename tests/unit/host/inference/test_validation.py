@@ -354,7 +354,7 @@ def test_optional_input_may_be_left_out_or_given() -> None:
     signature(BATCHING).validate_request(request(first, tensor("B", [1, 3], bytes(24), "INT64")))
 
 
-def test_batching_model_asked_without_inputs_has_batch_size_one() -> None:
+def test_a_request_without_inputs_has_batch_size_one() -> None:
     asked = request()
     signature(
         'max_batch_size: 4 input { name: "A" data_type: TYPE_FP32 dims: [1] optional: true }'
@@ -542,7 +542,7 @@ def test_calls_share_a_batch_only_with_equal_shape_tensors_but_for_the_first_val
     assert not signature(SHAPED).can_share_batch(one, other)
 
 
-def test_what_is_not_linear_may_have_any_number_of_bytes() -> None:
+def test_tensors_in_other_formats_may_have_any_number_of_bytes() -> None:
     config = """input { name: "A" data_type: TYPE_INT8 dims: [ 3, 2, 2 ]
         is_non_linear_format_io: true }"""
     signature(config).validate_request(request(tensor("A", [3, 2, 2], bytes(128), "INT8")))

@@ -33,7 +33,7 @@ def done(batch: int, *, failure: str | None = None, deferred: tuple[int, ...] = 
 
 
 class Tracked:
-    """A tracker, what it sends and logs, and the responses to its calls."""
+    """A tracker, its messages and log lines, and the responses to its calls."""
 
     def __init__(self, pool: StubPool) -> None:
         self.sent: list[m.ToStub] = []

@@ -1,4 +1,4 @@
-"""Staying awake for what comes at once, and waking stubs up before their work is there."""
+"""Busy-polling for messages that come soon, and waking stubs before their work is there."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_no_early_wake_while_several_requests_are_running(scene: Scene) -> None:
     scene.client()
     assert scene.stub.was_woken_early()
     scene.stub.doorbell.announce_frame()
-    second()  # while the first one's stub is at work
+    second()  # while the stub of the first model runs
     assert not scene.other.was_woken_early()
 
 

@@ -1,4 +1,5 @@
-"""Stubs that another process starts: what it may tell, and launches that nobody waits for."""
+"""Stubs that another process starts: the messages of that process, and launches without a waiting
+caller."""
 
 from __future__ import annotations
 
@@ -347,7 +348,7 @@ def test_other_process_must_report_the_exit_code_of_a_stub() -> None:
         launching = asyncio.create_task(client.start_stub(SPAWN, 1, 2))
         await asyncio.sleep(0)
         pidfd = os.pidfd_open(os.getpid())
-        send_started(theirs, SPAWN.token, 7, pidfd)  # in time, as nothing else has run since
+        send_started(theirs, SPAWN.token, 7, pidfd)  # in time, as no other code has run since
         os.close(pidfd)
         started = await launching
         os.close(started.pidfd)

@@ -67,7 +67,7 @@ Event = tuple[object, ...]
 
 @dataclass
 class Effects:
-    """What a run has done; times and tensors by value, calls and batches by number."""
+    """The events of a run; times and tensors by value, calls and batches by number."""
 
     events: list[Event] = field(default_factory=list)
     reports: list[Event] = field(default_factory=list)

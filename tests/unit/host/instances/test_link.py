@@ -27,7 +27,7 @@ START = 64  # of the frames in a ring
 
 
 class FakeChannel:
-    """What would go over ZeroMQ."""
+    """The frames that would be sent over ZeroMQ."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, bytes]] = []

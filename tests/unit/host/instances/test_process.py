@@ -1,4 +1,4 @@
-"""What a stub prints, line by line, and how its end is told."""
+"""The output of a stub, line by line, and the report of its exit."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_both_streams_are_told_apart_and_the_exit_comes_last() -> None:
             assert exits == [3]
             assert sorted(printed.lines) == [("err", True), ("out", False)]
             assert not process.running
-            process.kill()  # does nothing, and reaches nobody else
+            process.kill()  # does nothing, and affects no other process
 
     in_loop(main)
 
@@ -327,7 +327,7 @@ os._exit(7)
             said = len(printed.lines)
             assert said >= 4000
             await asyncio.sleep(0)
-            assert len(printed.lines) == said  # and its talk is nobody's any more
+            assert len(printed.lines) == said  # and its output goes nowhere
 
     in_loop(main)
 

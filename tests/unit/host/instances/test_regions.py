@@ -46,7 +46,7 @@ class Client:
         return self.regions.find_block("r", offset, len(data))
 
     def cut(self, size: int = 0) -> None:
-        """That is what is left of the region."""
+        """Shrink the region to this size."""
         os.ftruncate(self.fd, PAGE + size)
 
 

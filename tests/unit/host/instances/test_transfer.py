@@ -1,4 +1,4 @@
-"""Tensors on their way to a stub and back: who holds what, and for how long."""
+"""Tensors on their way to a stub and back: which side holds them, and for how long."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_arena_is_closed_after_its_last_tensor_and_stubs_are_told() -> None:
         )  # the timer that tells the stub knows it too
         await asyncio.sleep(0)
         gc.collect()
-        await asyncio.sleep(0)  # the collector only asks the loop to spread the word
+        await asyncio.sleep(0)  # the collector only schedules the announcement on the loop
         assert closed == [number]
         with pytest.raises(KeyError):
             bench.arenas.announcement(number)

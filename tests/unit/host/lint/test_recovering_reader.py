@@ -1,4 +1,4 @@
-"""The recovering reader finds all errors, and only those that the loader finds."""
+"""The recovering reader finds all errors, and only errors that the loader finds too."""
 
 from __future__ import annotations
 

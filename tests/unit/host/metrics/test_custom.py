@@ -305,7 +305,7 @@ LABELS: tuple[dict[str, str], ...] = ({}, {"k": "1"}, {"k": "2"})
 
 
 class Store(RuleBasedStateMachine):
-    """The store and a simple model of it: who holds which label sets, and their values."""
+    """The store and a simple model of it: which owner holds which label sets, and their values."""
 
     def __init__(self) -> None:
         super().__init__()

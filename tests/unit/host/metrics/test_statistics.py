@@ -1,4 +1,4 @@
-"""What the statistics of a model version count."""
+"""The statistics of a model version."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_wait_that_closes_a_cycle_is_refused(
         with pytest.raises(HostError, match=f": {chain}\\. Load one"):
             stack.enter_context(slots.lend_slot(*last))
     with slots.lend_slot(*last) if last[0] != last[1] else ExitStack():
-        pass  # what has ended closes no cycle
+        pass  # a load that has ended closes no cycle
 
 
 def test_waits_that_meet_are_no_cycle() -> None:

@@ -140,7 +140,7 @@ def with_loader(
 
 
 def completed(**fields: object) -> str:
-    """What a model returns from `auto_complete_config`."""
+    """The return value of a model's `auto_complete_config`."""
     tensor = {"data_type": "TYPE_UINT8", "dims": [-1]}
     return json.dumps(
         {

@@ -1,4 +1,4 @@
-"""Loads of one version: completion, initialization, and what is left after a failure."""
+"""Loads of one version: completion, initialization, and the state after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is loaded: look-up, the latest version, and what is said of the rest."""
+"""The loaded models: look-up, the latest version, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ states = st.dictionaries(st.integers(1, 5), st.sampled_from(VersionState), min_s
 
 
 @given(st.lists(states, max_size=6))
-def test_what_is_found_follows_every_change_of_state(
+def test_look_up_follows_every_change_of_state(
     changes: list[dict[int, VersionState]],
 ) -> None:
     registry = Registry()
@@ -187,7 +187,7 @@ def test_no_version_means_the_latest() -> None:
 @pytest.mark.parametrize(
     "text", ["x", "1.5", "1x", " 1", "1 ", "+1", "--1", "1\n", "٣", "9" * 19, str(1 << 63), "1_0"]
 )
-def test_what_is_no_number_is_refused(text: str) -> None:
+def test_a_version_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(HostError) as caught:
         parse_version(text)
     assert caught.value.code is ErrorCode.INVALID_ARG

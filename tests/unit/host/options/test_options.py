@@ -1,4 +1,4 @@
-"""The command line: its forms, every flag, every complaint, and what is not supported yet."""
+"""The command line: its forms, every flag, every error, and flags that are not supported yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def complaint(*argv: str) -> str:
 
 
 def advice(*argv: str) -> str:
-    """The last line of what is said about a command line that is no good."""
+    """The last line of the error for an invalid command line."""
     with pytest.raises(UsageError) as caught:
         parse(argv)
     return str(caught.value).splitlines()[-1]
@@ -146,7 +146,7 @@ def test_a_directory_that_is_no_flag_is_taken_for_a_repository(tmp_path: Path) -
     assert advice("nowhere") == "Unexpected argument: nowhere"
 
 
-def test_a_value_that_is_no_good_is_followed_by_what_the_flag_takes() -> None:
+def test_the_error_for_an_invalid_value_says_what_the_flag_takes() -> None:
     flags = ("--model-repository", HERE)
     assert advice(*flags, "--http-port=80x") == (
         "--http-port <integer>: Port to listen on; 0 selects a free port. Default: 8000."
@@ -421,7 +421,7 @@ def test_options_do_not_share_lists() -> None:
         ),
     ],
 )
-def test_values_that_are_no_good(flag: str, text: str, detail: str) -> None:
+def test_invalid_values_are_refused(flag: str, text: str, detail: str) -> None:
     assert bad(flag, text) == detail
 
 
@@ -653,7 +653,7 @@ def test_every_setting_of_the_python_backend() -> None:
         ("shm-growth-byte-size", "9" * 30, "stol"),
     ],
 )
-def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> None:
+def test_invalid_python_settings_are_refused(key: str, value: str, detail: str) -> None:
     with pytest.raises(UsageError) as caught:
         Options(backend_config={"python": {key: value}})
     assert caught.value.detail == f'Bad option: "--backend-config".\n{detail}'
@@ -661,7 +661,7 @@ def test_python_settings_that_are_no_good(key: str, value: str, detail: str) -> 
         assert bad("backend-config", f"python,{key}={value}") == detail
 
 
-# What is not there yet
+# Flags that are not supported yet
 
 
 SAMPLES = {

@@ -48,7 +48,7 @@ def test_every_row_of_triton_is_there(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_not_set_is_told_too(tmp_path: Path) -> None:
+def test_unset_options_are_listed_too(tmp_path: Path) -> None:
     rows = dict(option_table_rows(SERVER, parse([f"--model-repository={tmp_path}"])))
     assert (rows["model_control_mode"], rows["model_config_name"]) == ("MODE_NONE", "")
     assert (rows["rate_limit"], rows["cache_enabled"]) == ("OFF", "0")

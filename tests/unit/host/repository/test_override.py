@@ -1,4 +1,4 @@
-"""What a load may bring along: parameters that are checked, and files in a private folder."""
+"""Parameters of a load request: their checks, and files in a private folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a model, a version, and a file of a model."""
+"""Which directories and files count as a model, a version, and a file of a model."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_name_in_two_repositories_is_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x", "", ".", "..", "a/b", "a/", "/", ".git", "file", "a\0"])
-def test_what_is_no_model_is_not_found(tmp_path: Path, name: str) -> None:
+def test_a_folder_that_is_no_model_is_not_found(tmp_path: Path, name: str) -> None:
     (tmp_path / "r" / "a" / "b").mkdir(parents=True)
     (tmp_path / "r" / ".git").mkdir()
     (tmp_path / "r" / "file").touch()

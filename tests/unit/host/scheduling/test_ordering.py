@@ -193,7 +193,7 @@ def test_any_number_of_answers_may_wait_for_one() -> None:
     assert [text for text in asked.heard if text.endswith(".")] == [f"{n}." for n in range(count)]
 
 
-def test_inputs_are_let_go_when_the_answer_is_there() -> None:
+def test_inputs_are_released_when_the_response_is_there() -> None:
     asked = Asked("a", "b")
     inputs = [object()]
     asked.calls[1].request.inputs = inputs  # type: ignore[assignment]  # any object will do

@@ -120,7 +120,7 @@ def test_known_parameters_go_to_their_place() -> None:
     assert parse_infer_request(message.SerializeToString()).wants_empty_final
 
 
-def test_an_empty_final_response_is_not_wanted_unless_asked_for() -> None:
+def test_an_empty_final_response_is_not_sent_unless_requested() -> None:
     message = request()
     assert not parse_infer_request(message.SerializeToString()).wants_empty_final
     message.parameters["triton_enable_empty_final_response"].bool_param = False

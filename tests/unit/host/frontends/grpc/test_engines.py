@@ -1,4 +1,4 @@
-"""The service on each of its engines, asked by real clients."""
+"""The service on each of its engines, called by real clients."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_a_stream_of_the_triton_client(triton: Any) -> None:
     triton.stop_stream()
 
 
-def test_a_stream_can_ask_for_grpc_errors(stub: Any, served: Served) -> None:
+def test_a_stream_can_request_grpc_errors(stub: Any, served: Served) -> None:
     requests = Requests(message("missing", "1"), message("hold", "2"), message("fail", "3"))
     metadata = [("triton_grpc_error", "true")]
     answers = stub.ModelStreamInfer(iter(requests), timeout=DEADLINE, metadata=metadata)

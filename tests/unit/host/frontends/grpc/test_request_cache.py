@@ -1,4 +1,4 @@
-"""What is recognised is understood as what it would be if it were taken apart."""
+"""A request from the cache equals the same request parsed in full."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parsed(data: bytes) -> InferRequest | None:
 
 
 def remember(request_cache: RequestCache, data: bytes) -> None:
-    for _ in range(2):  # what comes once only is not worth it
+    for _ in range(2):  # a request that comes only once is not cached
         message = parse_infer_request(data)
         request_cache.remember(data, message, to_request(message, Regions(None)))
 

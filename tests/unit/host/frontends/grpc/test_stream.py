@@ -1,4 +1,4 @@
-"""What leaves a stream, and in which order, without an engine."""
+"""The messages that leave a stream, and their order, without an engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Conversation:
     def has_ended(self) -> bool:
         return self._ended
 
-    # What the stream asks of an engine.
+    # The interface that the stream needs from an engine.
 
     def write_message(self, message: bytes, more: bool) -> bool:
         assert not self._ended and self.room > 0
@@ -63,7 +63,7 @@ class Conversation:
         assert not self._ended
         self._ended, self.error = True, error
 
-    # What a test does.
+    # The actions of a test.
 
     def say(self, *requests: Any) -> None:
         for request in requests:
@@ -99,7 +99,7 @@ class Conversation:
 
 
 class Metadata(EmptyContext):
-    """What came with a stream."""
+    """The context of a stream, with metadata."""
 
     def __init__(self, close_on_error: bool) -> None:
         self._close_on_error = close_on_error
@@ -139,7 +139,7 @@ def test_decoupled_answers_do_not_wait_for_ordinary_ones() -> None:
     assert ids(client.finish()) == ["1"]
 
 
-def test_an_empty_final_response_comes_if_asked_for() -> None:
+def test_an_empty_final_response_is_sent_if_requested() -> None:
     client = Conversation()
     request = message("repeat", "2", answers=1)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -295,7 +295,7 @@ def test_a_response_is_acknowledged_when_it_was_written() -> None:
 
 
 def test_a_model_may_respond_again_when_its_last_response_was_taken() -> None:
-    """Thousands of times: one answer does not leave inside of another one's call."""
+    """Thousands of times: the call that sends one response never sends another one inside of it."""
     client = Conversation()
     client.say(message("hold", "1"))
     (call,) = client.held(1)

@@ -273,7 +273,7 @@ class Peer:
         self.buffer = b""
         self.frames: list[Frame] = []
         self.next_stream = 1
-        self.auto_window = True  # grant what was received
+        self.auto_window = True  # grant the received bytes
         if greet:
             self.write(PREFACE)
             self.send(SettingsFrame(0, settings=settings or {}))

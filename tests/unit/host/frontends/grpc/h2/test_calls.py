@@ -355,7 +355,7 @@ def test_messages_that_do_not_shrink_are_sent_uncompressed(serve: Serve, connect
 # --- streams
 
 
-def test_a_stream_answers_while_it_is_asked(peer: Peer) -> None:
+def test_a_stream_sends_responses_while_it_receives_requests(peer: Peer) -> None:
     stream = peer.open("EchoStream")
     for number in range(3):
         peer.data(stream, grpc_message(b"%d" % number))

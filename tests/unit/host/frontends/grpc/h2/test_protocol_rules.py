@@ -72,7 +72,7 @@ def test_a_connection_must_begin_with_the_preface(
     assert b"101 " not in peer.buffer
 
 
-# --- 4.1, 5.1.1, 5.3, 5.5, 6.x: what is to be ignored
+# --- 4.1, 5.1.1, 5.3, 5.5, 6.x: frames and fields that are ignored
 
 
 IGNORED = {
@@ -182,7 +182,8 @@ def test_a_new_initial_window_must_not_make_one_too_large(server: Server, peer: 
 
 
 def test_a_window_may_become_negative(server: Server, connect: Connect) -> None:
-    """6.9.2: what was granted and sent is taken back; nothing is sent until it is positive."""
+    """6.9.2: a smaller window takes granted bytes back; nothing is sent until the window is
+    positive."""
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 100})
     peer.auto_window = False
     stream = peer.call("Echo", bytes(150))

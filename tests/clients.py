@@ -1,4 +1,4 @@
-"""Short ways to ask the test models with the real client."""
+"""Short forms of common client calls to the test models, over the real client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tensor(name: str, array: npt.NDArray[Any], datatype: str = "") -> grpcclient
 
 
 def run_command(client: Client, text: str, model: str = "misbehave", **options: Any) -> str:
-    """Have `misbehave` do something; its answer."""
+    """Run a command in `misbehave`, and return its output."""
     array = np.array([text.encode()], dtype=np.object_)
     result = client.infer(model, [tensor("COMMAND", array)], **options)
     answer: bytes = result.as_numpy("ANSWER")[0]
@@ -46,13 +46,13 @@ def infer_error(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
 
 
 def send_command(client: Client, text: str, model: str = "script") -> Any:
-    """Have a model do something without waiting for it; `cancel` of what returns gives it up."""
+    """Send a command without waiting for the response; the returned call has `cancel()`."""
     given = tensor("COMMAND", np.array([text.encode()], dtype=np.object_))
     return client.async_infer(model, [given], lambda result, error: None)
 
 
 class InferStream:
-    """One `ModelStreamInfer` stream: requests in, whatever comes back in order of arrival."""
+    """One `ModelStreamInfer` stream: sends requests, reads responses in order of arrival."""
 
     def __init__(self, host: RunningHost, **options: Any) -> None:
         self._client = host.client()
@@ -102,7 +102,7 @@ def is_final(result: Any) -> bool:
 
 
 def run_script(client: Client, source: str, model: str = "script", **options: Any) -> Any:
-    """Have `script` run this; what it returned."""
+    """Run this source in `script`, and return its result."""
     array = np.array([source.encode()], dtype=np.object_)
     result = client.infer(model, [tensor("COMMAND", array)], **options)
     return json.loads(result.as_numpy("ANSWER")[0])
