@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import run_script, tensor
+from tests.clients import run_script, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.faults.campaign import REPEATS, fault
 from tests.faults.models import add_models

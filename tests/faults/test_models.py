@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import InferStream, infer_error, run_script, tensor
+from tests.clients import InferStream, infer_error, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.faults.campaign import REPEATS, fault
 from tests.faults.models import add_models

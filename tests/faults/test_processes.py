@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.faults.campaign import REPEATS, fault
 from tests.faults.models import add_models

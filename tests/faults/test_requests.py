@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.asking import InferStream, tensor
+from tests.clients import InferStream, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.faults.campaign import REPEATS, SCALE, fault
 from tests.faults.models import add_models
