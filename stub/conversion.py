@@ -6,8 +6,8 @@ import pb_utils
 from pb_utils._copying import copy_into
 from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._sender import Responder
-from stub.error_text import limit_error_text
 from stub.memory import SharedMemoryUnavailable, StubMemory
+from stub.text_limits import limit_text
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import (
     INLINE_ALWAYS,
@@ -253,7 +253,7 @@ def _write_to_client_memory(
 
 def error_response(text: str, code: int = int(pb_utils.TritonError.INTERNAL)) -> WireResponse:
     """Returns an error response of limited length; `code` is a number of `TritonError`."""
-    return WireResponse([], {}, WireError(code, limit_error_text(text)))
+    return WireResponse([], {}, WireError(code, limit_text(text)))
 
 
 def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[str, Parameter]:

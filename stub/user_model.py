@@ -10,8 +10,8 @@ import types
 from typing import Any, Dict, List, Optional
 
 import pb_utils
-from stub.error_text import limit_error_text
 from stub.module_isolation import isolate_modules
+from stub.text_limits import limit_text
 from stub.wire.messages import ModelSource
 
 
@@ -49,7 +49,7 @@ def describe_exception(error: BaseException) -> str:
     notes = getattr(error, "__notes__", None)
     if notes:
         message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note_text, notes))
-    message = limit_error_text(message)
+    message = limit_text(message)
     lines: List[str] = []
     trace = error.__traceback__
     while trace is not None:

@@ -132,7 +132,7 @@ class Server:
                 control=control,
                 regions=pool.regions,
                 tracer=tracer,
-                log=LogSettings(self._log),
+                log=LogSettings(self._log, pool.update_log_levels),
             )
             self._state.started = True
             rows = option_table_rows(core.server_metadata(), options)

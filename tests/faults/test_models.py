@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -97,6 +98,42 @@ def test_a_model_harms_no_other(host: RunningHost, name: str) -> None:
     with fault(name, host), host.client() as client:
         for _ in range(REPEATS):
             run_script(client, SCRIPTS[name], client_timeout=DEADLINE)
+
+
+STOP_READING = """
+import ctypes, os, signal, sys
+end, start = os.pipe()
+if os.fork():
+    os.dup2(start, 1)
+    os.dup2(start, 2)
+    os.closerange(start if start < end else end, 20)
+    os.execv(sys.argv[1], sys.argv[1:])
+os.close(start)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with the host
+lines = b""
+while b"Started Metrics Service" not in lines:
+    lines += (part := os.read(end, 1 << 16))
+    os.write(1, part)
+signal.pause()
+"""
+"""Runs a host and reads its console until it has started."""
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["print('a' * (4 << 20))", "for n in range(10_000): pb_utils.Logger.log_info('a' * 1000)"],
+    ids=["prints", "logs"],
+)
+def test_a_console_that_is_not_read_harms_no_request(
+    repository: RepositoryBuilder, serve: Serve, script: str
+) -> None:
+    """The pipe is full; `live` is served, and the model goes on."""
+    add_models(repository)
+    host = serve(repository, under=[sys.executable, "-c", STOP_READING]).wait_started()
+    with fault("the console is not read", host), host.client() as client:
+        for _ in range(REPEATS):
+            run_script(client, script, client_timeout=DEADLINE)
+    assert host.stop() == 0
 
 
 ERRORS = {
