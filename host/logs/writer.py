@@ -8,6 +8,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 MAX_QUEUED_BYTES = 8 << 20
 """Bytes of lines that wait for a console or disk; further lines are dropped."""
@@ -110,6 +111,15 @@ class LogWriter:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
             self._on_error(error)
+
+
+def write_if_room(descriptor: int, line: bytes) -> None:
+    """Writes a short line, unless that would wait or fail."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    with suppress(OSError):
+        if poll.poll(0):
+            os.write(descriptor, line)
 
 
 def _tells_room(descriptor: int) -> bool:

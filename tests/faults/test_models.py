@@ -100,6 +100,12 @@ def test_a_model_harms_no_other(host: RunningHost, name: str) -> None:
             run_script(client, SCRIPTS[name], client_timeout=DEADLINE)
 
 
+def test_dropped_log_lines_are_counted(host: RunningHost) -> None:
+    with host.client() as client:
+        run_script(client, SCRIPTS["logs 100,000 lines"], client_timeout=DEADLINE)
+    host.wait_for(r"script_0\] dropped \d+ log lines: an instance may log 2000 lines and 1 MiB")
+
+
 STOP_READING = """
 import ctypes, os, signal, sys
 end, start = os.pipe()
