@@ -78,6 +78,10 @@ class Channel:
         socket.send(encode([hello]))
         return socket
 
+    def is_log_level_on(self, level: int) -> bool:
+        """Tells whether the host writes log lines of this level now."""
+        return bool(self._inbox.flags() >> level & 1)
+
     def send(self, messages: Sequence[ToHost]) -> None:
         """Sends one frame, from any thread. If encoding raises, nothing was sent.
 

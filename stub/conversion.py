@@ -7,6 +7,7 @@ from pb_utils._copying import copy_into
 from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._sender import Responder
 from stub.memory import SharedMemoryUnavailable, StubMemory
+from stub.text_limits import limit_text
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import (
     INLINE_ALWAYS,
@@ -211,7 +212,7 @@ def response_to_wire(
     """
     error = response._error
     if error is not None:
-        return WireResponse([], {}, WireError(int(error.code()), error.message()))
+        return error_response(error.message(), int(error.code()))
     own: List[Block] = []
     try:
         parameters = _encodable_parameters(response._parameters)
@@ -250,9 +251,9 @@ def _write_to_client_memory(
     return WireTensor(tensor._name, tensor._code, tensor._shape, None, arena, offset, size)
 
 
-def error_response(text: str) -> WireResponse:
-    """Returns an error response."""
-    return WireResponse([], {}, WireError(int(pb_utils.TritonError.INTERNAL), text))
+def error_response(text: str, code: int = int(pb_utils.TritonError.INTERNAL)) -> WireResponse:
+    """Returns an error response of limited length; `code` is a number of `TritonError`."""
+    return WireResponse([], {}, WireError(code, limit_text(text)))
 
 
 def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[str, Parameter]:

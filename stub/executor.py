@@ -13,6 +13,7 @@ from stub.conversion import error_response, request_from_wire
 from stub.coroutines import CoroutineRunner, is_coroutine
 from stub.memory import SharedMemoryUnavailable, StubMemory
 from stub.responders import ResponderRegistry, StubResponder
+from stub.text_limits import limit_text
 from stub.user_model import UserModel, describe_exception
 from stub.wire.arena import Block
 from stub.wire.messages import (
@@ -374,4 +375,4 @@ class Executor:
 def _format_traceback(error: BaseException) -> str:
     """Returns the traceback as Python prints it, with unencodable characters escaped."""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    return "".join(lines).rstrip().encode(errors="backslashreplace").decode()
+    return limit_text("".join(lines).rstrip()).encode(errors="backslashreplace").decode()

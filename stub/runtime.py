@@ -12,7 +12,9 @@ from stub.channel import Channel
 from stub.conversion import ConversionError, arena_full_message, request_to_wire, response_from_wire
 from stub.coroutines import current_batch
 from stub.host_calls import HostCalls
+from stub.log_budget import LogBudget
 from stub.memory import StubMemory
+from stub.text_limits import limit_text
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.messages import (
     BlsRequest,
@@ -27,6 +29,9 @@ from stub.wire.payload import (
     WireRequest,
     WireResponse,
 )
+
+_WARNING = 1
+"""A level of log lines, as in docs/reference/model_api.md, 3.12."""
 
 WireResponseReceiver = Callable[[Optional[WireResponse], bool], None]
 """Receives a response and whether it is final; called on the service thread."""
@@ -58,6 +63,7 @@ class StubRuntime:
         self._batch = 0  # the batch of the main thread, 0 between batches
         self._model_dir = ""
         self._bls_allowed = False
+        self._log_budget = LogBudget()
 
     def set_model_dir(self, model_dir: str) -> None:
         """Sets the version directory of the model."""
@@ -88,6 +94,7 @@ class StubRuntime:
     def end_batch(self) -> None:
         """Ends the batch of the main thread."""
         self._batch = 0
+        self.report_dropped_log_lines()
 
     def receive_bls_response(self, message: BlsResponse) -> None:
         """Passes a BLS response to the receiver of its request."""
@@ -109,8 +116,19 @@ class StubRuntime:
     # The interface of pb_utils
 
     def log(self, level: int, filename: str, line: int, message: str) -> None:
-        """Sends a log line; the host decides whether to write it."""
-        self._channel.send([LogLine(level, filename, line, message, self._batch_of_caller())])
+        """Sends a log line, if its level is on and the budget admits it."""
+        if not self._channel.is_log_level_on(level):
+            return
+        message = limit_text(message)
+        if self._log_budget.admit(len(message)):
+            self._channel.send([LogLine(level, filename, line, message, self._batch_of_caller())])
+        self.report_dropped_log_lines()
+
+    def report_dropped_log_lines(self, at_once: bool = False) -> None:
+        """Logs how many log lines were dropped, once per second or `at_once`."""
+        report = self._log_budget.report(at_once)
+        if report:
+            self._channel.send([LogLine(_WARNING, "log_budget.py", 0, report)])
 
     def model_dir(self) -> str:
         """`<model directory>/<version>`."""

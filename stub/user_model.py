@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional
 import pb_utils
 from pb_utils._suggestions import missing_attribute
 from stub.module_isolation import isolate_modules
+from stub.text_limits import limit_text
 from stub.wire.messages import ModelSource
 
 
@@ -59,6 +60,7 @@ def describe_exception(error: BaseException) -> str:
     notes = getattr(error, "__notes__", None)
     if notes:
         message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note_text, notes))
+    message = limit_text(message)
     lines: List[str] = []
     trace = error.__traceback__
     while trace is not None:

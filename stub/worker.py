@@ -211,6 +211,7 @@ class Worker:
             sys.stdout.flush()
         except (AttributeError, OSError, ValueError):
             pass  # the model has closed or replaced the stream
+        self._runtime.report_dropped_log_lines(at_once=True)
         self._send_last(m.Finalized(error))
 
     def _send_last(self, last: m.ToHost) -> None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 import uvloop
 
 from host.errors import HostError
+from host.logs.writer import write_if_room
 from host.options.command_line import parse
 from host.options.options import Options, UsageError
 from host.server.server import Server
@@ -69,11 +70,7 @@ def _install_signal_handlers(stop: asyncio.Event) -> None:
     def received(number: int) -> None:
         if not stop.is_set():
             stop.set()
-            try:
-                sys.stdout.write(f"Signal ({number}) received.\n")
-                sys.stdout.flush()
-            except OSError:
-                pass  # stdout is closed or full, which must not stop the shutdown
+            write_if_room(sys.stdout.fileno(), f"Signal ({number}) received.\n".encode())
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, received, number)

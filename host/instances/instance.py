@@ -68,6 +68,7 @@ class Instance:
         file = services.arenas.create_arena()
         self._session = Session()
         self._link = Link(services.channel, services.busy_poller, self._on_frame, self._on_fault)
+        self.set_log_levels(services.log_levels)
         self._process: StubProcess | None = None
         self._reply = PendingReply()
         self._transfer = TensorTransfer(
@@ -319,6 +320,10 @@ class Instance:
 
     def _log_line(self, line: m.LogLine, calls: Sequence[Call] = ()) -> None:
         self._services.log_model_line(self.label, line, calls)
+
+    def set_log_levels(self, levels: int) -> None:
+        """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""
+        self._link.set_log_levels(levels)
 
     def read_announced(self) -> asyncio.Event:
         """Handles what the stub has sent so far; all of it once the event is set."""

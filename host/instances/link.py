@@ -17,6 +17,8 @@ from stub.wire.messages import (
 )
 from stub.wire.ring import RingError, RingReader, RingWriter, create_ring_file, map_rings
 
+_MAX_FRAMES_PER_TURN = 128  # frames of one stub that are handled before other callbacks run
+
 
 class Link:
     """`on_frame` is called with every frame of the stub, in the order in which it was sent.
@@ -59,6 +61,7 @@ class Link:
         self.caught_up.set()
         self._open = True
         self._stopped_reading = False
+        self._delivers_later = False
         channel.register(self.token, self._on_channel_frame)
         asyncio.get_running_loop().add_reader(self.host_event, self._on_signal)
 
@@ -79,10 +82,16 @@ class Link:
         """Sends a frame to the stub's service thread."""
         self._channel.send(self._address + SERVICE, encode(messages))
 
+    def set_log_levels(self, levels: int) -> None:
+        """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""
+        if self._open:
+            self._ring.set_flags(levels)
+
     def read_announced(self) -> None:
-        """Reads the frames that were announced so far."""
+        """Reads the frames that were announced so far, all in this turn of the loop."""
         if self._open and not self._stopped_reading:
-            self._on_signal()
+            self._receive_signal()
+            self._deliver_frames(self._announced)
 
     def stop_reading(self) -> None:
         """Reads nothing more from a stub that breaks the protocol."""
@@ -106,13 +115,16 @@ class Link:
             self._inbox.close()
 
     def _on_signal(self) -> None:
+        self._receive_signal()
+        self._deliver_frames()
+
+    def _receive_signal(self) -> None:
         try:
             self._announced += os.eventfd_read(self.host_event)
         except BlockingIOError:
             pass  # nothing new
         else:
             self._doorbell.stub_answered()
-        self._deliver_frames()
 
     def _on_channel_frame(self, frame: bytes) -> None:
         if self._hellos < 3:
@@ -124,9 +136,25 @@ class Link:
         self.caught_up.set()
         self._deliver_frames()
 
-    def _deliver_frames(self) -> None:
-        """Delivers frames, up to one that was announced and has not arrived."""
+    def _deliver_later(self) -> None:
+        if not self._delivers_later:
+            self._delivers_later = True
+            asyncio.get_running_loop().call_soon(self._continue_delivery)
+
+    def _continue_delivery(self) -> None:
+        self._delivers_later = False
+        self._deliver_frames()
+
+    def _deliver_frames(self, most: int = _MAX_FRAMES_PER_TURN) -> None:
+        """Delivers frames, up to one that was announced and has not arrived.
+
+        If there are more than `most`, the rest is delivered in a later turn of the loop.
+        """
         while self._announced and self._open and not self._stopped_reading:
+            if not most:
+                self._deliver_later()
+                return
+            most -= 1
             try:
                 frame = None if self._awaiting_overflow else self._inbox.read_frame()
             except RingError as error:

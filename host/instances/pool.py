@@ -20,6 +20,7 @@ from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
 from host.logs.formats import Label
+from host.logs.handler import is_level_written
 from stub.wire.messages import LogLine
 
 _log = logging.getLogger("pbhost")
@@ -66,12 +67,14 @@ class StubPool:
         self._closing = False
         self._empty = asyncio.Event()
         self._empty.set()
+        self.log_levels = 0
         self._trim()
 
     def _trim(self) -> None:
-        """Frees tensor memory that was not needed recently."""
+        """Frees tensor memory that was not needed recently, and looks at what changes rarely."""
         self.arenas.host.trim()
         self.regions.close_unregistered()
+        self.update_log_levels()
         self._timer = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
 
     async def start_instance(
@@ -102,6 +105,14 @@ class StubPool:
             instance.kill()
             raise
         return instance
+
+    def update_log_levels(self) -> None:
+        """Tells the stubs which log lines are written, so that they send no others."""
+        written = sum(1 << n for n, level in enumerate(_LEVELS) if is_level_written(level))
+        if written != self.log_levels:
+            self.log_levels = written
+            for instance in self._instances:
+                instance.set_log_levels(written)
 
     def drain(self) -> list[asyncio.Event]:
         """Handles what all stubs have sent; returns events for frames that are not here yet."""

@@ -105,6 +105,7 @@ class HostServices(Protocol):
     models: Models
     control: ModelControl
     metrics: Metrics
+    log_levels: int  # the levels of `pb_utils.Logger` that are written; level n is bit n
     load_seconds: float | None  # limit on an import, an `initialize` or a warm-up sample
 
     def log_model_line(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:

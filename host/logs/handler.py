@@ -9,8 +9,12 @@ from contextlib import suppress
 from typing import Protocol, TextIO
 
 from host.logs.formats import format_json, format_text
+from host.logs.writer import LogWriter
 
 LOGGER = logging.getLogger("pbhost")
+
+_CONSOLE = (1, 2)  # the descriptors of stdout and stderr
+_CLOSE_SECONDS = 2.0  # for the lines that a slow console or disk has not taken yet
 
 
 class LogOptions(Protocol):
@@ -42,9 +46,12 @@ class LogHandler(logging.Handler):
         """Raises OSError if the log file cannot be opened."""
         super().__init__()
         self.file = options.log_file
-        self._stream: TextIO | None = None
+        self._writers: dict[int, LogWriter] = {}
+        self._file: int | None = None
         if self.file:
-            self._stream = open(self.file, "a", encoding="utf-8", errors="backslashreplace")
+            self._file = os.open(
+                self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
         self.info = options.log_info
         self.warning = options.log_warning
         self.error = options.log_error
@@ -79,16 +86,20 @@ class LogHandler(logging.Handler):
             else:
                 level, LOGGER.propagate = self._previous_state
                 LOGGER.setLevel(level)
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        writers, self._writers = self._writers, {}
+        written = [writer.close(_CLOSE_SECONDS) for writer in writers.values()]
+        if self._file is not None:
+            if all(written):  # otherwise a thread still writes to it
+                os.close(self._file)
+            self._file = None
         super().close()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the settings let the record through."""
-        level = record.levelno
-        if hasattr(record, "printed"):
-            return True
+        return hasattr(record, "printed") or self.writes_level(record.levelno)
+
+    def writes_level(self, level: int) -> bool:
+        """Whether the settings let records of a level of `logging` through."""
         if level >= logging.ERROR:
             return self.error
         if level >= logging.WARNING:
@@ -118,16 +129,41 @@ class LogHandler(logging.Handler):
         return format_text(record, self.log_format, self._escape)
 
     def _write(self, text: str, problem: bool) -> None:
+        if self._file is not None:
+            self._writer(self._file).write(text.encode(errors="backslashreplace"))
+            return
         # Looked up each time, as an embedding program may replace the standard streams.
-        stream = self._stream or (sys.stderr if problem else sys.stdout)
+        stream = sys.stderr if problem else sys.stdout
         if stream is None:
             return  # a process without a console
+        descriptor = _console_descriptor(stream)
+        if descriptor is not None:
+            stream.flush()  # what others have printed comes first
+            encoding = stream.encoding or "ascii"
+            self._writer(descriptor).write(text.encode(encoding, "backslashreplace"))
+            return
         try:
             stream.write(text)
         except UnicodeEncodeError:
             encoding = stream.encoding or "ascii"
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
+
+    def _writer(self, descriptor: int) -> LogWriter:
+        writer = self._writers.get(descriptor)
+        if writer is None:
+            writer = self._writers[descriptor] = LogWriter(
+                descriptor, self._report_error, self._format_dropped
+            )
+        return writer
+
+    def _format_dropped(self, lines: int) -> bytes:
+        """Returns a line about lines that were dropped."""
+        text = f"dropped {lines} log lines: the console or the disk did not take them in time"
+        record = LOGGER.makeRecord(LOGGER.name, logging.WARNING, __file__, 0, text, (), None)
+        if not self.filter(record):
+            return b""
+        return (self.format(record) + "\n").encode(errors="backslashreplace")
 
     def _report_error(self, error: Exception) -> None:
         """Warns once that records are lost, if stderr still works."""
@@ -147,6 +183,26 @@ def configure(options: LogOptions) -> LogHandler:
     Touches no other logger. Raises OSError if the log file cannot be opened.
     """
     return LogHandler(options)
+
+
+def is_level_written(level: int) -> bool:
+    """Whether any handler of the logger `pbhost` writes records of a level of `logging`."""
+    return LOGGER.isEnabledFor(level) and (
+        not LOGGER.handlers
+        or any(
+            not isinstance(handler, LogHandler) or handler.writes_level(level)
+            for handler in LOGGER.handlers
+        )
+    )
+
+
+def _console_descriptor(stream: TextIO) -> int | None:
+    """The descriptor of stdout or stderr, None for a stream that replaces them."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, AttributeError):  # it is in memory, or closed
+        return None
+    return descriptor if descriptor in _CONSOLE else None
 
 
 def _open_handlers() -> list[LogHandler]:

@@ -47,10 +47,11 @@ GRPC = ErrorTexts(
 
 
 class LogSettings:
-    """The settings of one log."""
+    """The settings of one log. `on_changed` is called after an update."""
 
-    def __init__(self, log: LogHandler) -> None:
+    def __init__(self, log: LogHandler, on_changed: Callable[[], None]) -> None:
         self._log = log
+        self._on_changed = on_changed
 
     def describe(self) -> dict[str, LogSettingValue]:
         """All settings by the names that clients know, in their documented order."""
@@ -70,6 +71,13 @@ class LogSettings:
         Settings are changed in the order of `describe`. Raises HostError; those before the invalid
         one stay changed.
         """
+        try:
+            self._update(given, wording)
+        finally:
+            self._on_changed()
+        return self.describe()
+
+    def _update(self, given: Mapping[str, object], wording: ErrorTexts) -> None:
         log = self._log
         if "log_file" in given:
             raise unsupported("log file location can not be updated through network protocol")
@@ -91,4 +99,3 @@ class LogSettings:
             if log_format not in FORMATS:
                 raise wording.unknown(log_format)
             log.log_format = log_format
-        return self.describe()

@@ -57,6 +57,9 @@ _GAUGES = {
     "nv_cache_insertion_duration": "Total cache insertion duration, in microseconds",
     "pbhost_stub_up": "Whether the instance has a stub process that accepts requests",
     "pbhost_arena_used_bytes": "Shared memory used by tensors of the stubs and the host, in bytes",
+    "pbhost_event_loop_lag_seconds": (
+        "Longest time that work waited for the event loop in the last 15 to 30 seconds"
+    ),
     "pbhost_arena_limit_bytes": "Limit of shared memory for tensors of one process, in bytes",
 }
 _HISTOGRAMS = {

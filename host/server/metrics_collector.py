@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from host.cache.store import ResponseStore
+from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.instances.pool import StubPool
 from host.instances.supervisor import InstanceState
 from host.metrics.catalogue import MetricsSnapshot
@@ -32,6 +33,7 @@ class MetricsCollector:
         custom: CustomMetrics,
         *,
         machine: MachineMetrics | None,
+        watchdog: EventLoopWatchdog,
         interval: float,
         pinned: int,
         store: ResponseStore | None = None,
@@ -40,6 +42,7 @@ class MetricsCollector:
         self._pool = pool
         self._custom_metrics = custom
         self._machine = machine
+        self._watchdog = watchdog
         self._sample_interval = max(0.001, interval / 2)
         self._pinned_pool_bytes = pinned
         self._store = store
@@ -76,6 +79,7 @@ class MetricsCollector:
         arenas = self._pool.arenas
         for owner, taken in zip(("host", "stubs"), arenas.used_bytes(), strict=True):
             snapshot["pbhost_arena_used_bytes"].add((("owner", owner),), taken)
+        snapshot["pbhost_event_loop_lag_seconds"].add((), self._watchdog.lag())
         snapshot["pbhost_arena_limit_bytes"].add((), arenas.limit)
         return [*snapshot.families(), *self._custom_metrics.collect()]
 

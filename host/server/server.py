@@ -17,6 +17,7 @@ from host.core import Core
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
+from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.health.server_state import ServerState
 from host.inference.request import InferRequest, InferResponse
 from host.instances.batch_tracker import FlowControl
@@ -79,6 +80,7 @@ class Server:
         self._store: ResponseStore | None = None
         self._metrics_collector: MetricsCollector | None = None
         self._log: LogHandler | None = None
+        self._watchdog: EventLoopWatchdog | None = None
         self._tracer: Tracer | None = None
         self._running = False  # whether it was started and not told to stop
 
@@ -117,6 +119,7 @@ class Server:
             raise invalid_argument(
                 f"cannot write the log to '{options.log_file}': {error}"
             ) from error
+        self._watchdog = EventLoopWatchdog()
         try:
             for warning in options.warnings:
                 _log.warning(warning)
@@ -132,7 +135,7 @@ class Server:
                 control=control,
                 regions=pool.regions,
                 tracer=tracer,
-                log=LogSettings(self._log),
+                log=LogSettings(self._log, pool.update_log_levels),
             )
             self._state.started = True
             rows = option_table_rows(core.server_metadata(), options)
@@ -265,12 +268,13 @@ class Server:
 
     async def _open_metrics(self) -> None:
         options = self.options
-        assert self._pool is not None
+        assert self._pool is not None and self._watchdog is not None
         collector = self._metrics_collector = MetricsCollector(
             self._registry,
             self._pool,
             self._custom_metrics,
             machine=MachineMetrics() if options.allow_cpu_metrics else None,
+            watchdog=self._watchdog,
             interval=options.metrics_interval_ms / 1000,
             pinned=options.pinned_memory_pool_byte_size,
             store=self._store,
@@ -349,6 +353,7 @@ class Server:
         collector, self._metrics_collector = self._metrics_collector, None
         store, self._store = self._store, None
         tracer, self._tracer = self._tracer, None
+        watchdog, self._watchdog = self._watchdog, None
         self._poller = self._lifecycle = self._pool = self._log = self._core = None
         await self._endpoints.stop(0.0)  # if `stop` was interrupted
         await self._endpoints.stop_metrics(_FINAL_TIMEOUT_S)
@@ -364,8 +369,10 @@ class Server:
             await asyncio.to_thread(lifecycle.close)
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
+        if watchdog is not None:
+            await asyncio.to_thread(watchdog.close)
         if log is not None:
-            log.close()
+            await asyncio.to_thread(log.close)
 
     async def _unload(self, lifecycle: ModelLifecycle, deadline: float, in_time: bool) -> bool:
         _log.info("Waiting for in-flight requests to complete.")

@@ -21,7 +21,8 @@ BUSY_POLL_SECONDS = 500e-6
 """How long either end busy-polls for a message that is announced."""
 
 _MAX_FRAME = RING_BYTES // 4
-_START = 64  # the reader's position has its own cache line
+_START = 64  # the reader's position and the flags have their own cache line
+_FLAGS = 8  # offset of the flags
 _LENGTH = struct.Struct("<I")
 _WRAP, _OVERFLOW = 0xFFFFFFFE, 0xFFFFFFFF  # special values of a length
 _CAPACITY = RING_BYTES - _START
@@ -87,6 +88,10 @@ class RingWriter:
         frames."""
         return max(INLINE_ALWAYS, min(INLINE_LIMIT, self._free_bytes() // 4))
 
+    def set_flags(self, flags: int) -> None:
+        """Shows the reader a byte, which it sees without being woken."""
+        self._memory[_FLAGS] = flags
+
     def close(self) -> None:
         """Releases the memory; no frame can be written any more."""
         self._memory, self._position = memoryview(b""), _position_view(memoryview(bytes(8)))
@@ -125,6 +130,10 @@ class RingReader:
             self._read += _align_to_word(_LENGTH.size + size)
         self._position[0] = self._read
         return frame
+
+    def flags(self) -> int:
+        """Returns the writer's byte."""
+        return self._memory[_FLAGS]
 
     def close(self) -> None:
         """Releases the memory."""

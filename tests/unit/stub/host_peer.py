@@ -69,6 +69,7 @@ class HostPeer:
         self._stub_ended = os.eventfd(0)
         to_stub, to_host = map_rings(rings)
         self._ring, self._inbox = RingWriter(to_stub), RingReader(to_host)
+        self._ring.set_flags(0b1111)  # all levels of log lines
         self._arena = Arena(HOST_ARENA, host_arena, ARENA_LIMIT)
         self._outputs = ArenaReader(stub_arena, ARENA_LIMIT)
         self._inputs: list[Block] = []

@@ -76,6 +76,21 @@ def test_an_error_response_fails_its_request_alone(start_stub: StartStub) -> Non
     assert done.failure is None
 
 
+def test_long_texts_of_errors_are_cut(start_stub: StartStub) -> None:
+    def execute(requests: Any) -> Any:
+        if len(requests) == 2:
+            raise ValueError("b" * 1_000_000)
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("a" * 1_000_000))]
+
+    host = start_stub(execute)
+    (failed,), _ = host.run_batch(wire_request(1))
+    assert error_text(failed) == "a" * 65536 + "... (934464 more characters)"
+    _, done = host.run_batch(*map(wire_request, (1, 2)))
+    assert done.failure is not None
+    assert f"{'b' * 65536}... (934464 more characters)\n" in done.failure
+    assert "test_executor.py" in done.failure
+
+
 @pytest.mark.parametrize(
     ("decoupled", "returned", "text"),
     [

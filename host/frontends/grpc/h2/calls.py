@@ -25,7 +25,9 @@ from host.frontends.grpc.methods import (
 _OK_TRAILERS = status.trailers(0)
 _TOO_SLOW = "The request did not arrive in time"
 _SERVER_STOPPED = "the server has stopped before it could answer"
-_STATUS_MESSAGE_SHARE = 2  # a status message takes at most half of the client's header list
+# gRPC's clients may drop a response whose fields take more than half of what they announce.
+_STATUS_OVERHEAD = 256  # bytes of the other fields, with 32 more for each
+_MIN_STATUS_MESSAGE = 64  # bytes
 
 
 class _Call(Stream):
@@ -74,7 +76,8 @@ class _Call(Stream):
         else:
             host_error = to_host_error(error)
             code, text = GRPC_STATUS[host_error.code], host_error.message
-        most = self.connection.send_buffer.max_header_list_size // _STATUS_MESSAGE_SHARE
+        list_size = self.connection.send_buffer.max_header_list_size
+        most = max(_MIN_STATUS_MESSAGE, list_size // 2 - _STATUS_OVERHEAD) if list_size else 0
         block = status.trailers(code, text, most)
         self.send_trailers(block if self._headers_sent else status.RESPONSE_HEADERS + block)
         self.connection.send_buffer.flush()

@@ -72,6 +72,7 @@ class H2Connection(asyncio.Protocol):
         self._draining = False
         self._refusing_streams = False  # the final GOAWAY is sent
         self._closing = False  # further input is ignored
+        self._turn_over = False  # the rest of the input waits for the next turn of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         limits = self.limits
@@ -100,6 +101,9 @@ class H2Connection(asyncio.Protocol):
         self.last_received_at = self.loop.time()
         if len(data) >= _MIN_REQUEST_BYTES:
             self._on_activity()
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
         self.send_buffer.corked = True
         try:
             self._reader.feed(data)
@@ -110,6 +114,23 @@ class H2Connection(asyncio.Protocol):
             self._close_with_error(H2ErrorCode.INTERNAL_ERROR, "unexpected failure")
         self.send_buffer.corked = False
         self.send_buffer.flush()
+        if self._reader.paused and not self._turn_over:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Lets other connections have their turn before the rest of the input is read."""
+        self._turn_over = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self.loop.call_soon(self._continue_reading)
+
+    def _continue_reading(self) -> None:
+        self._turn_over = False
+        if not self._closing:
+            self._feed(b"")
+        transport = self._transport
+        if not self._turn_over and transport is not None and not transport.is_closing():
+            transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closing = True

@@ -25,6 +25,7 @@ class ConnectionLimits:
     header_list_hard_limit: int = 65536  # a longer list closes the connection
     max_header_block: int = 32768  # compressed, including CONTINUATION frames
     max_continuations: int = 16
+    max_turn_cost: int = 16384  # bytes of header blocks in a turn of the loop; a request adds 256
     reset_rate: tuple[int, int] = (4096, 200)  # streams that the client resets or breaks a rule on
     no_op_frame_rate: tuple[int, int] = (1000, 100)  # PING, SETTINGS, PRIORITY, empty DATA, ...
     max_unsent_control: int = 65536  # answers to control frames that the client does not read

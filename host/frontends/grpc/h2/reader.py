@@ -27,6 +27,7 @@ _STREAM_BITS = 0x7FFFFFFF
 _HEADERS_FLAGS = frames.END_HEADERS | frames.PADDED | frames.WITH_PRIORITY
 _NUMBER = struct.Struct(">I")
 _SETTING = struct.Struct(">HI")
+_REQUEST_COST = 256  # of opening a stream, in bytes of header blocks that take as long to decode
 
 
 class FrameHandler(Protocol):
@@ -67,7 +68,8 @@ class FrameReader:
     """Splits received bytes into frames, and calls a FrameHandler for each.
 
     DATA is passed on as it comes. Other frames are buffered until they are complete, so the reader
-    holds at most one frame and one header block.
+    holds at most one frame and one header block, and the rest of what it was fed when it pauses.
+    It pauses after as many requests as one turn of the event loop may handle.
     """
 
     def __init__(self, handler: FrameHandler, limits: ConnectionLimits) -> None:
@@ -84,6 +86,8 @@ class FrameReader:
         self._block_stream = 0  # of the incomplete header block; 0 for none
         self._block_end = False
         self._block: list[bytes] = []
+        self._turn_cost = 0
+        self.paused = False  # the rest of the input waits for `feed(b"")`, in a later turn
 
     @property
     def in_frame(self) -> bool:
@@ -93,6 +97,8 @@ class FrameReader:
     def feed(self, data: bytes) -> None:
         """Parses received bytes. Raises H2ConnectionError; the reader is unusable after that."""
         self.bytes_received += len(data)
+        self._turn_cost = 0
+        self.paused = False
         buffer = self._buffer
         if buffer:
             buffer += data
@@ -110,6 +116,7 @@ class FrameReader:
             self._preface_received = True
         self._min_buffered = FRAME_HEADER_SIZE
         handler, max_frame = self._handler, self._limits.max_frame
+        max_turn = self._limits.max_turn_cost
         while end - position >= FRAME_HEADER_SIZE:
             high, low, kind, flags, stream = FRAME_HEADER.unpack_from(data, position)
             length = high << 8 | low
@@ -144,10 +151,14 @@ class FrameReader:
             elif kind == HEADERS and flags & _HEADERS_FLAGS == END_HEADERS:
                 if length > self._limits.max_header_block:
                     self._check_header_block_size(length)
+                self._turn_cost += _REQUEST_COST + length
                 handler.on_headers(stream, data[start:stop], bool(flags & 1))
             else:
                 self._handle_frame(kind, flags, stream, data[start:stop])
             position = stop
+            if self._turn_cost > max_turn:
+                self.paused = position < end
+                break
         if position < end:
             buffer += data[position:] if position else data
 
@@ -232,6 +243,7 @@ class FrameReader:
         end = bool(flags & frames.END_STREAM)
         if flags & frames.END_HEADERS:
             self._check_header_block_size(len(payload))
+            self._turn_cost += _REQUEST_COST + len(payload)
             self._handler.on_headers(stream, payload, end)
             return
         self._block_stream, self._block_end, self._block = stream, end, []
@@ -245,6 +257,7 @@ class FrameReader:
         if flags & frames.END_HEADERS:
             stream, self._block_stream = self._block_stream, 0
             block, self._block = b"".join(self._block), []
+            self._turn_cost += _REQUEST_COST + len(block)
             self._handler.on_headers(stream, block, self._block_end)
 
     def _check_header_block_size(self, size: int) -> None:

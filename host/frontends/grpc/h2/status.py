@@ -79,6 +79,8 @@ def http_error_headers(status: int) -> bytes:
 
 def percent_encode(message: str, max_bytes: int = 0) -> bytes:
     """Percent-encodes a message, cut to at most `max_bytes` bytes (0: no limit)."""
+    if max_bytes:
+        message = message[:max_bytes]  # of a long text, only this part can be needed
     data = message.encode("utf-8", "replace")
     encoded = _UNSAFE.sub(_escape, data)
     while max_bytes and len(encoded) > max_bytes:

@@ -8,6 +8,7 @@ import os
 import resource
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import cast
 
@@ -90,6 +91,41 @@ def test_a_stub_is_connected_when_all_its_sockets_are() -> None:
         assert ends.received == []
         ends.say(b"hello 3")
         assert ends.received == [b"hello 3"]
+
+    with_link(test)
+
+
+def test_other_callbacks_run_between_the_frames_of_a_flood() -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
+        for number in range(500):
+            ends.put(b"%d" % number)
+        counts = [0]
+        while counts[-1] < 500:
+            await asyncio.sleep(0)
+            counts.append(len(ends.received))
+        assert max(after - before for before, after in pairwise(counts)) <= 128
+        assert ends.received == [b"%d" % number for number in range(500)]
+        ends.link.close()
+
+    asyncio.run(main())
+
+
+def test_reading_what_is_announced_reads_all_of_it() -> None:
+    def test(ends: LinkWithStub) -> None:
+        for number in range(500):
+            ends.put(b"%d" % number)
+        ends.link.read_announced()
+        assert len(ends.received) == 500
+
+    with_link(test)
+
+
+def test_the_stub_sees_the_levels_of_log_lines() -> None:
+    def test(ends: LinkWithStub) -> None:
+        assert ends.inbox.flags() == 0
+        ends.link.set_log_levels(0b0111)
+        assert ends.inbox.flags() == 0b0111
 
     with_link(test)
 

@@ -6,6 +6,7 @@ import asyncio
 import struct
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import hpack
@@ -72,12 +73,16 @@ def split(data: bytes, cuts: list[int]) -> Iterator[bytes]:
         yield data[start:stop]
 
 
-def read(pieces: Iterator[bytes] | list[bytes]) -> tuple[list[Any], H2ErrorCode | None]:
+def read(
+    pieces: Iterator[bytes] | list[bytes], limits: ConnectionLimits = LIMITS
+) -> tuple[list[Any], H2ErrorCode | None]:
     recorded = Recorded()
-    reader = FrameReader(recorded, LIMITS)
+    reader = FrameReader(recorded, limits)
     try:
         for piece in pieces:
             reader.feed(piece)
+            while reader.paused:
+                reader.feed(b"")
     except H2ConnectionError as fault:
         return recorded.events, fault.code
     return recorded.events, None
@@ -89,6 +94,46 @@ def test_frames_do_not_depend_on_how_they_arrive(data: bytes, cuts: list[int]) -
     whole = read([data])
     assert read(split(data, cuts)) == whole
     assert read(data[i : i + 1] for i in range(len(data))) == whole
+
+
+@given(anything, st.lists(st.integers(0, 10000), max_size=20), st.integers(0, 600))
+@settings(max_examples=300, deadline=None)
+def test_frames_do_not_depend_on_the_turns_in_which_they_are_read(
+    data: bytes, cuts: list[int], cost: int
+) -> None:
+    short_turns = replace(LIMITS, max_turn_cost=cost)
+    assert read(split(data, cuts), short_turns) == read([data])
+
+
+def test_the_reader_pauses_after_the_requests_of_one_turn() -> None:
+    requests = [frame(1, 5, 2 * number + 1, REQUEST_BLOCK) for number in range(100)]
+    recorded = Recorded()
+    reader = FrameReader(recorded, replace(LIMITS, max_turn_cost=10 * 256))
+    reader.feed(PREFACE + SETTINGS)
+    recorded.events.clear()
+    counts = []
+    reader.feed(b"".join(requests))
+    while reader.paused:
+        counts.append(len(recorded.events))
+        reader.feed(b"")
+    assert counts == list(range(counts[0], 100, counts[0])) and 5 < counts[0] <= 10
+    assert [event[1] for event in recorded.events] == list(range(1, 200, 2))
+
+
+def test_other_connections_have_their_turn_while_many_requests_are_read() -> None:
+    async def run() -> None:
+        made, _ = connection(replace(LIMITS, max_turn_cost=10 * 256))
+        requests = [frame(1, 4, 2 * number + 1, REQUEST_BLOCK) for number in range(100)]
+        made.data_received(PREFACE + SETTINGS + b"".join(requests))
+        counts = [made.open_streams]
+        while counts[-1] < 100:
+            await asyncio.sleep(0)
+            counts.append(made.open_streams)
+        assert len(counts) > 9
+        made.close()
+        made.connection_lost(None)
+
+    asyncio.run(run())
 
 
 def connection(limits: ConnectionLimits = LIMITS) -> tuple[H2Connection, MemoryTransport]:

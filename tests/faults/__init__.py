@@ -1,0 +1,9 @@
+"""A campaign of faults: what clients, models, the disk and the kernel may do to a running host.
+
+Each fault happens while a witness, a second client in a process of its own, sends small requests.
+For every fault three things are checked: the witness is served, the fault is answered as
+documented, and the host gives back the memory, descriptors, processes and files that it took.
+
+`make test` runs each fault once. `make faults` repeats each one PBHOST_FAULTS_SCALE times, prints
+how long the witness waited, and fails if the host let it wait for more than 50 ms.
+"""
