@@ -69,9 +69,6 @@ def test_changes_of_models_and_versions_are_followed(
     wait_until(client.is_server_ready, "the server to be ready")
 
 
-<<<<<<< HEAD
-def test_files_left_by_running_and_editing_a_model_are_no_change(
-=======
 @pytest.fixture
 def unreadable() -> Iterator[Path]:
     """A directory that exists and that no process can list: one of a process that has ended."""
@@ -112,8 +109,7 @@ def test_a_model_whose_directory_cannot_be_read_stays_as_it_was(
     assert "Traceback" not in host.output
 
 
-def test_what_running_and_editing_a_model_leaves_is_no_change(
->>>>>>> files
+def test_files_left_by_running_and_editing_a_model_are_no_change(
     host: RunningHost, repository: RepositoryBuilder, client: Client
 ) -> None:
     pid = run_command(client, "pid", "x")

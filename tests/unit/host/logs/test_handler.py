@@ -211,8 +211,9 @@ def test_log_file_takes_everything_and_is_appended_to(
 ) -> None:
     path = tmp_path / "log"
     path.write_text("before\n")
-    configure(log_file=str(path))
+    opened = configure(log_file=str(path))
     write_all()
+    opened.close()
     lines = path.read_text().splitlines()
     assert lines[0] == "before"
     assert [line.split("] ")[1] for line in lines[1:]] == ['"info"', '"warning"', '"error"']
