@@ -125,6 +125,17 @@ class UnaryCall(_Call):
             return None
         return 0 if self._reader is None else self._reader.bytes_received
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the response that wait for the client's window."""
+        return self.pending_bytes
+
+    def mark_closed(self) -> None:
+        """Drops the pending data and the deadline."""
+        super().mark_closed()
+        if self._deadline is not None:
+            self._cancel_deadline()
+
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Starts the call when its message is complete."""
         (self.connection if end else self).acknowledge_received_data(size)
@@ -208,8 +219,6 @@ class UnaryCall(_Call):
         self._send_message(*await compress(message, self.rpc.response_encoding))
 
     def _send_message(self, prefix: bytes, body: bytes) -> None:
-        if self._deadline is not None:
-            self._cancel_deadline()
         encoding = self.rpc.response_encoding
         head = status.response_headers(encoding) if encoding else status.RESPONSE_HEADERS
         self.send_response(head, prefix, body, _OK_TRAILERS)
