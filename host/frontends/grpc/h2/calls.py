@@ -25,6 +25,7 @@ from host.frontends.grpc.methods import (
 _OK_TRAILERS = status.trailers(0)
 _TOO_SLOW = "The request did not arrive in time"
 _SERVER_STOPPED = "the server has stopped before it could answer"
+_MAX_STATUS_MESSAGE = 65536  # bytes; a text may quote a name that the client has sent
 _STATUS_MESSAGE_SHARE = 2  # a status message takes at most half of the client's header list
 
 
@@ -75,7 +76,8 @@ class _Call(Stream):
             host_error = to_host_error(error)
             code, text = GRPC_STATUS[host_error.code], host_error.message
         most = self.connection.send_buffer.max_header_list_size // _STATUS_MESSAGE_SHARE
-        block = status.trailers(code, text, most)
+        most = min(most or _MAX_STATUS_MESSAGE, _MAX_STATUS_MESSAGE)
+        block = status.trailers(code, text[:most], most)
         self.send_trailers(block if self._headers_sent else status.RESPONSE_HEADERS + block)
         self.connection.send_buffer.flush()
 
