@@ -183,7 +183,7 @@ def _check_size_of_rest(rest: bytes, tensors: int) -> None:
             f" but got {len(rest)}"
         )
     most = _MAX_REST_VALUES + _VALUES_PER_TENSOR * tensors
-    values = rest.count(b",") + rest.count(b"[") + rest.count(b"{")
+    values = rest.count(b",") + 1  # nested ones without a comma have limits of their own
     if values > most:
         raise invalid_argument(
             f"expected at most {most} values besides tensor data in the request JSON, but got"

@@ -39,6 +39,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _STRINGS = re.compile(rb'(?:[\[\], \t\n\r]*+"[^"\\]*+(?:\\.[^"\\]*+)*+")++', re.DOTALL)
 _CLOSINGS = re.compile(rb"[\] \t\n\r]*+")
 _WHITESPACE = b" \t\n\r"
+_BRACKETS_OR_STRINGS = re.compile(rb'[\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_QUOTE = 34
 _TO_SPACES = bytes.maketrans(b"[]", b"  ")
 _POSITION = re.compile(r"(?<= at )[0-9]+$")
 
@@ -83,15 +85,21 @@ class LargeArray:
         """
         self.was_read = True
         for start, end in self._pieces:
-            piece = self._text[start:end]
-            if not self._of_strings:
-                piece = piece.translate(_TO_SPACES)
-            elif b"[" in piece or b"]" in piece:
-                piece = b",".join(_STRING.findall(piece))
-            if piece.isspace() or not piece:
-                continue  # only closing brackets
-            yield _decode_piece(piece, start)
-            time.sleep(_PAUSE)
+            elements = self._decode(self._text[start:end], start)
+            if elements:
+                yield elements
+                time.sleep(_PAUSE)
+
+    def _decode(self, piece: bytes, start: int) -> list[Any]:
+        """Decode a piece at position `start`; the last one may be closing brackets only."""
+        if not self._of_strings:
+            piece = piece.translate(_TO_SPACES)
+        elif b"[" in piece or b"]" in piece:
+            try:
+                return _decode(b"[%b]" % b",".join(_STRING.findall(piece)))
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                piece = _BRACKETS_OR_STRINGS.sub(_blank_brackets, piece)  # for the position
+        return _decode_piece(piece, start) if piece.strip(_WHITESPACE) else []
 
 
 class CutText:
@@ -144,6 +152,11 @@ class CutText:
             return error
         removed = [count for end, count in self._removed if end <= int(found.group())]
         return _moved(error, removed[-1] if removed else 0)
+
+
+def _blank_brackets(found: re.Match[bytes]) -> bytes:
+    """Return a string as it is, and spaces for brackets, so that positions stay."""
+    return found[0] if found[0][0] == _QUOTE else b" " * len(found[0])
 
 
 def _find_arrays(
