@@ -104,7 +104,7 @@ def names(count: int) -> bytes:
     return b'{"parameters":{%b},%b' % (members, inputs(1)[1:])
 
 
-WIDE_BODIES = {
+WIDE_BODIES: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "numbers beyond the shape": (
         lambda: numbers(12_000_000, 1),
         500,
@@ -162,7 +162,7 @@ def test_others_are_served_while_a_large_json_tensor_is_decoded(host: RunningHos
         status, _ = answer.result(DEADLINE)
         answered_at = witness.answered
     assert status == 200
-    assert answered_at - sent_at >= 5
+    assert answered_at - sent_at >= 40  # without the pieces, hardly any: those before and after
 
 
 WIDE_MESSAGES = {
@@ -187,7 +187,8 @@ def test_wide_grpc_messages_are_refused_before_they_are_decoded(
     ):
         before = witness.peak
         with pytest.raises(grpc.RpcError) as refused:
-            channel.unary_unary(METHOD)(message, timeout=DEADLINE)
+            call = channel.unary_unary(METHOD, bytes, bytes)
+            call(message, timeout=DEADLINE)
         witness.wait_answered(1)
         growth = witness.peak - before
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def parameters(count: int) -> dict[str, pb.InferParameter]:
     return {f"key-{number}": pb.InferParameter(bool_param=True) for number in range(count)}
 
 
-MANY = {
+MANY: dict[str, Callable[[int], bytes]] = {
     "inputs": lambda count: request_with(inputs=[INPUT(name="i")] * count),
     "outputs": lambda count: request_with(outputs=[OUTPUT(name="o")] * count),
     "raw_input_contents": lambda count: request_with(raw_input_contents=[b""] * count),
@@ -34,7 +36,7 @@ MANY = {
     "model_name": lambda count: b"\n\x01m" * count,
     "unknown": lambda count: b"\xa0\x06\x01" * count,
 }
-MANY_INSIDE = {
+MANY_INSIDE: dict[str, Callable[[int], bytes]] = {
     "'parameters' fields in InferInputTensor": lambda count: request_with(
         inputs=[INPUT(parameters=parameters(count))]
     ),
