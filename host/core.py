@@ -131,6 +131,14 @@ class Core:
         """The complete configuration of a model. Raises HostError if it is missing."""
         return self._find(name, version).config
 
+    def tensor_counts(self, name: str, version: str) -> tuple[int, int]:
+        """The numbers of inputs and outputs of a model; (0, 0) if it is missing."""
+        try:
+            config = self._find(name, version).config
+        except HostError:
+            return 0, 0
+        return len(config.input), len(config.output)
+
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         """Statistics of a model; of all models without a name. Raises HostError."""
         if not self._state.started:

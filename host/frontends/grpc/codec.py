@@ -17,6 +17,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import invalid_argument
 from host.frontends.grpc.contents import contents_bytes
+from host.frontends.grpc.message_limits import (
+    MIN_CHECKED_BYTES,
+    TensorCounts,
+    check_field_counts,
+    no_tensor_counts,
+)
 from host.frontends.grpc.parameters import (
     EMPTY_FINAL_RESPONSE,
     apply_parameters,
@@ -75,11 +81,15 @@ class InferMessage:
         return value is not None and bool(value.bool_param)
 
 
-def parse_infer_request(data: bytes) -> InferMessage:
+def parse_infer_request(
+    data: bytes, tensor_counts: TensorCounts = no_tensor_counts
+) -> InferMessage:
     """Parses a ModelInferRequest; large tensors are views of `data`.
 
-    Raises HostError INVALID_ARG for an invalid message.
+    Raises HostError INVALID_ARG for an invalid message, or for one with too many fields.
     """
+    if len(data) >= MIN_CHECKED_BYTES:
+        check_field_counts(data, tensor_counts)
     try:
         return _parse_fields(data)
     except (LookupError, ValueError, DecodeError):

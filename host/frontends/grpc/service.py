@@ -98,7 +98,7 @@ class GrpcService:
         if known is not None:
             request = known[0]
         else:
-            message = parse_infer_request(data)
+            message = parse_infer_request(data, self._core.tensor_counts)
             request = self._build_request(message)
             self._request_cache.remember(data, message, request)
         if (
@@ -149,7 +149,7 @@ class GrpcService:
                 request, message = known
                 request_id = request.id
             else:
-                message = parse_infer_request(data)
+                message = parse_infer_request(data, self._core.tensor_counts)
                 request_id = message.id
                 request = self._build_request(message)
                 self._request_cache.remember(data, message, request)

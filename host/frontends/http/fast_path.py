@@ -17,7 +17,7 @@ from host.frontends.http.exchange import BINARY, HTTP_STATUS, JSON
 from host.frontends.http.infer import binary_outputs
 from host.frontends.http.infer_request import to_request
 from host.frontends.http.infer_response import encode_infer_response
-from host.frontends.http.inference_header import InferenceHeaderReader
+from host.frontends.http.inference_header import MAX_INLINE_BYTES, InferenceHeaderReader
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import INFER, Route, find_route
 from host.frontends.http1.cycle import STATUS_LINES, Header
@@ -29,7 +29,8 @@ from host.inference.request import Classification, InferResponse
 from host.models.registry import parse_version
 
 _HEADER_LENGTH_NAME = b"inference-header-content-length"
-_MAX_BODY_BYTES = 65536  # bytes; a larger body arrives in several parts anyway
+# bytes; a larger body arrives in several parts anyway
+_MAX_BODY_BYTES = MAX_INLINE_BYTES
 _HEAD_TEMPLATE = b"%bcontent-type: %b\r\ncontent-length: "
 _JSON_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], JSON)
 _BINARY_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], BINARY)

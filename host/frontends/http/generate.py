@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, aclosing
 
@@ -10,6 +11,7 @@ from host.errors import HostError, invalid_argument
 from host.frontends.http.exchange import HTTP_STATUS, JSON, Header, HttpExchange
 from host.frontends.http.generate_schema import to_json, to_request
 from host.frontends.http.infer import json_too_large
+from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
 from host.frontends.http.traced import receive_started, trace_request, trace_response
@@ -85,7 +87,11 @@ class GenerateHandler:
             self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
         )
         version = parse_version(route.version)
-        request = to_request(config, version, body, self._max_input_size)
+        arguments = (config, version, body, self._max_input_size)
+        if len(body) > MAX_INLINE_BYTES:
+            request = await asyncio.to_thread(to_request, *arguments)
+        else:
+            request = to_request(*arguments)
         return request, trace_request(tracing, exchange, request, receive_started_ns)
 
 

@@ -70,8 +70,10 @@ class InferHandler:
             request = raw_request(config, version, body, self._limit)
         else:
             header_length = len(body) if header_length is None else header_length
-            head = self._header_reader.read(
-                body if header_length == len(body) else body[:header_length]
+            head = await self._header_reader.read_any(
+                body if header_length == len(body) else body[:header_length],
+                len(config.input),
+                len(config.output),
             )
             request = to_request(
                 head, route.resource, version, body, header_length, self._core.regions

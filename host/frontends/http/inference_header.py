@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
+from host.frontends.http.json_arrays import CutText
 from host.frontends.http.tensors import JsonInputLimit, read_tensor
 from host.inference.correlation_id import checked_correlation_text
 from host.inference.request import Parameter
@@ -16,6 +19,17 @@ from host.instances.regions import RegionPart
 
 _CACHE_SIZE = 2048  # JSON parts; a client often repeats the same one
 _MAX_CACHED_BYTES = 1024  # bytes of a JSON part
+
+MAX_TENSORS = 2048
+"""The maximum number of inputs, of outputs, and of parameters; a model with more raises it."""
+
+MAX_INLINE_BYTES = 65536
+"""Bytes of a JSON part that is decoded in the event loop, in at most 5 ms."""
+
+_MAX_SLOW_BYTES = 8192  # bytes of a JSON part that `json_reader` may read in the event loop
+_MAX_REST_BYTES = 8 << 20  # bytes of a JSON part without its large arrays
+_MAX_REST_VALUES = 131072  # decoded in 20 ms, during which the interpreter does nothing else
+_VALUES_PER_TENSOR = 64
 
 _INT64 = 1 << 63
 
@@ -65,14 +79,53 @@ class InferenceHeaderReader:
 
     def __init__(self, limit: JsonInputLimit) -> None:
         self._limit = limit
-        self._cached_read = functools.lru_cache(_CACHE_SIZE)(self._read)
+        self._cached_read = functools.lru_cache(_CACHE_SIZE)(self._read_small)
+        # One thread: several would keep the event loop waiting for the interpreter.
+        self._thread = ThreadPoolExecutor(1, "json")
 
     def read(self, text: bytes) -> InferenceHeader:
-        """Parse a JSON part. Raises HostError with the texts of docs/reference/protocol.md, 1.6."""
-        return self._cached_read(text) if len(text) <= _MAX_CACHED_BYTES else self._read(text)
+        """Parse a JSON part of at most MAX_INLINE_BYTES bytes.
 
-    def _read(self, text: bytes) -> InferenceHeader:
-        document = json.parse(text)
+        Raises HostError with the texts of docs/reference/protocol.md, 1.6; SlowText if the text
+        must be read with `read_any`.
+        """
+        if len(text) <= _MAX_CACHED_BYTES:
+            return self._cached_read(text)
+        return self._read_small(text)
+
+    async def read_any(self, text: bytes, inputs: int, outputs: int) -> InferenceHeader:
+        """Parse a JSON part of any size, in a thread if that may take long. Raises HostError.
+
+        `inputs` and `outputs` are the numbers that the model has.
+        """
+        if len(text) <= MAX_INLINE_BYTES:
+            try:
+                return self.read(text)
+            except json.SlowText:
+                pass
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self.read_large, text, inputs, outputs)
+
+    def read_large(self, text: bytes, inputs: int = 0, outputs: int = 0) -> InferenceHeader:
+        """Parse a JSON part of any size. Raises HostError. Blocks, but shares the interpreter."""
+        most_inputs, most_outputs = max(inputs, MAX_TENSORS), max(outputs, MAX_TENSORS)
+        cut = CutText(text, most_inputs)
+        _check_size_of_rest(cut.rest, most_inputs + most_outputs)
+        try:
+            document = json.parse(cut.rest)
+        except HostError as error:
+            raise cut.original_error(error) from None
+        head = self._read_document(document, most_inputs, most_outputs, cut)
+        cut.check_unread_arrays()
+        return head
+
+    def _read_small(self, text: bytes) -> InferenceHeader:
+        document = json.parse(text, len(text) <= _MAX_SLOW_BYTES)
+        return self._read_document(document, MAX_TENSORS, MAX_TENSORS, None)
+
+    def _read_document(
+        self, document: Any, most_inputs: int, most_outputs: int, cut: CutText | None
+    ) -> InferenceHeader:
         head = InferenceHeader()
         if not isinstance(document, dict):
             document = {}
@@ -81,16 +134,18 @@ class InferenceHeaderReader:
         if "parameters" in document:
             _apply_parameters(document["parameters"], head)
         inputs = _parse_field("inputs", json.as_array, _parse_member(document, "inputs"))
-        head.inputs = [self._read_input(value) for value in inputs]
+        _check_count("inputs", inputs, most_inputs)
+        head.inputs = [self._read_input(value, cut) for value in inputs]
         try:
             if "outputs" in document:
                 outputs = _parse_field("outputs", json.as_array, document["outputs"])
+                _check_count("outputs", outputs, most_outputs)
                 head.outputs = [_read_output(value) for value in outputs]
         except HostError as error:
             head.outputs = error
         return head
 
-    def _read_input(self, value: Any) -> InputHeader:
+    def _read_input(self, value: Any, cut: CutText | None) -> InputHeader:
         parameters = _parameters_of(value)
         sources = [
             name
@@ -108,13 +163,39 @@ class InferenceHeaderReader:
         datatype = _parse_field("datatype", json.as_text, _parse_member(value, "datatype"))
         head = InputHeader(name, datatype, shape)
         if sources == ["data"]:
-            head.data = read_tensor(name, datatype, shape, value["data"], self._limit)
+            data = value["data"]
+            if cut is not None:
+                data = cut.array(data) or data
+            head.data = read_tensor(name, datatype, shape, data, self._limit)
         elif sources == ["binary_data_size"]:
             size = parameters["binary_data_size"]
             head.binary_size = _parse_field("binary_data_size", json.as_unsigned, size)
         else:
             head.region = _parse_region(parameters)
         return head
+
+
+def _check_size_of_rest(rest: bytes, tensors: int) -> None:
+    """Raise HostError INVALID_ARG if the JSON without its large arrays takes too long to decode."""
+    if len(rest) > _MAX_REST_BYTES:
+        raise invalid_argument(
+            f"expected at most {_MAX_REST_BYTES} bytes besides tensor data in the request JSON,"
+            f" but got {len(rest)}"
+        )
+    most = _MAX_REST_VALUES + _VALUES_PER_TENSOR * tensors
+    values = rest.count(b",") + 1  # nested ones without a comma have limits of their own
+    if values > most:
+        raise invalid_argument(
+            f"expected at most {most} values besides tensor data in the request JSON, but got"
+            f" {values}"
+        )
+
+
+def _check_count(name: str, values: Sequence[Any], most: int) -> None:
+    if len(values) > most:
+        raise invalid_argument(
+            f"expected at most {most} '{name}' in the request JSON, but got {len(values)}"
+        )
 
 
 def _wrong_sources(sources: list[str]) -> HostError:
@@ -175,6 +256,7 @@ def _apply_parameters(value: Any, head: InferenceHeader) -> None:
         pairs = json.members(value)
     except HostError as error:
         raise json.with_context("failed to get request params.", error) from None
+    _check_count("parameters", pairs, MAX_TENSORS)
     seen = set()
     for key, parameter in pairs:
         if key in seen:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from host.errors import HostError, internal
+from host.errors import ErrorCode, HostError, internal
 from host.frontends.http.json_reader import JsonObject, JsonTooLarge, read
 
 _NEEDS_ESCAPE = re.compile(rb'[\x00-\x1f"\\]')
@@ -30,10 +30,18 @@ _INT64 = 1 << 63
 _UINT64 = 1 << 64
 
 
-def parse(text: bytes) -> Any:
+class SlowText(HostError):
+    """The text needs the slow parser, which the caller has not allowed."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.INTERNAL, "the request JSON cannot be read in the event loop")
+
+
+def parse(text: bytes, may_be_slow: bool = True) -> Any:
     """Parse a JSON text; an object with a repeated name becomes a JsonObject.
 
-    Invalid UTF-8 in strings becomes lone surrogates (`surrogateescape`). Raises HostError INTERNAL.
+    Invalid UTF-8 in strings becomes lone surrogates (`surrogateescape`). Raises HostError INTERNAL;
+    SlowText if only `json_reader` can read the text, and `may_be_slow` is false.
     """
     if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
         raise internal(
@@ -43,11 +51,15 @@ def parse(text: bytes) -> Any:
     try:
         value = _decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        if not may_be_slow:
+            raise SlowText from None
         return _read_leniently(text)
     # The first of equal names counts, but msgspec keeps the last. Compare the number of members
     # with the number of names to find repeated names.
     if text.count(b'":') - text.count(b'\\":') == _count_members(value):
         return value
+    if not may_be_slow:
+        raise SlowText
     try:
         return read(text)
     except JsonTooLarge:

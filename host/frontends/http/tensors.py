@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from host.errors import HostError, internal, invalid_argument
+from host.frontends.http.json_arrays import LargeArray
 from host.frontends.http.json_text import (
     dump_numbers,
     dump_strings,
@@ -62,6 +63,7 @@ def read_tensor(
 ) -> bytes:
     """Return the bytes of an input whose `data` is a JSON array, with any nesting.
 
+    `data` is a list or a LargeArray; of too long a LargeArray, only the beginning is decoded.
     `shape` gives the number of elements. Elements of BYTES are counted later, by the core.
     Raises HostError with the texts of docs/reference/protocol.md, 1.6.
     """
@@ -71,7 +73,7 @@ def read_tensor(
         raise refusal
     if datatype not in CODES:
         raise invalid_argument(f"invalid datatype for input {name}")
-    if type(data) is not list:
+    if type(data) is not list and not isinstance(data, LargeArray):
         raise with_context("Unable to parse 'data'", wrong_type("array"))
     if count == 0:
         return b""
@@ -84,16 +86,23 @@ def read_tensor(
             f" ({size}) exceeds maximum allowed size ({MAX_BYTES})"
         )
     limit.check_size(name, count * size)
-    try:
-        values = flatten(data)
-        encoded = read_numbers(datatype, values[:count] if len(values) > count else values)
-    except HostError as error:
-        raise with_context("Unable to parse 'data'", error) from None
-    if len(values) > count:
-        raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    if len(values) < count:
+    found = 0
+    parts: list[bytes] = []
+    for piece in data if isinstance(data, LargeArray) else (data,):
+        try:
+            values = flatten(piece)
+            left = count - found
+            parts.append(read_numbers(datatype, values[:left] if len(values) > left else values))
+        except HostError as error:
+            raise with_context("Unable to parse 'data'", error) from None
+        found += len(values)
+        if found > count:
+            raise internal(
+                "Unable to parse 'data': Shape does not match true shape of 'data' field"
+            )
+    if found < count:
         raise internal("Failed to parse 'data' field: shape does not match true shape")
-    return encoded
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def binary_only_error(name: str, datatype: str) -> HostError | None:
@@ -192,21 +201,31 @@ def read_numbers(datatype: str, values: list[Any]) -> bytes:
     return np.array(values, np.uint64).astype(_UNSIGNED[datatype]).tobytes()
 
 
-def read_strings(name: str, data: list[Any], limit: JsonInputLimit) -> bytes:
+def read_strings(name: str, data: list[Any] | LargeArray, limit: JsonInputLimit) -> bytes:
     """Encode strings as a BYTES tensor. Raises HostError if not strings, or if too large."""
-    values = flatten(data)
-    if set(map(type, values)) - {str}:
-        raise with_context("Unable to parse JSON bytes array", wrong_type("string"))
-    try:
-        elements = [value.encode("utf-8", "surrogateescape") for value in values]
-    except UnicodeEncodeError:
-        raise internal(
-            "Unable to parse JSON bytes array: The surrogate pair in string is invalid."
-        ) from None
-    limit.check_size(name, sum(map(len, elements)) + 4 * len(elements))
-    return b"".join(
-        chain.from_iterable((struct.pack("<I", len(element)), element) for element in elements)
-    )
+    size = 0
+    parts: list[bytes] = []
+    for piece in data if isinstance(data, LargeArray) else (data,):
+        values = flatten(piece)
+        if set(map(type, values)) - {str}:
+            raise with_context("Unable to parse JSON bytes array", wrong_type("string"))
+        try:
+            elements = [value.encode("utf-8", "surrogateescape") for value in values]
+        except UnicodeEncodeError:
+            raise internal(
+                "Unable to parse JSON bytes array: The surrogate pair in string is invalid."
+            ) from None
+        size += sum(map(len, elements)) + 4 * len(elements)
+        if size <= limit.max_bytes:
+            parts.append(
+                b"".join(
+                    chain.from_iterable(
+                        (struct.pack("<I", len(element)), element) for element in elements
+                    )
+                )
+            )
+    limit.check_size(name, size)
+    return b"".join(parts)
 
 
 def write_tensor(tensor: Tensor) -> bytes:

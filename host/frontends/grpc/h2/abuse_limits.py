@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.reader import FrameReader
 from host.frontends.grpc.h2.stream import Stream
@@ -91,6 +92,7 @@ class MinDataRate:
         self._reader = reader
         self._min_bytes = limits.min_interval_bytes
         self._last_counts: dict[int, int] = {}  # received bytes by stream at the last check
+        self._last_unread: dict[int, int] = {}  # pending bytes by stream at the last check
 
     def reset_slow_streams(self, window: int) -> bool:
         """Ends the streams that received less than the minimum since the last check.
@@ -110,3 +112,11 @@ class MinDataRate:
             if id in self._streams:
                 self._streams[id].on_too_slow()
         return _FRAME_KEY in slow
+
+    def reset_unread_responses(self) -> None:
+        """Resets the streams whose client has read nothing of its response since the last check."""
+        unread = ((id, stream.unread_bytes) for id, stream in self._streams.items())
+        before, self._last_unread = self._last_unread, {id: size for id, size in unread if size}
+        for id, size in self._last_unread.items():
+            if before.get(id) == size:
+                self._streams[id].reset(H2ErrorCode.CANCEL)

@@ -27,7 +27,7 @@ _TOO_SLOW = "The request did not arrive in time"
 _SERVER_STOPPED = "the server has stopped before it could answer"
 # gRPC's clients may drop a response whose fields take more than half of what they announce.
 _STATUS_OVERHEAD = 256  # bytes of the other fields, with 32 more for each
-_MIN_STATUS_MESSAGE = 64  # bytes
+_MIN_STATUS_MESSAGE, _MAX_STATUS_MESSAGE = 64, 65536  # bytes
 
 
 class _Call(Stream):
@@ -77,7 +77,9 @@ class _Call(Stream):
             host_error = to_host_error(error)
             code, text = GRPC_STATUS[host_error.code], host_error.message
         list_size = self.connection.send_buffer.max_header_list_size
-        most = max(_MIN_STATUS_MESSAGE, list_size // 2 - _STATUS_OVERHEAD) if list_size else 0
+        most = _MAX_STATUS_MESSAGE
+        if list_size:
+            most = min(most, max(_MIN_STATUS_MESSAGE, list_size // 2 - _STATUS_OVERHEAD))
         block = status.trailers(code, text, most)
         self.send_trailers(block if self._headers_sent else status.RESPONSE_HEADERS + block)
         self.connection.send_buffer.flush()
@@ -127,6 +129,17 @@ class UnaryCall(_Call):
         if self.remote_ended:
             return None
         return 0 if self._reader is None else self._reader.bytes_received
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the response that wait for the client's window."""
+        return self.pending_bytes
+
+    def mark_closed(self) -> None:
+        """Drops the pending data and the deadline."""
+        super().mark_closed()
+        if self._deadline is not None:
+            self._cancel_deadline()
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Starts the call when its message is complete."""
@@ -211,8 +224,6 @@ class UnaryCall(_Call):
         self._send_message(*await compress(message, self.rpc.response_encoding))
 
     def _send_message(self, prefix: bytes, body: bytes) -> None:
-        if self._deadline is not None:
-            self._cancel_deadline()
         encoding = self.rpc.response_encoding
         head = status.response_headers(encoding) if encoding else status.RESPONSE_HEADERS
         self.send_response(head, prefix, body, _OK_TRAILERS)

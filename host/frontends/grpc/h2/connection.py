@@ -212,7 +212,9 @@ class H2Connection(asyncio.Protocol):
             self._transport.abort()
 
     def check_data_rate(self) -> None:
-        """Ends streams whose incomplete messages come too slowly, or closes the connection."""
+        """Ends streams that send or read too slowly, or closes the connection."""
+        self._min_data_rate.reset_unread_responses()
+        self.send_buffer.flush()
         if self._min_data_rate.reset_slow_streams(self._recv_window):
             self.close(H2ErrorCode.ENHANCE_YOUR_CALM, "too slow")
 

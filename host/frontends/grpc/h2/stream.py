@@ -110,6 +110,11 @@ class Stream(ABC):
         """Bytes received of an incomplete message; None if the server waits for none."""
         return None
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of a complete response that the client must read in time; 0 if it need not."""
+        return 0
+
     def on_too_slow(self) -> None:
         """Called when the rest of an incomplete message comes too slowly."""
         self.reset(H2ErrorCode.CANCEL)

@@ -35,7 +35,7 @@ class TimedConnection(Protocol):
         """Bytes that the client's machine has not acknowledged yet."""
 
     def check_data_rate(self) -> None:
-        """Ends streams whose incomplete messages come too slowly, or closes the connection."""
+        """Ends streams that send or read too slowly, or closes the connection."""
 
     def send_keepalive_ping(self, data: bytes) -> None:
         """Sends a PING."""

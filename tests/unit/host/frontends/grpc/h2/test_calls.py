@@ -9,7 +9,13 @@ from collections.abc import Callable
 from urllib.parse import unquote
 
 import pytest
-from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
+from hyperframe.frame import (
+    DataFrame,
+    HeadersFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import GrpcOptions
@@ -206,6 +212,43 @@ def test_a_deadline_of_a_client_that_does_not_read(
     clock.advance_from_thread(0.2)
     assert peer.reset_code(stream) == 8
     assert server.service.cancelled.get(timeout=DEADLINE) == b"flood"
+
+
+@pytest.mark.parametrize("path", ["Echo", "Quick"])
+def test_a_deadline_drops_a_unary_response_that_is_not_read(
+    serve: Serve, connect: Connect, clock: FakeClockLoop, path: str
+) -> None:
+    server = serve(loop=clock)
+    peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 0})
+    stream = peer.call(path, bytes(1 << 20), ("grpc-timeout", "100m"))
+    wait_until(lambda: server.stalled() == 1, "the response to wait")
+    clock.advance_from_thread(0.05)
+    peer.settle()
+    assert server.stalled() == 1
+    clock.advance_from_thread(0.1)
+    assert peer.reset_code(stream) == 8  # CANCEL
+    assert server.stalled() == 0
+
+
+@pytest.mark.parametrize("grant", [0, 1000])
+def test_a_unary_response_without_deadline_waits_one_interval_for_its_reader(
+    serve: Serve, connect: Connect, clock: FakeClockLoop, grant: int
+) -> None:
+    server = serve(ConnectionLimits(data_rate_interval=60), loop=clock)
+    peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 0})
+    peer.auto_window = False
+    stream = peer.call("Echo", bytes(1 << 20))
+    wait_until(lambda: server.stalled() == 1, "the response to wait")
+    clock.advance_from_thread(61)
+    if grant:
+        peer.send(WindowUpdateFrame(stream, grant))
+        peer.until(lambda frame: isinstance(frame, DataFrame))
+        clock.advance_from_thread(60)
+        peer.settle()
+        assert server.stalled() == 1
+    clock.advance_from_thread(60)
+    assert peer.reset_code(stream) == 8  # CANCEL
+    assert server.stalled() == 0
 
 
 def test_a_deadline_does_not_affect_calls_that_finish_in_time(server: Server, peer: Peer) -> None:
