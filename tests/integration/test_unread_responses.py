@@ -9,7 +9,7 @@ import pytest
 from hyperframe.frame import DataFrame, SettingsFrame
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import GRPC_ENGINE, RepositoryBuilder, Serve
 from tests.unit.host.frontends.grpc.h2.h2_peer import Peer, grpc_message
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.asking import tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, GRPC_ENGINE, RepositoryBuilder, RunningHost, Serve
 
 MIB = 1 << 20
