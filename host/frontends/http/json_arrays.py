@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,15 +32,26 @@ PIECE_BYTES = 32768
 _SEARCH_STEP = 1 << 22  # bytes; a search holds the interpreter
 _PAUSE = 1e-5  # seconds between two pieces, in which the event loop gets the interpreter
 
+
+def _compile(pattern: bytes) -> re.Pattern[bytes]:
+    """Compile a pattern whose quantifiers are possessive, which saves the memory of backtracking.
+
+    Python 3.10 does not have them; greedy ones match the same here.
+    """
+    if sys.version_info < (3, 11):
+        pattern = pattern.replace(b"*+", b"*").replace(b"++", b"+")
+    return re.compile(pattern, re.DOTALL)
+
+
 _NAME = b'"data"'
-_OPENING = re.compile(rb'"data"[ \t\n\r]*+:[ \t\n\r]*+(?=\[)')
-_FIRST_ELEMENT = re.compile(rb"[\[ \t\n\r]*+")
-_NOT_IN_NUMBERS = re.compile(rb'["{}]')
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_STRINGS = re.compile(rb'(?:[\[\], \t\n\r]*+"[^"\\]*+(?:\\.[^"\\]*+)*+")++', re.DOTALL)
-_CLOSINGS = re.compile(rb"[\] \t\n\r]*+")
+_OPENING = _compile(rb'"data"[ \t\n\r]*+:[ \t\n\r]*+(?=\[)')
+_FIRST_ELEMENT = _compile(rb"[\[ \t\n\r]*+")
+_NOT_IN_NUMBERS = _compile(rb'["{}]')
+_STRING = _compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_STRINGS = _compile(rb'(?:[\[\], \t\n\r]*+"[^"\\]*+(?:\\.[^"\\]*+)*+")++')
+_CLOSINGS = _compile(rb"[\] \t\n\r]*+")
 _WHITESPACE = b" \t\n\r"
-_BRACKETS_OR_STRINGS = re.compile(rb'[\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_BRACKETS_OR_STRINGS = _compile(rb'[\[\]]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _QUOTE = 34
 _TO_SPACES = bytes.maketrans(b"[]", b"  ")
 _POSITION = re.compile(r"(?<= at )[0-9]+$")
