@@ -21,6 +21,7 @@ from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
 from host.logs.formats import Label
 from host.logs.handler import is_level_written
+from stub.wire.heap import HeapTrimmer
 from stub.wire.messages import LogLine
 
 _log = logging.getLogger("pbhost")
@@ -68,6 +69,7 @@ class StubPool:
         self._empty = asyncio.Event()
         self._empty.set()
         self.log_levels = 0
+        self._heap = HeapTrimmer()
         self._trim()
 
     def _trim(self) -> None:
@@ -75,6 +77,7 @@ class StubPool:
         self.arenas.host.trim()
         self.regions.close_unregistered()
         self.update_log_levels()
+        self._heap.trim()
         self._timer = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
 
     async def start_instance(

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameters of glibc's mallopt
 _LARGEST_KEPT = 32 << 20  # bytes; the maximum that glibc accepts
@@ -17,6 +18,34 @@ def tune_malloc(max_bytes: int = 64 << 20) -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
         mallopt(_TRIM_THRESHOLD, max_bytes)
+
+
+class HeapTrimmer:
+    """Gives memory back to the system that the C library keeps free in all its heaps."""
+
+    def __init__(self, max_growth: int = 64 << 20) -> None:
+        self._max_growth = max_growth
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        self._lowest = self._before = _private_bytes()
+
+    def trim(self) -> None:
+        """Trims the heap if the process had grown by more than `max_growth` bytes at two calls.
+
+        Trimming takes milliseconds, and so does using the memory again, so a single large request
+        is not enough.
+        """
+        before, self._before = self._before, _private_bytes()
+        self._lowest = min(self._lowest, self._before)
+        if self._trim is not None and min(before, self._before) > self._lowest + self._max_growth:
+            self._trim(0)
+            self._lowest = self._before = _private_bytes()
+
+
+def _private_bytes() -> int:
+    """Resident memory of this process that it does not share, in bytes."""
+    with open("/proc/self/statm") as file:
+        _, resident, shared, *_ = file.read().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def freeze_gc() -> None:
