@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import struct
 import zlib
 from collections import deque
@@ -17,7 +18,36 @@ ENCODINGS = {"gzip": 31, "deflate": zlib.MAX_WBITS}
 """Supported encodings, and the `wbits` that zlib needs for each."""
 
 _MIN_UNJOINED_BYTES = 4096  # bytes; smaller pieces are joined in a buffer
+_MIN_FILLED_BYTES = 16 << 20  # bytes; joining a smaller message takes a few milliseconds at most
 _MIN_THREAD_BYTES = 1 << 18  # bytes; compressing more would block the event loop for ms
+
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
+_address = ctypes.pythonapi.PyBytes_AsString
+_address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object,)
+
+
+class _FilledMessage:
+    """A new bytes object that is filled piece by piece before it is used.
+
+    Joining the pieces of a large message would hold up the event loop: for 64 MiB, 30 ms. Python's
+    C API allows filling an object that PyBytes_FromStringAndSize(NULL, size) has returned.
+    """
+
+    __slots__ = ("message", "_memory", "_filled")
+
+    def __init__(self, size: int) -> None:
+        self.message: bytes = _new_bytes(None, size)
+        address = _address(self.message)
+        self._memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+        self._filled = 0
+
+    def append(self, part: Piece | bytearray) -> None:
+        """Copies the next piece."""
+        end = self._filled + len(part)
+        self._memory[self._filled : end] = part
+        self._filled = end
 
 
 class MessageReader:
@@ -30,7 +60,9 @@ class MessageReader:
         "_prefix",
         "_flag",
         "_missing",
+        "_received",
         "_chunks",
+        "_filled",
     )
 
     def __init__(self, max_size: int) -> None:
@@ -40,7 +72,9 @@ class MessageReader:
         self._prefix = b""  # an incomplete prefix
         self._flag = 0
         self._missing = -1  # missing bytes of the current message; -1 between messages
+        self._received = 0  # bytes of the current message
         self._chunks: list[Piece | bytearray] = []
+        self._filled: _FilledMessage | None = None  # instead of the chunks
 
     @property
     def at_message_boundary(self) -> bool:
@@ -81,6 +115,10 @@ class MessageReader:
                 self._finish_message()
 
     def _append_chunk(self, part: Piece) -> None:
+        self._received += len(part)
+        if self._filled is not None:
+            self._filled.append(part)
+            return
         chunks = self._chunks
         if len(part) >= _MIN_UNJOINED_BYTES or (len(part) == self._missing and not chunks):
             chunks.append(part)
@@ -88,11 +126,30 @@ class MessageReader:
             chunks[-1] += part
         else:
             chunks.append(bytearray(part))
+        size = self._received + self._missing - len(part)
+        # A client must send a quarter of what it announces before memory for all is taken.
+        if size >= _MIN_FILLED_BYTES and self._received >= size // 4:
+            self._start_filling(size)
+
+    def _start_filling(self, size: int) -> None:
+        try:
+            filled = self._filled = _FilledMessage(size)
+        except MemoryError:
+            raise RpcError(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"The server has no memory for a message of {size} bytes",
+            ) from None
+        for chunk in self._chunks:
+            filled.append(chunk)
+        self._chunks = []
 
     def _finish_message(self) -> None:
         chunks, self._chunks = self._chunks, []
-        self.messages.append((self._flag, b"".join(chunks)))
+        filled, self._filled = self._filled, None
+        message = b"".join(chunks) if filled is None else filled.message
+        self.messages.append((self._flag, message))
         self._missing = -1
+        self._received = 0
 
 
 def check_message_size(size: int, max_size: int) -> None:
