@@ -276,6 +276,12 @@ def send_large_tensors(host: RunningHost) -> None:
         list(pool.map(infer, range(4)))
 
 
+def read_large_json(host: RunningHost) -> None:
+    """400,000 numbers as JSON, both ways."""
+    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [400_000], "data": [0.5] * 400_000}
+    assert post(host, json.dumps({"inputs": [entry]}).encode())[0] == 200
+
+
 STORMS: list[Callable[[RunningHost], None]] = [
     cancel,
     cancel_streams,
@@ -285,6 +291,7 @@ STORMS: list[Callable[[RunningHost], None]] = [
     register_memory,
     change_settings,
     send_large_tensors,
+    read_large_json,
 ]
 
 

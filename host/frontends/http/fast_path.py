@@ -6,10 +6,12 @@ with an error, and requests with unusual options, use the full endpoint (`infer`
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Container, Sequence
 
 from host.core import Core
-from host.errors import HostError, unavailable
+from host.errors import HostError, internal, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.compression import choose_encoding
@@ -20,6 +22,7 @@ from host.frontends.http.infer_response import encode_infer_response
 from host.frontends.http.inference_header import MAX_INLINE_BYTES, InferenceHeaderReader
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import INFER, Route, find_route
+from host.frontends.http.steps import Steps
 from host.frontends.http1.cycle import STATUS_LINES, Header
 from host.frontends.http1.header_cache import Body, FastHandler, ResponseCallback
 from host.frontends.open_requests import OpenRequests
@@ -28,6 +31,10 @@ from host.inference.call import Call
 from host.inference.request import Classification, InferResponse
 from host.models.registry import parse_version
 
+_Answer = tuple[bytes, Sequence[Body]]
+"""The head of a response, without its empty last line, and the parts of its body."""
+
+_log = logging.getLogger("pbhost")
 _HEADER_LENGTH_NAME = b"inference-header-content-length"
 # bytes; a larger body arrives in several parts anyway
 _MAX_BODY_BYTES = MAX_INLINE_BYTES
@@ -131,17 +138,47 @@ class _FastInferHandler:
 
         def finish(response: InferResponse | HostError) -> None:
             inference.request_finished()
-            try:
-                if isinstance(response, HostError):
-                    raise response
-                answer = _encode_response(response, classes, binary_names, outputs_in_shared_memory)
-            except HostError as error:
-                ended = call.cancelled
-                answer = _encode_error(unavailable("Server exiting") if ended else error)
-            done(*answer)
+            ended = call.cancelled and isinstance(response, HostError)
+            answer = _encode_answer(
+                unavailable("Server exiting") if ended else response,
+                classes,
+                binary_names,
+                outputs_in_shared_memory,
+            )
+            _send_in_turns(answer, done)
 
         call.subscribe_single(finish)
         return call
+
+
+def _send_in_turns(answer: Steps[_Answer], done: ResponseCallback) -> None:
+    """Pass an answer to `done`: at once if it takes one step, else after some turns of the loop."""
+    try:
+        next(answer)
+    except StopIteration as ended:
+        done(*ended.value)
+    else:
+        asyncio.get_running_loop().call_soon(_send_in_turns, answer, done)
+
+
+def _encode_answer(
+    response: InferResponse | HostError,
+    classes: Classification | None,
+    binary_names: Container[str],
+    outputs_in_shared_memory: Container[str],
+) -> Steps[_Answer]:
+    """Return the answer to a response, or to its error. Raises nothing."""
+    try:
+        if isinstance(response, HostError):
+            return _encode_error(response)
+        return (
+            yield from _encode_response(response, classes, binary_names, outputs_in_shared_memory)
+        )
+    except HostError as error:
+        return _encode_error(error)
+    except Exception:  # a defect of ours; the client must get an answer
+        _log.exception("unexpected failure of an HTTP request")
+        return _encode_error(internal("unexpected failure"))
 
 
 def _encode_response(
@@ -149,11 +186,12 @@ def _encode_response(
     classes: Classification | None,
     binary_names: Container[str],
     outputs_in_shared_memory: Container[str],
-) -> tuple[bytes, Sequence[Body]]:
-    """Return the head of a response, without its empty last line, and the parts of its body."""
+) -> Steps[_Answer]:
     if classes is not None:
         response = classify(response, classes)
-    json, chunks = encode_infer_response(response, binary_names, outputs_in_shared_memory)
+    json, chunks = yield from encode_infer_response(
+        response, binary_names, outputs_in_shared_memory
+    )
     if not chunks:
         return b"%b%d\r\n" % (_JSON_HEAD, len(json)), (json,)
     parts: list[Body] = [json]
@@ -166,7 +204,7 @@ def _encode_response(
     return head, parts
 
 
-def _encode_error(error: HostError) -> tuple[bytes, Sequence[Body]]:
+def _encode_error(error: HostError) -> _Answer:
     body = error_body(error.message or error.code.value)
     head = _HEAD_TEMPLATE % (STATUS_LINES[HTTP_STATUS[error.code]], JSON)
     return b"%b%d\r\n" % (head, len(body)), (body,)

@@ -14,6 +14,7 @@ from host.frontends.http.infer import json_too_large
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
+from host.frontends.http.steps import run_in_turns
 from host.frontends.http.traced import receive_started, trace_request, trace_response
 from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version
@@ -46,7 +47,7 @@ class GenerateHandler:
                     if body:
                         body = _NOT_ONE_RESPONSE
                         break  # this cancels the request
-                    status, body = _encode_response(response)
+                    status, body = await _encode_response(response)
             with trace_response(request):
                 await exchange.start_response(JSON, self._load_report(exchange), status)
                 await exchange.send_chunk(body or _NOT_ONE_RESPONSE, more=False)
@@ -68,7 +69,7 @@ class GenerateHandler:
                 await exchange.send_chunk(b"", more=False)
 
     async def _send_event(self, exchange: HttpExchange, response: InferResponse) -> None:
-        status, body = _encode_response(response)
+        status, body = await _encode_response(response)
         if not exchange.response_started:
             await exchange.start_response(_EVENT_STREAM, self._load_report(exchange), status)
         await exchange.send_chunk(b"data: %b\n\n" % body)
@@ -95,12 +96,12 @@ class GenerateHandler:
         return request, trace_request(tracing, exchange, request, receive_started_ns)
 
 
-def _encode_response(response: InferResponse) -> tuple[int, bytes]:
+async def _encode_response(response: InferResponse) -> tuple[int, bytes]:
     """Return status and JSON of a response, or of its error if it has no JSON form."""
     error = response.error
     if error is None:
         try:
-            return 200, to_json(response)
+            return 200, await run_in_turns(to_json(response))
         except HostError as unwritable:
             error = unwritable
     return HTTP_STATUS[error.code], error_body(error.message or error.code.value)

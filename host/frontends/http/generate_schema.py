@@ -9,6 +9,7 @@ from host.config.model_config import ModelConfig
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.inference_header import custom_parameter
+from host.frontends.http.steps import Steps
 from host.frontends.http.tensors import (
     MAX_BYTES,
     JsonInputLimit,
@@ -135,7 +136,7 @@ def _deduce_shape(name: str, count: int, dims: Sequence[int]) -> list[int]:
     return shape
 
 
-def to_json(response: InferResponse) -> bytes:
+def to_json(response: InferResponse) -> Steps[bytes]:
     """Write a successful response as a flat object with sorted names. Raises HostError."""
     fields: dict[str, bytes] = {}
     if response.id:
@@ -146,13 +147,13 @@ def to_json(response: InferResponse) -> bytes:
         fields.setdefault(name, json.dump(value))
     for tensor in response.outputs:
         if tensor.name not in fields:
-            fields[tensor.name] = _format_output(tensor)
+            fields[tensor.name] = yield from _format_output(tensor)
     members = (json.dump(name) + b":" + fields[name] for name in sorted(fields))
     return b"{" + b",".join(members) + b"}"
 
 
-def _format_output(tensor: Tensor) -> bytes:
+def _format_output(tensor: Tensor) -> Steps[bytes]:
     """Write a tensor of one element as a scalar, and any other tensor as a flat array."""
-    array = write_tensor(tensor)
+    array = yield from write_tensor(tensor)
     single = all(dim == 1 for dim in tensor.shape)
     return array[1:-1] if single else array

@@ -21,6 +21,7 @@ from host.frontends.http.infer_request import raw_request, to_request
 from host.frontends.http.infer_response import ALL_NAMES, encode_infer_response
 from host.frontends.http.inference_header import InferenceHeader, InferenceHeaderReader
 from host.frontends.http.routes import Route
+from host.frontends.http.steps import run_in_turns
 from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http.traced import receive_started, trace_request, trace_response
 from host.inference.request import InferRequest, InferResponse
@@ -106,7 +107,9 @@ class InferHandler:
     ) -> None:
         if request.classification is not None:
             response = classify(response, request.classification)
-        json, chunks = encode_infer_response(response, binary_names, outputs_in_shared_memory)
+        json, chunks = await run_in_turns(
+            encode_infer_response(response, binary_names, outputs_in_shared_memory)
+        )
         headers: list[Header] = []
         kind = JSON
         if chunks:

@@ -7,6 +7,7 @@ from collections.abc import Container
 
 from host.errors import internal
 from host.frontends.http import json_text as json
+from host.frontends.http.steps import Steps
 from host.frontends.http.tensors import write_tensor
 from host.inference.request import Buffer, InferResponse
 from host.inference.shared_memory_bytes import read_bytes
@@ -26,7 +27,7 @@ ALL_NAMES = AllNames()
 
 def encode_infer_response(
     response: InferResponse, binary: Container[str], outputs_in_shared_memory: Container[str]
-) -> tuple[bytes, list[Buffer]]:
+) -> Steps[tuple[bytes, list[Buffer]]]:
     """Return the JSON part, and the data of the outputs named in `binary`, in order.
 
     Outputs in `outputs_in_shared_memory` have their data there already. Raises
@@ -53,7 +54,7 @@ def encode_infer_response(
                 if size:
                     chunks.append(data)
             else:
-                values = write_tensor(tensor)
+                values = yield from write_tensor(tensor)
                 entries.append(_output_head(name, datatype, shape) + b',"data":' + values + b"}")
     except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
         raise internal(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,6 +20,7 @@ from host.frontends.http.json_text import (
     with_context,
     wrong_type,
 )
+from host.frontends.http.steps import Steps
 from host.inference.request import Tensor
 from host.inference.shared_memory_bytes import read_bytes
 from stub.wire.datatypes import CODES
@@ -27,6 +28,9 @@ from stub.wire.datatypes import CODES
 MAX_BYTES = 2**63 - 1
 MAX_NESTING = 100
 """The maximum nesting depth of the JSON arrays of a tensor."""
+
+PIECE_ELEMENTS = 8192
+"""Elements of a tensor that are written in one step."""
 
 _SIGNED = {"INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64}
 _UNSIGNED = {"UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64}
@@ -228,41 +232,49 @@ def read_strings(name: str, data: list[Any] | LargeArray, limit: JsonInputLimit)
     return b"".join(parts)
 
 
-def write_tensor(tensor: Tensor) -> bytes:
+def write_tensor(tensor: Tensor) -> Steps[bytes]:
     """Write a tensor as a flat JSON array. Raises HostError (docs/reference/protocol.md, 1.7)."""
-    values = elements_of(tensor)
-    return dump_strings(values) if tensor.datatype == "BYTES" else dump_numbers(values)
-
-
-def elements_of(tensor: Tensor) -> list[Any]:
-    """Return the elements of a tensor in order: numbers, booleans, or strings as bytes.
-
-    Raises HostError (docs/reference/protocol.md, 1.7).
-    """
     datatype, data = tensor.datatype, read_bytes(tensor.data)
+    prefix = ""
     if datatype in _BINARY_ONLY:
         raise invalid_argument(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format"
             " for output"
         )
     if datatype == "BYTES":
-        values = split_strings(data)
-        prefix = ""
+        pieces = split_strings(data)
     elif datatype in _NUMPY_DTYPES:
-        whole = len(data) - len(data) % np.dtype(_NUMPY_DTYPES[datatype]).itemsize
-        values = np.frombuffer(data[:whole], _NUMPY_DTYPES[datatype]).tolist()
+        pieces = _split_numbers(data, _NUMPY_DTYPES[datatype])
         prefix = "Failed to write 'data' field: "
     else:
         raise invalid_argument("Invalid data type for output tensor")
-    if len(values) != math.prod(tensor.shape):
+    dump = dump_strings if datatype == "BYTES" else dump_numbers
+    count = 0
+    written: list[bytes] = []
+    for values in pieces:
+        if written:
+            yield
+        count += len(values)
+        written.append(dump(values))
+    if count != math.prod(tensor.shape):
         raise internal(
             f"{prefix}output tensor shape does not match size of output for '{tensor.name}'"
         )
-    return values
+    if len(written) == 1:
+        return written[0]
+    return b"[" + b",".join([part[1:-1] for part in written]) + b"]"
 
 
-def split_strings(data: bytes | memoryview) -> list[bytes]:
-    """Return the elements of a BYTES tensor, without an incomplete last element."""
+def _split_numbers(data: bytes | memoryview, dtype: Any) -> Iterator[list[Any]]:
+    """Yield the elements of a numeric tensor in pieces, without an incomplete last element."""
+    whole = len(data) - len(data) % np.dtype(dtype).itemsize
+    array = np.frombuffer(data[:whole], dtype)
+    for start in range(0, len(array), PIECE_ELEMENTS):
+        yield array[start : start + PIECE_ELEMENTS].tolist()
+
+
+def split_strings(data: bytes | memoryview) -> Iterator[list[bytes]]:
+    """Yield the elements of a BYTES tensor in pieces, without an incomplete last element."""
     whole = bytes(data)
     elements: list[bytes] = []
     at, end = 0, len(whole)
@@ -272,4 +284,8 @@ def split_strings(data: bytes | memoryview) -> list[bytes]:
         if at > end:
             break
         elements.append(whole[start:at])
-    return elements
+        if len(elements) == PIECE_ELEMENTS:
+            yield elements
+            elements = []
+    if elements:
+        yield elements

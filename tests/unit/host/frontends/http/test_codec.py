@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import tritonclient.http as httpclient
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from host.errors import HostError
 from host.frontends.http import generate_schema, json_reader, json_text
+from host.frontends.http import tensors as http_tensors
 from host.frontends.http.compression import choose_encoding, compress, decompress
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.infer_request import raw_request, to_request
@@ -25,6 +27,7 @@ from host.frontends.http.infer_response import encode_infer_response
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.routes import find_route
 from host.frontends.http.settings import trace_change
+from host.frontends.http.steps import run_in_turns
 from host.frontends.http.tensors import JsonInputLimit
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
@@ -229,7 +232,7 @@ def test_the_client_decodes_the_arrays_of_a_response(
     made = decode(*written([(array, True) for array, _ in outputs])).inputs
     binary = [str(index) for index, (_, as_binary) in enumerate(outputs) if as_binary]
     response = InferResponse("m", 3, id, made, parameters=parameters)
-    head, chunks = encode_infer_response(response, binary, ())
+    head, chunks = asyncio.run(run_in_turns(encode_infer_response(response, binary, ())))
     body = b"".join([head, *chunks])
     # The length header is sent only if binary data follows.
     length = len(head) if chunks else None
@@ -240,6 +243,27 @@ def test_the_client_decodes_the_arrays_of_a_response(
     for index, (array, _) in enumerate(outputs):
         if chunks or array.size:  # without binary data, the client does not read any
             assert_same(result.as_numpy(str(index)), array)
+
+
+@given(st.lists(sent, min_size=1, max_size=3))
+def test_a_response_does_not_depend_on_its_steps(outputs: list[tuple[Array, bool]]) -> None:
+    made = decode(*written([(array, True) for array, _ in outputs])).inputs
+    response = InferResponse("m", 3, "", made)
+
+    def encoded(elements: int) -> tuple[int, Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(http_tensors, "PIECE_ELEMENTS", elements)
+            steps, pauses = encode_infer_response(response, (), ()), 0
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    return pauses, json.loads(done.value[0].decode("latin-1"))
+                pauses += 1
+
+    pauses, found = encoded(2)
+    assert pauses == sum(max(0, (array.size + 1) // 2 - 1) for array, _ in outputs)
+    assert repr((0, found)) == repr(encoded(1 << 20))  # NaN is not equal to itself
 
 
 # Arbitrary bytes
