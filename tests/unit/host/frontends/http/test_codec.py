@@ -245,9 +245,9 @@ def test_the_client_decodes_the_arrays_of_a_response(
             assert_same(result.as_numpy(str(index)), array)
 
 
-@given(st.lists(sent, min_size=1, max_size=3))
-def test_a_response_does_not_depend_on_its_steps(outputs: list[tuple[Array, bool]]) -> None:
-    made = decode(*written([(array, True) for array, _ in outputs])).inputs
+@given(st.lists(in_json, min_size=1, max_size=3))
+def test_a_response_does_not_depend_on_its_steps(outputs: list[Array]) -> None:
+    made = decode(*written([(array, True) for array in outputs])).inputs
     response = InferResponse("m", 3, "", made)
 
     def encoded(elements: int) -> tuple[int, Any]:
@@ -262,7 +262,7 @@ def test_a_response_does_not_depend_on_its_steps(outputs: list[tuple[Array, bool
                 pauses += 1
 
     pauses, found = encoded(2)
-    assert pauses == sum(max(0, (array.size + 1) // 2 - 1) for array, _ in outputs)
+    assert pauses == sum(max(0, (array.size + 1) // 2 - 1) for array in outputs)
     assert repr((0, found)) == repr(encoded(1 << 20))  # NaN is not equal to itself
 
 
