@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import signal
 import socket
@@ -15,8 +14,7 @@ from typing import Any
 from stub.wire.fork_protocol import receive_event, send_request
 from stub.wire.spawn import SpawnArguments
 
-_log = logging.getLogger("pbhost")
-
+_START_TIMEOUT = 30.0  # seconds in which a new server has to answer for the first time
 _MAX_PENDING_LAUNCHES = 16  # requests without a response; the socket holds many more
 
 
@@ -36,9 +34,9 @@ class ForkClient:
     """The host's end of a fork server, or of a process that acts as one.
 
     When the other end of `sock` is gone, `on_disconnect` is called, launches fail with
-    `disconnect_text`, and the stubs count as killed. `silence_timeout`: seconds after which a
-    server that does not respond is given up; `on_disconnect` has to end it. Source:
-    docs/explanation/decisions/0010 and 0016.
+    `disconnect_text`, and the stubs count as killed. `silence_timeout`: seconds in which a server
+    that has answered before has to answer again; otherwise `silent` is set, and what waits for it
+    fails. Its stubs go on. Source: docs/explanation/decisions/0010 and 0016.
     """
 
     def __init__(
@@ -49,6 +47,7 @@ class ForkClient:
         silence_timeout: float | None = None,
     ) -> None:
         self.closed = False
+        self.silent = False
         self._socket = sock
         self._disconnect_text = disconnect_text
         self._on_disconnect = on_disconnect
@@ -65,8 +64,9 @@ class ForkClient:
     async def start_stub(self, spawn: SpawnArguments, stdout: int, stderr: int) -> StartedStub:
         """Starts a stub with these outputs; all descriptors stay the caller's.
 
-        Raises OSError, ConnectionError if the other end is gone. If it is cancelled, a stub may
-        start all the same; it ends with the lifeline of `spawn`.
+        Raises OSError: ConnectionError if the other end is gone, TimeoutError if it is silent. If
+        that is raised, or the launch is cancelled, a stub may start all the same; it ends with the
+        lifeline of `spawn`.
         """
         launch: asyncio.Future[StartedStub] = self._loop.create_future()
         async with self._launch_limit:
@@ -87,28 +87,42 @@ class ForkClient:
                 self._launches.pop(spawn.token, None)
 
     def expect_exit(self, pid: int) -> None:
-        """Called when the kernel reports the end of a stub; the server has to tell more."""
-        if pid in self._exit_codes:
-            task = self._loop.create_task(self._wait_for_news(self._exit_codes[pid]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        """Called when the kernel reports the end of a stub, before or after the server does."""
+        if pid not in self._exit_codes:
+            return
+        code = _read_exit_code(pid)
+        if code is not None:
+            self._exit_codes.pop(pid).set_result(code)
+            return
+        # The server has reaped it, and is about to tell how it has ended.
+        task = self._loop.create_task(self._wait_for_exit_code(pid, self._exit_codes[pid]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _wait_for_exit_code(self, pid: int, code: asyncio.Future[int]) -> None:
+        try:
+            await self._wait_for_news(code)
+        except TimeoutError:
+            self._exit_codes.pop(pid, None)
+            code.set_result(-signal.SIGKILL)  # as if the server had died with it
 
     async def _wait_for_news(self, told: asyncio.Future[Any]) -> None:
-        """Waits for a response, as long as there are messages at all."""
+        """Waits for an answer, as long as there are messages at all. Raises TimeoutError."""
         silent = 0
         while not told.done():
             heard = self._messages_received
+            timeout = self._silence_timeout
+            if timeout is not None and not heard:
+                timeout = max(timeout, _START_TIMEOUT)
             # In two halves: if this process itself was stopped, the first half is over at once.
-            half = None if self._silence_timeout is None else self._silence_timeout / 2
+            half = None if timeout is None else timeout / 2
             await asyncio.wait([told], timeout=half)
             silent = silent + 1 if self._messages_received == heard else 0
-            if silent == 2 and not self.closed:
-                self._disconnect_silent()
-
-    def _disconnect_silent(self) -> None:
-        self._disconnect_text = f"the fork server has said nothing for {self._silence_timeout:g} s"
-        _log.error("%s: it is ended, and with it its stubs", self._disconnect_text)
-        self._handle_disconnect()
+            if silent == 2 and not told.done():
+                self.silent = True
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"the fork server did not answer for {timeout:g} s"
+                )
 
     def _read(self) -> None:
         try:
@@ -121,6 +135,7 @@ class ForkClient:
             self._handle_disconnect()
             return
         self._messages_received += 1
+        self.silent = False
         told, descriptors = news
         if "error" in told:
             self._handle_refused(str(told["token"]), told["error"])
@@ -174,3 +189,18 @@ class ForkClient:
             self._socket.close()
             for task in self._tasks:
                 task.cancel()
+
+
+def _read_exit_code(pid: int) -> int | None:
+    """The return code of a process that has ended and was not reaped, None if it was.
+
+    Another process with this number would not be a zombie so soon.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+    except OSError:
+        return None
+    if fields[0] != b"Z":
+        return None
+    return os.waitstatus_to_exitcode(int(fields[-1]))

@@ -14,8 +14,7 @@ from host.environments.environment import Environment
 from host.instances.fork_client import ForkClient
 from host.instances.process import StubLaunch, StubProcess, stub_command
 
-_EXIT_TIMEOUT = 5.0
-_SILENCE_TIMEOUT = 30.0  # seconds in which a fork server has to respond
+_SILENCE_TIMEOUT = 5.0  # seconds in which a fork server has to answer
 
 _log = logging.getLogger("pbhost")
 
@@ -88,8 +87,9 @@ class ForkLauncher:
     """Forks stubs from one server process, which starts with the first stub.
 
     If the server dies, its stubs die with it and the next launch starts another one; launches that
-    it has not answered are spawned. `silence_timeout`: seconds that it may be silent. The Python of
-    an environment is another program, so its stubs are spawned.
+    it has not answered are spawned. If it is silent for `silence_timeout` seconds, its stubs go on,
+    and the next launch starts another one as well. The Python of an environment is another program,
+    so its stubs are spawned.
     """
 
     def __init__(self, silence_timeout: float = _SILENCE_TIMEOUT) -> None:
@@ -97,13 +97,17 @@ class ForkLauncher:
         self._spawn = SpawnLauncher()
         self._interpreters = _InterpreterSpawner()
         self._server: _ForkServer | None = None
+        self._silent_servers: list[_ForkServer] = []
         self._starting = asyncio.Lock()
 
     async def launch(self, stub: StubLaunch) -> StubProcess:
-        """As `Launcher.launch`."""
+        """As `Launcher.launch`. Raises TimeoutError for the launch that finds the server silent."""
         if stub.environment is not None:
             return await self._spawn.launch(stub)
         async with self._starting:
+            if self._server is not None and self._server.silent:
+                self._silent_servers.append(self._server)
+                self._server = None
             if self._server is None or not self._server.alive:
                 self._server = await _ForkServer.start(self._interpreters, self._silence_timeout)
         try:
@@ -114,8 +118,9 @@ class ForkLauncher:
 
     async def close(self) -> None:
         """As `Launcher.close`."""
-        if self._server is not None:
-            await self._server.close()
+        for server in (*self._silent_servers, self._server):
+            if server is not None:
+                await server.close()
         self._interpreters.close()
         await self._spawn.close()
 
@@ -148,6 +153,10 @@ class _ForkServer:
     def alive(self) -> bool:
         return not self._client.closed
 
+    @property
+    def silent(self) -> bool:
+        return self.alive and self._client.silent
+
     async def fork(self, stub: StubLaunch) -> StubProcess:
         out, err = _output_pipes()
         try:
@@ -179,16 +188,10 @@ class _ForkServer:
         self._popen.wait()
 
     async def close(self) -> None:
+        """Ends the server, which may stand still, after its stubs."""
         if self.alive:
             self._client.close()
-            await asyncio.to_thread(self._wait)
-
-    def _wait(self) -> None:
-        try:
-            self._popen.wait(_EXIT_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
+            await asyncio.to_thread(self._died)
 
 
 def _open_pidfd(child: subprocess.Popen[bytes]) -> int:

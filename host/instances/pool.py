@@ -94,16 +94,28 @@ class StubPool:
         if self._closing:
             raise unavailable("the server is stopping")
         try:
-            instance = Instance(name, label, self, environment, attached)
+            return await self._start(name, label, environment, attached)
+        except TimeoutError as error:  # the fork server stands still; another one starts now
+            _log.warning("%s: the next stubs are forked from another one", error.strerror)
         except OSError as error:
             raise _start_error(label, error) from error
+        try:
+            return await self._start(name, label, environment, attached)
+        except OSError as error:
+            raise _start_error(label, error) from error
+
+    async def _start(
+        self, name: str, label: Label, environment: Environment | None, attached: bool
+    ) -> Instance:
+        """Starts a stub. Raises OSError, HostError or StubLost."""
+        instance = Instance(name, label, self, environment, attached)
         self._instances.add(instance)
         self._empty.clear()
         try:
             await instance.start()
-        except OSError as error:
+        except OSError:
             self.instance_exited(instance)
-            raise _start_error(label, error) from error
+            raise
         except BaseException:  # also if cancelled, as the process has no other owner
             instance.kill()
             raise

@@ -158,6 +158,7 @@ def _wait_for_exit(pid: int) -> bool:
     try:
         pidfd = os.pidfd_open(pid)
         try:
+            os.kill(pid, signal.SIGCONT)  # it may stand still
             waiting = select.poll()
             waiting.register(pidfd, select.POLLIN)
             if not waiting.poll(_EXIT_TIMEOUT * 1000):

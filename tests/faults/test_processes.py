@@ -17,6 +17,7 @@ from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.faults.campaign import REPEATS, fault
 from tests.faults.models import add_models
+from tests.faults.witness import Witness
 
 HELPERS = ("pbhost-fork-server", "process_reaper.py")
 
@@ -71,19 +72,34 @@ def test_a_killed_helper_process_harms_no_model(host: RunningHost, title: str) -
 
 
 @pytest.mark.parametrize("title", HELPERS)
-def test_a_helper_process_that_stands_still_harms_no_model(host: RunningHost, title: str) -> None:
-    """Requests go on. A stub that dies meanwhile is replaced."""
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_helper_process_that_stands_still_harms_no_model(
+    host: RunningHost, title: str, goes_on: bool
+) -> None:
+    """Requests go on, a stub that dies is replaced, readiness is true, and the exit is in time.
+
+    If the helper goes on, no stub comes of the launch that it has not answered in time.
+    """
     helper = find(host, title)
     assert helper is not None
-    with fault(f"{title} stands still", host):
+    with Witness(host) as witness, host.client() as client:
         helper.send_signal(signal.SIGSTOP)
         (stub,) = host.stubs("identity_0")
         stub.kill()
         wait_until(
-            lambda: bool(host.stubs("identity_0")) and serves(host, "identity"), "another process"
+            lambda: stub not in host.stubs("identity_0") and serves(host, "identity"),
+            "another stub",
         )
-        with suppress(psutil.NoSuchProcess):
+        assert client.is_model_ready("identity")
+        if goes_on:
             helper.send_signal(signal.SIGCONT)
+            wait_until(
+                lambda: len(host.stubs("identity_0")) == 1 and helper.status() != "stopped",
+                "one stub",
+            )
+        assert not witness.testify().errors
+    assert host.stop() == 0
+    assert "Exit timeout expired" not in host.output
 
 
 def test_too_many_connections_harm_no_connection(

@@ -97,6 +97,8 @@ def _main(grpc_url: str, http_url: str) -> None:
     ):
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", bytes, bytes)
         infer(request, timeout=DEADLINE, wait_for_ready=True)
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse().read()
         print("ready", flush=True)
         last = None
         while last is None or len(waits) < last:

@@ -308,39 +308,58 @@ def test_fork_server_that_may_not_fork_refuses_launches_and_goes_on() -> None:
         assert server.wait(DEADLINE) == 0
 
 
-def test_silent_fork_server_is_given_up_and_stubs_are_spawned(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_stubs_of_a_fork_server_that_stands_still_go_on() -> None:
     async def test() -> None:
-        launcher = ForkLauncher(silence_timeout=8)
+        launcher = ForkLauncher(silence_timeout=0.5)
         process = psutil.Process()
         stubs = StubLauncher(launcher)
         others = set(process.children())
         try:
             first = await stubs.launch("first")
+            dying = await stubs.launch("dying")
             (server,) = set(process.children()) - others
             server.suspend()
-            second = await stubs.launch("second")
-            assert second.pid in {child.pid for child in process.children()}
-            assert not server.is_running()
+            with pytest.raises(TimeoutError, match=r"the fork server did not answer for 0.5 s"):
+                await stubs.launch("second")
             third = await stubs.launch("third")
-            assert third.pid not in {child.pid for child in process.children()}
-            for stub in (first, second, third):
+            (other,) = set(process.children()) - others - {server}
+            assert psutil.Process(third.pid).ppid() == other.pid
+            dying.kill()
+            assert await dying.wait(DEADLINE)
+            assert server.is_running()
+            for stub in (first, third):
                 stub.kill()
                 assert await stub.wait(DEADLINE)
         finally:
             await launcher.close()
+        assert not (server.is_running() or other.is_running())
 
-    with caplog.at_level("WARNING", "pbhost"):
-        asyncio.run(asyncio.wait_for(test(), DEADLINE))
-    silence = "the fork server has said nothing for 8 s"
-    assert [record.message for record in caplog.records] == [
-        f"{silence}: it is ended, and with it its stubs",
-        f"{silence}: a stub is a new interpreter, in place of a fork",
-    ]
+    asyncio.run(asyncio.wait_for(test(), DEADLINE))
 
 
-def test_other_process_must_report_the_exit_code_of_a_stub() -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGABRT])
+def test_the_end_of_a_stub_is_known_while_the_fork_server_stands_still(
+    signal_number: signal.Signals,
+) -> None:
+    async def test() -> None:
+        launcher = ForkLauncher()
+        process = psutil.Process()
+        stubs = StubLauncher(launcher)
+        others = set(process.children())
+        try:
+            stub = await stubs.launch("first")
+            (server,) = set(process.children()) - others
+            server.suspend()
+            os.kill(stub.pid, signal_number)
+            assert await stubs.codes.get() == -signal_number
+            server.resume()
+        finally:
+            await launcher.close()
+
+    asyncio.run(asyncio.wait_for(test(), DEADLINE))
+
+
+def test_a_server_that_reaps_a_stub_and_says_nothing_does_not_hide_its_end() -> None:
     async def test() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lost = asyncio.Event()
@@ -348,13 +367,15 @@ def test_other_process_must_report_the_exit_code_of_a_stub() -> None:
         launching = asyncio.create_task(client.start_stub(SPAWN, 1, 2))
         await asyncio.sleep(0)
         pidfd = os.pidfd_open(os.getpid())
-        send_started(theirs, SPAWN.token, 7, pidfd)  # in time, as no other code has run since
+        gone = 1 << 22  # no process has this number
+        send_started(theirs, SPAWN.token, gone, pidfd)
         os.close(pidfd)
         started = await launching
         os.close(started.pidfd)
-        client.expect_exit(7)
+        client.expect_exit(gone)
         assert await started.code == -signal.SIGKILL
-        assert lost.is_set() and client.closed
+        assert client.silent and not client.closed and not lost.is_set()
+        client.close()
         theirs.close()
 
     asyncio.run(asyncio.wait_for(test(), DEADLINE))
