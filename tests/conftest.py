@@ -25,6 +25,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from hypothesis import HealthCheck, settings
 
+from host.system.private_directory import PrivateDirectory
+
 # The same examples each time, however long they take on a loaded machine;
 # `--hypothesis-profile=default` looks further.
 settings.register_profile(
@@ -340,6 +342,7 @@ def check_nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Itera
         before = {str(path) for path in Path("/dev/shm").glob("*pbhost*")}
         descriptors = _descriptors()
         yield
+        PrivateDirectory().close()  # the next host removes those of hosts that were killed
         wait_until(
             lambda: _traces(session) <= before,
             "no traces; left:",

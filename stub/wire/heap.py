@@ -34,7 +34,10 @@ class HeapTrimmer:
         Trimming takes milliseconds, and so does using the memory again, so a single large request
         is not enough.
         """
-        before, self._before = self._before, _private_bytes()
+        try:
+            before, self._before = self._before, _private_bytes()
+        except OSError:  # no descriptor is left
+            return
         self._lowest = min(self._lowest, self._before)
         if self._trim is not None and min(before, self._before) > self._lowest + self._max_growth:
             self._trim(0)
@@ -42,7 +45,7 @@ class HeapTrimmer:
 
 
 def _private_bytes() -> int:
-    """Resident memory of this process that it does not share, in bytes."""
+    """Resident memory of this process that it does not share, in bytes. Raises OSError."""
     with open("/proc/self/statm") as file:
         _, resident, shared, *_ = file.read().split()
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")

@@ -39,3 +39,14 @@ def test_memory_that_stays_free_is_given_back_at_the_second_call() -> None:
     grown, once, left = map(int, done.stdout.split())
     assert grown >= once > 100
     assert left < 16
+
+
+def test_a_process_without_descriptors_goes_on() -> None:
+    script = (
+        "import resource\n"
+        "from stub.wire.heap import HeapTrimmer\n"
+        "trimmer = HeapTrimmer()\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\n"
+        "trimmer.trim()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
