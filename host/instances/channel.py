@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import zmq
 
@@ -24,26 +25,50 @@ class Channel:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._folder = PrivateDirectory()
-        self.endpoint = f"ipc://{self._folder.path / 'host'}"
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the instances: one batch each
         self._socket.setsockopt(zmq.RCVHWM, 0)
         try:
-            self._socket.bind(self.endpoint)
-        except zmq.ZMQError as error:
+            self._bind()
+        except OSError as error:
             self._socket.close()
             self._context.term()
             self._folder.close()
             raise internal(
-                f"cannot open a socket at {self.endpoint}: {error.strerror}; set TMPDIR to a short"
+                f"cannot open a socket at {error.filename}: {error.strerror}; set TMPDIR to a short"
                 " path of a folder that can be written to"
             ) from error
         self._handlers: dict[bytes, FrameHandler] = {}
         self._fd: int = self._socket.FD  # readable when the socket may have something to read
         self._reading = False
         self._loop.add_reader(self._fd, self._read)
+
+    def open_endpoint(self) -> str:
+        """Returns where new stubs connect.
+
+        If the socket's folder was removed, as programs do that clean the folder of temporary files,
+        this makes another one. Raises OSError.
+        """
+        if not self._path.exists():
+            folder = PrivateDirectory()
+            self._folder.close()
+            self._folder = folder
+            self._bind()
+        return f"ipc://{self._path}"
+
+    @property
+    def _path(self) -> Path:
+        return self._folder.path / "host"
+
+    def _bind(self) -> None:
+        """Accepts stubs at the path. Raises OSError."""
+        endpoint = f"ipc://{self._path}"
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, error.strerror, endpoint) from error
 
     def register(self, token: str, handler: FrameHandler) -> None:
         """Passes every frame of the stub with this token to `handler`."""

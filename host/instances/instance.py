@@ -86,12 +86,13 @@ class Instance:
         """Starts the process and waits until it has connected. Raises HostError or OSError."""
         services, arena = self._services, self._transfer.arena
         try:
+            endpoint = services.channel.open_endpoint()
             lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
         except OSError:
             self._release_resources()
             raise
         spawn = SpawnArguments(
-            endpoint=services.channel.endpoint,
+            endpoint=endpoint,
             token=self._link.token,
             process_title=self.name,
             lifeline_fd=lifeline_read,
