@@ -262,6 +262,11 @@ class Supervisor(InstanceSlot):
         if not self._scheduler.instances:
             self._scheduler.fail_queued(unavailable(reason))
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has no batch."""
+        return self.instance.batches.idle and not self._calls_awaiting_permit
+
     def skip_grace_period(self) -> None:
         """Ends the wait of `stop` for running work, also if it is in progress."""
         self.instance.batches.skip_wait_idle()
