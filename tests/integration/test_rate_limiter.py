@@ -279,6 +279,22 @@ def test_without_the_flag_settings_have_no_effect(
         held.let_go()
 
 
+def test_a_cached_response_needs_no_resources(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    add(repository, "one", group(R))
+    add(repository, "cached", group(R), more="response_cache { enable: true }")
+    flags = ("--rate-limit=execution_count", "--cache-config=local,size=1048576")
+    host = serve(repository, *flags).wait_started()
+    with host.client() as client:
+        assert who(client, "cached") == "cached_0_0 1"
+        held = Held(host, Pipe(tmp_path / "pipe"), pool)
+        try:
+            assert who(client, "cached") == "cached_0_0 1"
+        finally:
+            held.let_go()
+
+
 def test_every_waiting_instance_gets_its_turn(
     host: RunningHost, pipe: Pipe, pool: ThreadPoolExecutor
 ) -> None:
