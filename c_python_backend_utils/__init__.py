@@ -1,8 +1,13 @@
-"""The name under which Triton defines the classes of ``pb_utils``; a few are only here."""
+"""The name under which Triton defines the classes and model control functions of ``pb_utils``.
+
+A few classes and constants are only here.
+"""
 
 import typing as _typing
 
 from pb_utils import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
     InferenceRequest,
     InferenceResponse,
     Logger,
@@ -11,6 +16,9 @@ from pb_utils import (
     Tensor,
     TritonError,
     TritonModelException,
+    is_model_ready,
+    load_model,
+    unload_model,
 )
 from pb_utils._iterator import ResponseIterator
 from pb_utils._memory import MemoryType
@@ -20,7 +28,14 @@ from pb_utils._sender import InferenceResponseSender
 from pb_utils._shared_memory import SharedMemory, shared_memory
 from pb_utils._suggestions import missing_name as _missing_name
 
+COUNTER = MetricKind.COUNTER
+GAUGE = MetricKind.GAUGE
+HISTOGRAM = MetricKind.HISTOGRAM
+
 __all__ = [
+    "COUNTER",
+    "GAUGE",
+    "HISTOGRAM",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceResponseSender",
@@ -33,10 +48,15 @@ __all__ = [
     "PreferredMemory",
     "ResponseIterator",
     "SharedMemory",
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
     "Tensor",
     "TritonError",
     "TritonModelException",
+    "is_model_ready",
+    "load_model",
     "shared_memory",
+    "unload_model",
 ]
 
 if not _typing.TYPE_CHECKING:  # otherwise type checkers would accept any name

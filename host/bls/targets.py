@@ -61,7 +61,10 @@ class BlsTargets:
     def _find_bls_target(self, request: InferRequest) -> Model:
         if not self._state.started:
             raise unavailable("Server not ready")
-        model = self._registry.find(request.model_name, request.model_version)
+        try:
+            model = self._registry.find(request.model_name, request.model_version)
+        except HostError as error:
+            raise _model_not_ready_error(request.model_name) from error
         if not model.ready:
             raise _model_not_ready_error(request.model_name)
         return model

@@ -101,7 +101,7 @@ def _check_kind(
         if group.gpus:
             kind = _Group.Kind.Name(group.kind)
             yield Finding(f"{owner} has kind {kind} but specifies one or more GPUs", f"{path}.gpus")
-    elif not gpus:
+    elif not gpus and not group.gpus:
         yield Finding(
             f"{owner} has kind KIND_GPU but server does not support GPUs",
             f"{path}.kind",
@@ -116,6 +116,7 @@ def _check_kind(
                     "the minimum required CUDA compute compatibility of "
                     f"{least_capability:.6f} are: {usable}",
                     f"{path}.gpus[{index}]",
+                    advice="" if gpus else _ADVICE,
                 )
 
 

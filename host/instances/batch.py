@@ -11,9 +11,10 @@ from host.inference.request import ExecutionTimes
 class Batch:
     """Calls that run together.
 
-    `on_done`: called at the end, with the times, or None if the stub died. `on_released`: called
-    once the instance can take the next batch, unless its stub dies first. `report`: counts the
-    batch; may be called after the responses. `deferred`: indexes of calls that are answered later.
+    `on_done`: called at the end, with the batch and its times, or None if the stub died.
+    `on_released`: called once the instance can take the next batch, unless its stub dies first.
+    `report`: counts the batch; may be called after the responses. `deferred`: indexes of calls
+    that are answered later.
     """
 
     __slots__ = (
@@ -31,7 +32,7 @@ class Batch:
         self,
         calls: Sequence[Call],
         on_released: Callable[[], None],
-        on_done: Callable[[ExecutionTimes | None], None],
+        on_done: Callable[[Batch, ExecutionTimes | None], None],
         report: Callable[[Batch, ExecutionTimes], None],
     ) -> None:
         self.calls = calls

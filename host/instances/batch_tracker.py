@@ -207,7 +207,7 @@ class BatchTracker:
             # The response is delivered before it is counted.
             try:
                 call.record_compute_times(times)
-                batch.on_done(times)
+                batch.on_done(batch, times)
                 self._release_instance(batch)
             finally:
                 try:
@@ -289,7 +289,7 @@ class BatchTracker:
     def _report_times(self, batch: Batch, times: ExecutionTimes | None) -> None:
         for call in batch.calls:
             call.record_compute_times(times)
-        batch.on_done(times)
+        batch.on_done(batch, times)
         if times is not None:
             batch.report(batch, times)
 
@@ -321,7 +321,7 @@ class BatchTracker:
         """Ends a batch of which no call could be sent."""
         now = time.monotonic_ns()
         batch.instance_free = True
-        batch.on_done(ExecutionTimes(now, now, now, now))
+        batch.on_done(batch, ExecutionTimes(now, now, now, now))
         batch.on_released()
 
     def accepts_prefetch(self, call: Call) -> bool:

@@ -87,6 +87,7 @@ class Supervisor(InstanceSlot):
         self._consecutive_exits = 0
         self._restart: asyncio.Task[None] | None = None
         self._calls_awaiting_permit: Sequence[Call] = ()  # the batch that waits for its permit
+        self._holds_resources = False  # of a batch that is done, until the instance is released
         instance.on_unexpected_exit = self._on_exit
 
     def start_accepting(self) -> None:
@@ -177,10 +178,18 @@ class Supervisor(InstanceSlot):
     def _on_released(self) -> None:
         if self.state is InstanceState.SERVING:
             self._scheduler.instance_ready(self)
-
-    def _on_batch_done(self, times: ExecutionTimes | None) -> None:
-        if self.permit is not None:
+        if self.permit is not None and self._holds_resources:
+            self._holds_resources = False
             self.permit.finish_execution()
+
+    def _on_batch_done(self, batch: Batch, times: ExecutionTimes | None) -> None:
+        if self.permit is not None:
+            # First the instance requests its next execution, which may have a lower rank than
+            # the others that wait.
+            if times is not None and not batch.instance_free:
+                self._holds_resources = True
+            else:
+                self.permit.finish_execution()
         if times is not None:
             self._consecutive_exits = 0
             batch_ns = times.ended - times.started
@@ -252,6 +261,11 @@ class Supervisor(InstanceSlot):
         """Fails queued calls if there is no other instance to run them soon."""
         if not self._scheduler.instances:
             self._scheduler.fail_queued(unavailable(reason))
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no batch."""
+        return self.instance.batches.idle and not self._calls_awaiting_permit
 
     def skip_grace_period(self) -> None:
         """Ends the wait of `stop` for running work, also if it is in progress."""

@@ -299,7 +299,11 @@ class ModelLifecycle:
                 results[number] = outcome
         if outdated or errors:
             await self._roll_back(plan, results, errors, outdated)
-        return self._commit(plan, results)
+        changed = self._commit(plan, results)
+        for result in results.values():
+            if isinstance(result, _InPlace):
+                await result.update.wait_ended()
+        return changed
 
     async def _load_version(self, plan: LoadPlan, number: int) -> LoadResult:
         async with self.limiter:

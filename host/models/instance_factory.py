@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -195,7 +196,9 @@ class InstanceFactory:
         self.start_accepting(change.made)
         for supervisor in change.surplus:
             del self._places[supervisor]
-            self._model.retire_slot(supervisor, change.finalize)
+            task = self._model.retire_slot(supervisor, change.finalize)
+            if task is not None:
+                change.ending.append(task)
 
     def _create_slot(self, stub: Instance, place: InstancePlan) -> Supervisor:
         async def launch() -> Instance:
@@ -229,10 +232,16 @@ class InstanceChange:
     surplus: list[Supervisor]
     finalize: float
     made: list[tuple[Instance, InstancePlan]] = field(default_factory=list)
+    ending: list[asyncio.Task[None]] = field(default_factory=list)
 
     def commit(self) -> None:
         """Puts the change into effect."""
         self.workshop.commit(self)
+
+    async def wait_ended(self) -> None:
+        """Waits until the surplus instances that were idle have ended."""
+        if self.ending:
+            await asyncio.wait(self.ending)
 
     async def discard(self) -> None:
         """Stops the new instances and leaves the model as it was."""

@@ -67,6 +67,9 @@ class InstanceUpdate(Protocol):
     def commit(self) -> None:
         """Starts the new instances; surplus instances stop once they have finished their work."""
 
+    async def wait_ended(self) -> None:
+        """After `commit`: waits until the surplus instances that were idle have ended."""
+
     async def discard(self) -> None:
         """Stops the new instances and leaves the version as it was."""
 

@@ -179,10 +179,11 @@ class PythonModel(DrainableModel):
             self.environment.release()
         self.metrics.merge_into_successor()
 
-    def retire_slot(self, supervisor: Supervisor, finalize: float) -> None:
+    def retire_slot(self, supervisor: Supervisor, finalize: float) -> asyncio.Task[None] | None:
         """Stops an instance that is not needed any more, once it has finished its work.
 
-        It keeps its sequences until they end; new ones go to other instances.
+        It keeps its sequences until they end; new ones go to other instances. Returns the task
+        that stops it if it is idle, so that only `finalize` has to run.
         """
         self.supervisors.remove(supervisor)
         empty = asyncio.Event()
@@ -193,6 +194,7 @@ class PythonModel(DrainableModel):
         task = asyncio.get_running_loop().create_task(self._stop_slot(supervisor, empty, finalize))
         self._retiring[supervisor] = task
         task.add_done_callback(lambda _: self._retiring.pop(supervisor, None))
+        return task if empty.is_set() and supervisor.idle else None
 
     async def _stop_slot(
         self, supervisor: Supervisor, empty: asyncio.Event, finalize: float

@@ -28,9 +28,7 @@ def parse(argv: Sequence[str]) -> Options:
     except (InvalidValue, UsageError) as error:
         detail = error.detail if isinstance(error, UsageError) else str(error)
         raise UsageError(detail, usage(), error.advice) from None
-    options.warnings[:0] = [
-        f"'--{alias.name}' has been deprecated! {alias.help_text}" for alias in line.deprecated
-    ]
+    options.warnings[:0] = _deprecation_warnings(line)
     options.warnings += [
         f"--model-repository: '{path}' contains a config.pbtxt, so it is probably a model"
         f" directory; its repository is '{os.path.dirname(os.path.abspath(path))}'"
@@ -38,6 +36,19 @@ def parse(argv: Sequence[str]) -> Options:
         if os.path.isfile(os.path.join(path, "config.pbtxt"))
     ]
     return options
+
+
+def _deprecation_warnings(line: CommandLine) -> list[str]:
+    warnings = [
+        f"'--{alias.name}' has been deprecated! {alias.help_text}" for alias, _ in line.deprecated
+    ]
+    values = {alias.name: value for alias, value in line.deprecated}
+    if values.get("strict-model-config") is False and "disable-auto-complete-config" in line.names:
+        warnings.append(
+            "Overriding deprecated '--strict-model-config' from False to True in favor of"
+            " '--disable-auto-complete-config'!"
+        )
+    return warnings
 
 
 def _check_given(line: CommandLine) -> None:

@@ -15,7 +15,7 @@ DEPRECATED = [
     DeprecatedFlag(
         "strict-model-config",
         BOOLEAN,
-        "Please use --disable-auto-complete-config instead.",
+        "Please use '--disable-auto-complete-config' instead.",
         lambda strict: [("disable-auto-complete-config", "")] if strict else [],
     ),
     DeprecatedFlag(

@@ -219,11 +219,13 @@ _KINDS = {
 
 @dataclass(slots=True)
 class CommandLine:
-    """The values by field, all names that were given, deprecated flags, positional arguments."""
+    """The values by field, all names that were given, deprecated flags and their values,
+    positional arguments.
+    """
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     names: list[str] = dataclasses.field(default_factory=list)
-    deprecated: list[DeprecatedFlag] = dataclasses.field(default_factory=list)
+    deprecated: list[tuple[DeprecatedFlag, Any]] = dataclasses.field(default_factory=list)
     positional: list[str] = dataclasses.field(default_factory=list)
 
     def set(self, flag: Flag, text: str) -> None:
@@ -251,8 +253,9 @@ def parse_flags(
         if isinstance(flag, Flag):
             line.set(flag, text)
         else:
-            line.deprecated.append(flag)
-            for name, replacement in flag.replace(_parse_value(flag, text)):
+            value = _parse_value(flag, text)
+            line.deprecated.append((flag, value))
+            for name, replacement in flag.replace(value):
                 line.set(by_name[name], replacement)
     return line
 

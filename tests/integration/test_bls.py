@@ -70,12 +70,12 @@ def test_failed_bls_requests_return_error_responses(client: Client) -> None:
     assert infer_error(infer_through, client, "nobody", array) == (
         "StatusCode.INTERNAL",
         (
-            "Model nobody - Error when running inference: Request for unknown model: 'nobody'"
-            " is not found"
+            "Model nobody - Error when running inference: Failed for execute the inference"
+            " request. Model 'nobody' is not ready."
         ),
     )
     _, text = infer_error(infer_through, client, "identity:9", array)
-    assert text.endswith("Request for unknown model: 'identity' version 9 is not found")
+    assert text.endswith("Failed for execute the inference request. Model 'identity' is not ready.")
     _, text = infer_error(infer_through, client, "misbehave", array)
     assert text.startswith("Model misbehave - Error when running inference: ")
 

@@ -80,8 +80,8 @@ def test_unary_bls_request_to_decoupled_model_is_rejected(client: Client) -> Non
 def test_rejected_stream_yields_only_the_error(client: Client) -> None:
     assert run_script(client, "return numbers(ask('nobody').exec(decoupled=True))") == [
         (
-            "Model nobody - Error when running inference: Request for unknown model: 'nobody' is"
-            " not found"
+            "Model nobody - Error when running inference: Failed for execute the"
+            " inference request. Model 'nobody' is not ready."
         )
     ]
 
@@ -415,7 +415,9 @@ def test_forked_child_gets_errors_for_unsupported_bls(client: Client) -> None:
         return texts
         """,
     )
-    assert found[0].endswith("Request for unknown model: 'nobody' is not found")
+    assert found[0].endswith(
+        "Failed for execute the inference request. Model 'nobody' is not ready."
+    )
     assert len(found) == 4
     assert all("in a forked child of a model" in text for text in found[1:])
 

@@ -862,6 +862,16 @@ def test_generate_rejects_compressed_bodies(host: RunningHost) -> None:
     assert answer == (400, error("Unsupported content-encoding, only 'identity' is supported."))
 
 
+@pytest.mark.parametrize("path", [TRACE, "/v2/logging"])
+def test_settings_accept_null_and_refuse_other_bodies_that_are_no_object(
+    host: RunningHost, path: str
+) -> None:
+    assert ask(host, "POST", path, b"null") == ask(host, "GET", path)
+    for body in (b"[]", b"5", b'"x"'):
+        answer = ask(host, "POST", path, body)
+        assert answer == (500, error("attempt to get members for non-object"))
+
+
 # Loading from what the client sends (1.5)
 
 
@@ -929,6 +939,13 @@ def unready(
     repository.copy("identity")
     repository.add("reluctant", RELUCTANT, BUSY_CONFIG)
     return module_serve(repository).wait_started()
+
+
+@pytest.mark.parametrize("way", ["generate", "generate_stream"])
+def test_generate_has_the_status_of_the_error_of_the_model(unready: RunningHost, way: str) -> None:
+    status, text = ask(unready, "POST", f"/v2/models/reluctant/{way}", b'{"INPUT0":1}')
+    assert status == 500
+    assert "returned no response for this request" in text
 
 
 def test_readiness_gives_the_reason(unready: RunningHost) -> None:

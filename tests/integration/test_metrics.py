@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open
 from prometheus_client.parser import text_string_to_metric_families as read_text
+from tritonclient.utils import InferenceServerException
 
 import host as host_package
 from tests.clients import Client, InferStream, infer_error, run_command, run_script, tensor
@@ -365,6 +367,51 @@ def test_an_error_of_a_model_counts_as_backend_failure(host: RunningHost, client
     infer_error(run_script, client, "raise ValueError('no')")
     assert failures(host, "script", "BACKEND") == before + 1
     assert [failures(host, "script", r) for r in ("REJECTED", "CANCELED", "OTHER")] == [0, 0, 0]
+
+
+def failed_once(host: RunningHost, model: str) -> bool:
+    return failures(host, model, "BACKEND") == 1
+
+
+def test_error_responses_count_as_failures_of_any_kind_of_model(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    model = """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                answer = pb_utils.InferenceResponse(error=pb_utils.TritonError("no"))
+                if not {decoupled}:
+                    return [answer for _ in requests]
+                for request in requests:
+                    sender = request.get_response_sender()
+                    sender.send(pb_utils.InferenceResponse([]))
+                    sender.send(answer, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """
+    config = """
+        backend: "python"
+        input [ {{ name: "COMMAND" data_type: TYPE_STRING dims: [ 1 ] }} ]
+        output [ {{ name: "ANSWER" data_type: TYPE_STRING dims: [ 1 ] }} ]
+        model_transaction_policy {{ decoupled: {decoupled} }}
+        """
+    for decoupled in (False, True):
+        words = {"decoupled": str(decoupled).lower()}
+        repository.add(
+            f"fails_{words['decoupled']}",
+            model.replace("{decoupled}", str(decoupled)),
+            config.format(**words),
+        )
+    host = serve(repository).wait_started()
+    for name in ("fails_false", "fails_true"):
+        with InferStream(host) as stream:
+            stream.send("", name)
+            if name == "fails_true":
+                stream.next()
+            with pytest.raises(InferenceServerException, match="no"):
+                stream.next()
+        wait_until(partial(failed_once, host, name), "the failure")
+        assert value(host, f'nv_inference_request_success{{model="{name}",version="1"}}') == 0
 
 
 def test_a_request_that_is_not_valid_is_not_counted(host: RunningHost, client: Client) -> None:

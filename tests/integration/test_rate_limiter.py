@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -107,6 +110,10 @@ def pending(host: RunningHost, model: str) -> float:
     return float(line.removeprefix(start))
 
 
+def waiting(host: RunningHost, model: str, count: int) -> bool:
+    return pending(host, model) == count
+
+
 class Held:
     """A request to `one` that holds the resource until it is let go."""
 
@@ -172,6 +179,36 @@ def test_an_instance_of_priority_two_is_run_half_as_often(client: Client) -> Non
     last = [who(client, "chosen") for _ in range(9)]
     assert sum(name.startswith("chosen_0_0") for name in last) == 6
     assert sum(name.startswith("chosen_1_0") for name in last) == 3
+
+
+def test_model_of_priority_one_runs_twice_as_often_as_one_of_priority_two(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    log = tmp_path / "executions"
+    writes = WAITS.replace(
+        "        responses = []",
+        f"""\
+        with open({str(log)!r}, "a") as log:
+            log.write(self.name[0])
+        responses = []""",
+    )
+    for name, priority in (("one", 0), ("a", 1), ("b", 2)):
+        repository.add(name, writes, CONFIG.format(groups=group(R, priority), more=""))
+    host = serve(repository, "--rate-limit=execution_count").wait_started()
+    empty = tensor("PIPE", np.array([b""], dtype=np.object_))
+    with host.client() as client:
+        held = Held(host, Pipe(tmp_path / "pipe"), pool)
+        answers: queue.Queue[object] = queue.Queue()
+        for _ in range(30):
+            for model in ("a", "b"):
+                client.async_infer(model, [empty], lambda result, error: answers.put(error))
+        try:
+            for model in ("a", "b"):
+                wait_until(partial(waiting, host, model, 30), "the requests to wait")
+        finally:
+            held.let_go()
+        assert [answers.get(timeout=DEADLINE) for _ in range(60)] == [None] * 60
+    assert Counter(log.read_text()[1:31]) == {"a": 20, "b": 10}
 
 
 def test_instances_load_and_warm_up_one_after_the_other(client: Client) -> None:
@@ -240,6 +277,22 @@ def test_without_the_flag_settings_have_no_effect(
             assert who(client, "other") == "other_0_0 1"
     finally:
         held.let_go()
+
+
+def test_a_cached_response_needs_no_resources(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    add(repository, "one", group(R))
+    add(repository, "cached", group(R), more="response_cache { enable: true }")
+    flags = ("--rate-limit=execution_count", "--cache-config=local,size=1048576")
+    host = serve(repository, *flags).wait_started()
+    with host.client() as client:
+        assert who(client, "cached") == "cached_0_0 1"
+        held = Held(host, Pipe(tmp_path / "pipe"), pool)
+        try:
+            assert who(client, "cached") == "cached_0_0 1"
+        finally:
+            held.let_go()
 
 
 def test_every_waiting_instance_gets_its_turn(

@@ -151,6 +151,30 @@ def test_surplus_instances_go_and_the_others_stay(model: Model) -> None:
     assert model.who() == f"1 {first} {before[first]}"
 
 
+def test_load_returns_when_idle_surplus_instances_have_run_finalize(
+    model: Model, tmp_path: Path
+) -> None:
+    pipe, log = Pipe(tmp_path / "pipe"), tmp_path / "finalized"
+    finalizes = f"""
+    def finalize(self):
+        if not os.path.exists({str(log)!r}):
+            open({str(pipe.path)!r}).read()
+            open({str(log)!r}, "w").close()
+"""
+    model.write(config("{ count: 2 }"), model=WHO + finalizes)
+    model.load()
+    model.configure(config("{ count: 1 }"))
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(model.load)
+        wait_until(pipe.reached, "finalize to run")
+        assert model.who().split()[1] == f"{model.name}_0_0"
+        assert not load.done()
+        pipe.let_go()
+        load.result(DEADLINE)
+    assert log.exists()
+    assert list(model.instances()) == [f"{model.name}_0_0"]
+
+
 def test_a_surplus_instance_finishes_what_it_works_on(model: Model, tmp_path: Path) -> None:
     model.write(config("{ count: 2 }"))
     model.load()

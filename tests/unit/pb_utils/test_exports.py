@@ -66,6 +66,14 @@ BOUND = {
     "TritonModelException",
 }
 INSTANCES = {"shared_memory"}
+KINDS = {"COUNTER", "GAUGE", "HISTOGRAM"}
+SHARED = {
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "is_model_ready",
+    "load_model",
+    "unload_model",
+}
 
 
 def visible(module: ModuleType) -> set[str]:
@@ -86,11 +94,14 @@ def test_all_lists_every_public_name_once() -> None:
     assert len(pb_utils.__all__) == len(PUBLIC)
 
 
-def test_binding_module_exports_the_same_classes() -> None:
+def test_binding_module_exports_the_names_of_triton() -> None:
     names = visible(c_python_backend_utils)
-    assert names == set(c_python_backend_utils.__all__) == BOUND | INSTANCES
-    for name in BOUND & PUBLIC:
+    assert names == set(c_python_backend_utils.__all__) == BOUND | INSTANCES | KINDS | SHARED
+    for name in (BOUND & PUBLIC) | SHARED:
         assert getattr(c_python_backend_utils, name) is getattr(pb_utils, name)
+    for name in KINDS:
+        kind = getattr(c_python_backend_utils, name)
+        assert kind is getattr(c_python_backend_utils.MetricKind, name)
 
 
 @pytest.mark.parametrize("name", sorted(BOUND))

@@ -385,8 +385,8 @@ class TestOtherModels:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 model.infer({"X": x})
             assert str(caught.value) == (
-                "Model nobody - Error when running inference: Request for unknown model: 'nobody' "
-                "is not found"
+                "Model nobody - Error when running inference: Failed for execute the inference "
+                "request. Model 'nobody' is not ready."
             )
 
     def test_failures_of_other_models_are_error_responses(self) -> None:

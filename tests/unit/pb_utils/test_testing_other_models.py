@@ -123,8 +123,8 @@ class TestDecoupledRequests:
         ]
         assert run_in_model(lambda: call_decoupled("nobody"), models=models) == [
             (
-                "Model nobody - Error when running inference: Request for unknown model: 'nobody' "
-                "is not found"
+                "Model nobody - Error when running inference: Failed for execute the inference "
+                "request. Model 'nobody' is not ready."
             )
         ]
 
@@ -312,7 +312,10 @@ class TestModelControl:
         assert run_in_model(act, models=self.MODELS) == [
             5,
             True,
-            f"Model other - Error when running inference: {unknown}",
+            (
+                "Model other - Error when running inference: Failed for execute the inference "
+                "request. Model 'other' is not ready."
+            ),
             f"Failed to check model readiness: {SERVER}{unknown}",
             5,
             True,

@@ -112,6 +112,16 @@ def test_an_ensemble_has_no_groups() -> None:
             "kind",
         ),
         (
+            "kind: KIND_GPU gpus: 42",
+            [],
+            (
+                "instance group m_0 of model m specifies invalid or unsupported gpu id 42. GPUs "
+                "with at least the minimum required CUDA compute compatibility of 6.000000 "
+                "are: "
+            ),
+            "gpus[0]",
+        ),
+        (
             "kind: KIND_GPU gpus: [0, 5]",
             [0, 1],
             (

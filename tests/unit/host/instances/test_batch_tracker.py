@@ -62,7 +62,7 @@ class Tracked:
         batch = Batch(
             calls,
             lambda: self.events.append("released"),
-            lambda times: self.events.append("done" if times else "lost"),
+            lambda batch, times: self.events.append("done" if times else "lost"),
             lambda batch, times: self.events.append("counted"),
         )
         self.tracker.add_batch(batch)
@@ -205,7 +205,7 @@ def test_rescheduled_request_that_its_scheduler_takes_back_stays_open() -> None:
 
     def test(t: Tracked) -> None:
         call = Iterating(InferRequest("m", []))
-        batch = Batch([call], lambda: None, lambda times: None, lambda batch, times: None)
+        batch = Batch([call], lambda: None, lambda batch, times: None, lambda batch, times: None)
         t.tracker.add_batch(batch)
         t.end(done(1, rescheduled=(0,)))
         assert not call.finished and t.logged == []
@@ -440,7 +440,7 @@ def test_batch_that_could_not_be_sent_ends_and_frees_the_instance() -> None:
         batch = Batch(
             [],
             lambda: t.events.append("released"),
-            lambda times: t.events.append("done" if times else "lost"),
+            lambda batch, times: t.events.append("done" if times else "lost"),
             lambda batch, times: t.events.append("counted"),
         )
         t.tracker.finish_unsent(batch)

@@ -164,7 +164,7 @@ class Run(logging.Handler):
         outputs = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in response.outputs]
         return response.model_version, response.id, outputs, response.parameters, error
 
-    def done(self, times: ExecutionTimes | None) -> None:
+    def done(self, batch: Batch, times: ExecutionTimes | None) -> None:
         self.event("done", times)
 
     def released(self) -> None:

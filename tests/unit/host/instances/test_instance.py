@@ -85,7 +85,9 @@ def execute(instance: Instance, *inputs: bytes) -> list[Call]:
     calls = [Call(InferRequest("m", [Tensor("x", "UINT8", [len(v)], v)])) for v in inputs]
     for call in calls:
         call.holder = RecordingHolder(True, instance.batches.cancel_call)
-    instance.execute(Batch(calls, lambda: None, lambda times: None, lambda batch, times: None))
+    instance.execute(
+        Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
+    )
     return calls
 
 
@@ -190,7 +192,7 @@ def test_batch_of_which_nothing_fits_into_memory_is_not_sent_and_ends() -> None:
             Batch(
                 [call],
                 lambda: events.append("released"),
-                lambda times: events.append("done"),
+                lambda batch, times: events.append("done"),
                 lambda batch, times: events.append("counted"),
             )
         )

@@ -91,6 +91,9 @@ class ProcesslessUpdate:
         self._events.append(f"commit {self._model.version}")
         self._model.config = self._loaded.config
 
+    async def wait_ended(self) -> None:
+        self._events.append(f"ended {self._model.version}")
+
     async def discard(self) -> None:
         self._events.append(f"discard {self._model.version}")
 
@@ -314,7 +317,7 @@ def test_change_of_instances_updates_a_version_in_place(with_lifecycle: Run) -> 
         model = setup.registry.find("m")
         setup.add(TWO_INSTANCES)
         assert not await setup.load()
-        assert setup.events == ["load 1", "update 1", "commit 1"]
+        assert setup.events == ["load 1", "update 1", "commit 1", "ended 1"]
         assert setup.registry.find("m") is model
         assert model.config.instance_group[0].count == 2
 

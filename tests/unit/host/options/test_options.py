@@ -780,11 +780,11 @@ def test_tuning_flags_are_accepted(flag: str, text: str) -> None:
     [
         (
             *("strict-model-config", "true", "disable_auto_complete_config", True),
-            "--disable-auto-complete-config instead.",
+            "'--disable-auto-complete-config' instead.",
         ),
         (
             *("strict-model-config", "false", "disable_auto_complete_config", False),
-            "--disable-auto-complete-config instead.",
+            "'--disable-auto-complete-config' instead.",
         ),
         (
             *("response-cache-byte-size", "0", "cache_config", []),
@@ -810,6 +810,24 @@ def test_deprecated_flag_stands_for_another(
     made = options(f"--{flag}={text}")
     assert getattr(made, field) == value
     assert made.warnings == [f"'--{flag}' has been deprecated! Please use {instead}"]
+
+
+def test_strict_model_config_that_is_overridden_is_a_second_warning() -> None:
+    made = options("--strict-model-config=false", "--disable-auto-complete-config")
+    assert made.disable_auto_complete_config
+    assert made.warnings == [
+        (
+            "'--strict-model-config' has been deprecated! Please use"
+            " '--disable-auto-complete-config' instead."
+        ),
+        (
+            "Overriding deprecated '--strict-model-config' from False to True in favor of"
+            " '--disable-auto-complete-config'!"
+        ),
+    ]
+    assert (
+        len(options("--strict-model-config=true", "--disable-auto-complete-config").warnings) == 1
+    )
 
 
 def test_complaint_about_a_deprecated_flags_value_names_it() -> None:

@@ -266,8 +266,8 @@ def gated(
             super().run(calls)
 
         def finish(self) -> None:
-            permits[self].finish_execution()
             super().finish()
+            permits[self].finish_execution()
 
     for wanted in needs:
         limited = Limited(scheduler)
@@ -366,3 +366,21 @@ def test_the_instance_that_has_run_least_is_chosen() -> None:
         runs[id(busy)] += 1
         busy.finish()
     assert list(runs.values()) == [20, 10]
+
+
+def test_model_of_priority_one_runs_twice_as_often_as_one_of_priority_two() -> None:
+    limiter = RateLimiter()
+    schedulers = [DirectScheduler() for _ in range(2)]
+    instances = [
+        gated(scheduler, limiter, need(priority=priority))[0]
+        for priority, scheduler in enumerate(schedulers, 1)
+    ]
+    for _ in range(30):
+        for scheduler in schedulers:
+            scheduler.submit(call_of())
+    runs = [0, 0]
+    for _ in range(30):
+        (busy,) = [index for index, instance in enumerate(instances) if instance.running]
+        runs[busy] += 1
+        instances[busy].finish()
+    assert runs == [20, 10]
