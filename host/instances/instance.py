@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -343,7 +344,8 @@ class Instance:
         self._release_resources()
         if self._process is not None and self._process.leads_process_group:
             self._services.process_reaper.kill_group(self._process.pid)
-        reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code)}"
+        why = self._services.memory_group.take_kill() if code == -signal.SIGKILL else ""
+        reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code, why)}"
         self.exit_reason = reason
         self.killed_by_signal = code < 0
         self._reply.stub_exited((stub_lost if self.killed_by_signal else internal)(f"{reason}."))

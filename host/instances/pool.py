@@ -21,6 +21,7 @@ from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
 from host.logs.formats import Label
 from host.logs.handler import is_level_written
+from host.system.memory_group import MemoryGroup
 from stub.wire.heap import HeapTrimmer
 from stub.wire.messages import LogLine
 
@@ -62,6 +63,7 @@ class StubPool:
         self.launcher = launcher
         self.terminal: Launcher = TerminalLauncher()
         self.process_reaper = ProcessReaper()
+        self.memory_group = MemoryGroup()
         self.models = models
         self.metrics = metrics
         self._instances: set[Instance] = set()

@@ -185,12 +185,12 @@ def stub_lost(message: str, code: ErrorCode = ErrorCode.INTERNAL) -> StubLost:
     return StubLost(code, message)
 
 
-def describe_exit(code: int) -> str:
-    """A return code in words."""
+def describe_exit(code: int, why: str = "") -> str:
+    """A return code in words. `why`: what is known of the reason of a SIGKILL."""
     if code >= 0:
         return f"exited with status {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"was ended by {name}"
+    return f"was ended by {name}" + (f" ({why})" if why else "")

@@ -13,6 +13,7 @@ from host.instances.channel import Channel
 from host.instances.process import Launcher
 from host.instances.process_reaper import ProcessReaper
 from host.logs.formats import Label
+from host.system.memory_group import MemoryGroup
 from stub.wire.messages import LogLine
 from stub.wire.payload import TraceLink
 
@@ -102,6 +103,7 @@ class HostServices(Protocol):
     launcher: Launcher
     terminal: Launcher
     process_reaper: ProcessReaper
+    memory_group: MemoryGroup
     models: Models
     control: ModelControl
     metrics: Metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from host.errors import HostError, unavailable
@@ -23,6 +24,7 @@ _FIRST_BACK_OFF, _MAX_BACK_OFF = (
     30.0,
 )  # seconds before the second restart in a row, and at most
 _MAX_RESTARTS = 10  # in a row, without a batch that ended well
+_PROVEN_SECONDS = 600.0  # of service, after which earlier deaths do not count any more
 _PREFETCH_NS, _MAX_PREFETCH = (
     4_000_000,
     64,
@@ -85,6 +87,7 @@ class Supervisor(InstanceSlot):
         self._report = report
         self._prefetch_limit = 1  # number of calls that the stub may prefetch
         self._consecutive_exits = 0
+        self._serves_since = time.monotonic()
         self._restart: asyncio.Task[None] | None = None
         self._calls_awaiting_permit: Sequence[Call] = ()  # the batch that waits for its permit
         self._holds_resources = False  # of a batch that is done, until the instance is released
@@ -199,6 +202,8 @@ class Supervisor(InstanceSlot):
     # Restarts
 
     def _on_exit(self, reason: str) -> None:
+        if time.monotonic() > self._serves_since + _PROVEN_SECONDS:
+            self._consecutive_exits = 0
         self._consecutive_exits += 1
         self.reason = reason
         self._fail_waiting(unavailable(reason))
@@ -243,6 +248,7 @@ class Supervisor(InstanceSlot):
         self.instance = instance
         instance.on_unexpected_exit = self._on_exit
         self.state = InstanceState.SERVING
+        self._serves_since = time.monotonic()
         self.restarts += 1
         _log.info("restarted", extra={"instance": instance.label})
         self.start_accepting()

@@ -25,6 +25,7 @@ from host.options.flag_parser import (
 )
 from host.options.header_patterns import header_forward_pattern
 from host.options.host_policies import read_policies
+from host.system.memory_group import MemoryGroup
 from host.tracing.config import TraceConfig
 
 StrPath = str | os.PathLike[str]
@@ -54,6 +55,9 @@ _own = FlagGroup("Stub Processes")
 _HONOURED = Status.HONOURED
 _REFUSED = Status.REFUSED
 _IGNORED = Status.IGNORED
+
+
+_PAGE = 4096  # bytes
 
 
 class UsageError(ValueError):
@@ -300,7 +304,7 @@ class Options:
 
     arena_byte_size: int = _own(
         0, "Maximum size in bytes of the tensor memory of each process; 0 means the size of the"
-        " machine's memory.",
+        " machine's memory, or half of the limit of the control group.",
         SIZE)
     grpc_engine: str = _own(
         "h2", "Implementation of the gRPC server. h2: built in. grpcio: the grpcio library, which"
@@ -371,8 +375,11 @@ class Options:
     @property
     def arena_limit(self) -> int:
         """Maximum size of one process's arena in bytes."""
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return self.arena_byte_size or pages
+        if self.arena_byte_size:
+            return self.arena_byte_size
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        group = MemoryGroup().limit()
+        return machine if group is None else min(machine, group // 2 // _PAGE * _PAGE)
 
     @property
     def environment_cache(self) -> Path:

@@ -1,0 +1,78 @@
+"""A host in a control group with little memory."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from host.system.memory_group import MemoryGroup
+from tests.clients import infer_error, run_script, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
+
+LIMIT = 600 << 20
+ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group with a limit of memory, for processes of this test."""
+    parent = MemoryGroup()._folder
+    folder = parent / f"pbhost-test-{uuid.uuid4().hex}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error.strerror}")
+    try:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            if (folder / name).exists():
+                (folder / name).write_text(str(LIMIT))
+                break
+        else:
+            pytest.skip("no control group can limit memory here")
+        for name in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
+            with suppress(OSError):  # without swap there is no such file
+                (folder / name).write_text("0" if name == "memory.swap.max" else str(LIMIT))
+        yield folder
+    finally:
+        wait_until(lambda: removed(folder), "the group to be empty")
+
+
+def removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_model_that_runs_out_of_memory_is_told_so(
+    repository: RepositoryBuilder, serve: Serve, group: Path
+) -> None:
+    """The limit is named to the client; the server lives, and so does the other model."""
+    repository.copy("script", "identity")
+    host = serve(repository, under=["sh", "-c", ENTER, str(group)]).wait_started()
+    with host.client() as client:
+        before = host.stubs("identity_0")
+        status, text = infer_error(
+            run_script, client, "return len(b'a' * (800 << 20))", client_timeout=DEADLINE
+        )
+        assert status == "StatusCode.UNAVAILABLE"
+        assert (
+            "It was ended by SIGKILL (the memory of the control group ran out: at most" in text
+        ), text
+        assert "600 MiB allowed) while it ran this request." in text
+        wait_until(lambda: client.is_model_ready("script"), "the model to be replaced")
+        assert run_script(client, "return 1") == 1
+        assert host.stubs("identity_0") == before
+        array = np.zeros(100 << 20, np.float32)  # more than half of the limit
+        text = infer_error(client.infer, "identity", [tensor("INPUT0", array)])[1]
+        assert "Failed to increase the shared memory pool size" in text
+        assert client.is_server_live()
+    assert host.stop() == 0
+    assert os.path.exists(group)
