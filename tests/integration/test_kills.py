@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import host
+from host.instances import supervisor
 from host.instances.instance import Instance
 from host.instances.supervisor import InstanceState
 from host.models.python_model import PythonModel
@@ -230,6 +231,30 @@ def test_killed_or_stopped_stub_fails_only_its_own_requests(
             print(dict(bench.outcomes))
             await bench.assert_no_memory_held()
             bench.assert_no_faults()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("proven", "in_a_row"), [(0.0, 1), (600.0, 3)])
+def test_deaths_after_long_service_do_not_count_in_a_row(
+    repository: RepositoryBuilder, monkeypatch: pytest.MonkeyPatch, proven: float, in_a_row: int
+) -> None:
+    monkeypatch.setattr(supervisor, "_PROVEN_SECONDS", proven)
+    repository.copy("identity")
+
+    async def main() -> None:
+        async with serving(repository) as bench:
+            (model,) = bench.living_models()
+            (known,) = model.supervisors
+
+            async def kill() -> None:
+                restarts = known.restarts
+                os.kill(bench.pids("identity")[0], signal.SIGKILL)
+                await eventually(lambda: known.restarts > restarts, "another process")
+
+            for _ in range(3):
+                await kill()
+            assert known._consecutive_exits == in_a_row
 
     run(main())
 
