@@ -130,7 +130,6 @@ class _FastInferHandler:
         call, classes, binary_names, outputs_in_shared_memory = submitted
 
         def finish(response: InferResponse | HostError) -> None:
-            inference.request_finished()
             try:
                 if isinstance(response, HostError):
                     raise response
@@ -138,6 +137,7 @@ class _FastInferHandler:
             except HostError as error:
                 ended = call.cancelled
                 answer = _encode_error(unavailable("Server exiting") if ended else error)
+            inference.request_finished()
             done(*answer)
 
         call.subscribe_single(finish)
