@@ -96,6 +96,13 @@ def test_output_that_is_listed_twice_is_returned_once() -> None:
     assert caller.outputs == [{"O": 1}, {"O": 2}] and caller.finals == [False, False, True]
 
 
+def test_input_that_is_listed_twice_counts_once() -> None:
+    model = InMemoryModel("m", inputs="X X")
+    graph = Graph((model, {"X": "I"}, {"A": "O"}), inputs="I I")
+    assert graph.infer(I=1).outputs == [{"O": 2}]
+    assert model.started == [{"X": 1}]
+
+
 # Missing tensors
 
 
