@@ -385,13 +385,19 @@ def test_names_that_are_listed_twice_and_a_missing_version_folder_are_warnings(
     repository.add("n", SOUND, PLAIN + twice)
     status, said = checked(".")
     assert said == [
-        "e/config.pbtxt:1:1: warning: platform: the ensemble has no version folder: pbhost serves"
-        " version 1, Triton refuses it (create the folder e/1, with an empty file if a tool drops"
-        " empty folders)",
-        "e/config.pbtxt:4:10: warning: output[1].name: output 'O' is listed more than once: a"
-        " response contains it once (remove this entry)",
-        "n/config.pbtxt:4:9: warning: input[1].name: input 'x' is listed more than once: the"
-        " entries count as one; Triton refuses every request to the model (remove this entry)",
+        (
+            "e/config.pbtxt:1:1: warning: platform: the ensemble has no version folder: pbhost"
+            " serves version 1, Triton refuses it (create the folder e/1, with an empty file if a"
+            " tool drops empty folders)"
+        ),
+        (
+            "e/config.pbtxt:4:10: warning: output[1].name: output 'O' is listed more than once: a"
+            " response contains it once (remove this entry)"
+        ),
+        (
+            "n/config.pbtxt:4:9: warning: input[1].name: input 'x' is listed more than once: the"
+            " entries count as one; Triton refuses every request to the model (remove this entry)"
+        ),
         "3 models: 0 errors, 3 warnings",
     ]
     assert status == 0

@@ -220,6 +220,28 @@ def test_defect_between_steps_cancels_the_running_ones(limit: str) -> None:
     with_loop(test)
 
 
+def test_defect_before_a_step_is_submitted_is_an_internal_error() -> None:
+    first, second = InMemoryModel("first", paused=True), InMemoryModel("second")
+    graph = chain(first, second)
+    caller = graph.infer(I=1)
+    del second.version  # it is a part of the step's request
+    first.run_next()
+    assert caller.error is not None and caller.finals == [True]
+    assert caller.error.message == "in ensemble 'graph', unexpected failure: AttributeError"
+    assert not second.started and graph.idle
+
+
+def test_stream_comes_to_its_end_after_an_error_even_if_the_caller_reads_nothing() -> None:
+    def refuse_131(values: Values) -> Outputs:
+        return internal("no") if values["X"] == 131 else {"A": values["X"]}
+
+    stream = InMemoryModel("stream", stream=count_up(250))
+    graph = chain(stream, InMemoryModel("m", refuse_131))
+    caller = graph.infer(I=1, reads=False)
+    assert stream.sent == 250 and len(caller.outputs) == 130
+    assert caller.error is not None and caller.finals[-1] and graph.idle
+
+
 def test_defect_at_the_first_tensor_is_an_internal_error() -> None:
     one, other = InMemoryModel("one"), InMemoryModel("other")
     graph = Graph((one, {"X": "I"}, {"A": "O"}), (other, {"X": "I"}, {"A": "P"}), outputs="O P")
@@ -271,6 +293,19 @@ def test_cancelled_step_that_waits_for_a_permit_never_starts_and_the_next_one_do
         assert first.outputs == [{"O": 2}] and graph.idle
         graph.infer(I=4)
         assert model.started[-1] == {"X": 4}
+
+    with_loop(test)
+
+
+def test_cancellation_of_a_running_step_starts_no_step_that_waits_for_its_permit() -> None:
+    def test() -> None:
+        stream = InMemoryModel("stream", stream=count_up(9))
+        slow = InMemoryModel("slow", paused=True)
+        graph = chain(stream, slow, scheduling="max_inflight_requests: 1")
+        caller = graph.infer(I=1)
+        assert slow.started == [{"X": 1}] and stream.sent == 2
+        assert cancelled(caller)
+        assert slow.started == [{"X": 1}] and graph.idle
 
     with_loop(test)
 
