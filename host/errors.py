@@ -55,6 +55,11 @@ def internal(message: str) -> HostError:
     return HostError(ErrorCode.INTERNAL, message)
 
 
+def unexpected_failure(error: BaseException) -> HostError:
+    """The error of a request that a defect of the server ended; the log has the traceback."""
+    return internal(f"unexpected failure: {type(error).__name__}")
+
+
 def unsupported(message: str) -> HostError:
     """The request is valid, but this host does not support it."""
     return HostError(ErrorCode.UNSUPPORTED, message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -10,9 +11,11 @@ from host.ensembles.inflight_limiter import InflightLimiter, Permit
 from host.ensembles.plan import EnsembleStep, Route
 from host.ensembles.step_models import EnsembleSignature, StepModel, TensorMemory
 from host.ensembles.values import EnsembleTensor, SequencePosition
-from host.errors import HostError, invalid_argument
+from host.errors import HostError, invalid_argument, unexpected_failure
 from host.inference.call import Call, CallHolder, ComputeCallback
 from host.inference.request import InferRequest, InferResponse, Tensor
+
+_log = logging.getLogger("pbhost")
 
 
 class StepExecution:
@@ -88,6 +91,13 @@ class EnsembleExecution(CallHolder):
         call.on_response_acknowledged = (
             self._response_acknowledged if self._signature.decoupled else None
         )
+        try:
+            self._add_inputs(request)
+        except Exception as error:
+            self._fail_with_exception(error)
+        self._finish_if_idle()
+
+    def _add_inputs(self, request: InferRequest) -> None:
         correlation = self._correlation
         given = {tensor.name: tensor for tensor in request.inputs}
         request.inputs = []  # each tensor is released when the last step that uses it ends
@@ -99,7 +109,6 @@ class EnsembleExecution(CallHolder):
         }
         del given
         self._add_tensors(inputs, 0)
-        self._finish_if_idle()
 
     # Tensors
 
@@ -149,7 +158,11 @@ class EnsembleExecution(CallHolder):
     def _start_step(self, step: EnsembleStep, iteration: int) -> None:
         execution = StepExecution(step, iteration)
         self._executions[execution] = None
-        request = self._build_step_request(execution)
+        try:
+            request = self._build_step_request(execution)
+        except Exception:
+            self._step_not_submitted(execution)
+            raise
         if self._limiter is None:
             self._submit_step(execution, request)
         else:
@@ -214,9 +227,12 @@ class EnsembleExecution(CallHolder):
             self._stop_waiting(execution)
         try:
             call = self._step_models[execution.step.index].model.infer(request)
-        except HostError as error:
+        except Exception as error:
             self._step_not_submitted(execution)
-            self._fail(error)
+            if isinstance(error, HostError):
+                self._fail(error)
+            else:
+                self._fail_with_exception(error)
             self._finish_if_idle()
             return
         execution.call = call
@@ -239,7 +255,7 @@ class EnsembleExecution(CallHolder):
         self, execution: StepExecution, call: Call, response: InferResponse | None, final: bool
     ) -> None:
         if final:
-            del self._executions[execution]
+            self._executions.pop(execution, None)
         try:
             if response is None:
                 pass
@@ -249,6 +265,8 @@ class EnsembleExecution(CallHolder):
                 self._take_outputs(execution, call, response, final)
             elif not final:
                 call.acknowledge_response(response)  # lets the step come to its end
+        except Exception as error:
+            self._fail_with_exception(error)
         finally:
             if final:
                 self._step_finished(execution)  # steps that follow have queued for permits by now
@@ -261,10 +279,12 @@ class EnsembleExecution(CallHolder):
 
     def _step_finished(self, execution: StepExecution) -> None:
         """Gives the permit and the tensors of a step back."""
-        if execution.permit is not None and self._limiter is not None:
-            self._limiter.release_permit(execution.permit)
+        permit, execution.permit = execution.permit, None
+        if permit is not None and self._limiter is not None:
+            self._limiter.release_permit(permit)
             self._stop_waiting(execution)
-        for credit in execution.credits:
+        credits, execution.credits = execution.credits, []
+        for credit in credits:
             credit.release()
         self._flow_control.acknowledge_waiting()
 
@@ -309,7 +329,8 @@ class EnsembleExecution(CallHolder):
             tensor = value.to_step_input(name, signature.dims[name], signature.batches)
             if tensor is not None:
                 response.outputs.append(tensor)
-                response.parameters = value.correlation.to_parameters()
+                if len(tensor.data):
+                    response.parameters = value.correlation.to_parameters()
             if value.credit is not None:
                 credits.append(value.credit)
         if request.output_placement:
@@ -322,9 +343,13 @@ class EnsembleExecution(CallHolder):
         self.call.respond(response, not self._executions)
 
     def _response_acknowledged(self, response: InferResponse) -> None:
-        self._flow_control.response_acknowledged(response)
-        for credit in self._sent.pop(id(response), ()):
-            credit.release()
+        try:
+            self._flow_control.response_acknowledged(response)
+            for credit in self._sent.pop(id(response), ()):
+                credit.release()
+        except Exception as error:
+            self._fail_with_exception(error)
+            self._finish_if_idle()
 
     # End
 
@@ -336,6 +361,19 @@ class EnsembleExecution(CallHolder):
             )
             self.failed_inside = True
             self._drop_tensors()
+
+    def _fail_with_exception(self, error: Exception) -> None:
+        """Logs an unexpected exception, and ends the request with it; cancels the running steps."""
+        _log.error(
+            "unexpected failure of a request to ensemble '%s'",
+            self._signature.name,
+            exc_info=error,
+        )
+        failure = unexpected_failure(error)
+        self._fail(failure)
+        for execution in list(self._executions):
+            if execution.call is not None:
+                execution.call.abort(failure)
 
     def _drop_tensors(self) -> None:
         """Releases the tensors that no step will use."""

@@ -53,7 +53,8 @@ class EnsemblePlan:
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        self.outputs: tuple[str, ...] = tuple(output.name for output in config.output)
+        # A configuration may list an output twice; a response contains it once.
+        self.outputs = tuple(dict.fromkeys(output.name for output in config.output))
         self.steps = tuple(
             EnsembleStep(
                 index,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Protocol
 
-from host.errors import ErrorCode, HostError
+from host.errors import ErrorCode, HostError, unexpected_failure
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse
+
+_log = logging.getLogger("pbhost")
 
 
 class FailureReason(enum.Enum):
@@ -159,36 +162,86 @@ class Call:
         return self.failure_reason is FailureReason.CANCELED
 
     def respond(self, response: InferResponse | None, final: bool = True) -> None:
-        """Passes a response on. `final` ends the call; later responses are dropped."""
+        """Passes a response on. `final` ends the call; later responses are dropped.
+
+        If the listener or the caller raises an exception, it is logged, and the call ends with an
+        INTERNAL error.
+        """
         if self.state is _FINISHED:
             return
-        listener = self.listener
-        if response is not None:
-            if response.error is not None:
-                self.failed = True
-            if listener is not None:
-                listener.call_responded(self, response)
-            self.responded = True
-        if self.request.trace is not None:
-            self.request.trace.record_response(response, final)
-        if final:
-            self.state = _FINISHED
-            # The traceback of an error may keep the request alive until the next garbage
-            # collection. Its shared memory must not wait for that.
-            self.request.inputs = []
-            self.request.output_placement = self.request.output_placement_hints = None
-            if listener is not None:
-                listener.call_finished(self)
+        try:
+            listener = self.listener
+            if response is not None:
+                if response.error is not None:
+                    self.failed = True
+                if listener is not None:
+                    listener.call_responded(self, response)
+                self.responded = True
+            if self.request.trace is not None:
+                self.request.trace.record_response(response, final)
+            if final:
+                self.state = _FINISHED
+                self._release_request()
+                if listener is not None:
+                    listener.call_finished(self)
+        except Exception as error:
+            response, final = self._end_with_exception(error), True
         callback = self._callback
         if callback is not None:
             if final:
                 self._callback = None  # breaks a reference cycle
-            callback(response, final)
+            try:
+                callback(response, final)
+            except Exception as error:
+                self._callback = None
+                callback(self._end_with_exception(error), True)
             return
         self._responses.append((response, final))
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _release_request(self) -> None:
+        """Releases the shared memory of the request.
+
+        The traceback of an error may keep the request alive until the next garbage collection.
+        """
+        self.request.inputs = []
+        self.request.output_placement = self.request.output_placement_hints = None
+
+    def _end_with_exception(self, error: Exception) -> InferResponse:
+        """Logs an unexpected exception and ends the call; returns the response for the caller."""
+        request = self.request
+        _log.error(
+            "unexpected failure of a request to model '%s'", request.model_name, exc_info=error
+        )
+        self.failed = True
+        if self.state is not _FINISHED:
+            if not self.ended:
+                self._withdraw_from_holder()
+            self.state = _FINISHED
+            self._release_request()
+            if self.listener is not None:
+                try:
+                    self.listener.call_finished(self)
+                except Exception:
+                    _log.exception("a request to model '%s' was not counted", request.model_name)
+        return InferResponse(
+            request.model_name,
+            request.model_version,
+            request.id,
+            error=unexpected_failure(error),
+        )
+
+    def _withdraw_from_holder(self) -> None:
+        try:
+            if self.holder is not None:
+                self.holder.cancel_call(self)
+        except Exception:  # the caller gets its error all the same
+            _log.exception(
+                "unexpected failure of the cancellation of a request to model '%s'",
+                self.request.model_name,
+            )
 
     def record_compute_times(self, times: ExecutionTimes | None) -> None:
         """Records the end of the batch; `times` is None if the stub died."""
@@ -229,8 +282,7 @@ class Call:
         if self.ended:
             return
         self._set_aborted(error)
-        if self.holder is not None:
-            self.holder.cancel_call(self)
+        self._withdraw_from_holder()
         self.fail(error)
 
     def request_cancellation(self, error: HostError) -> None:
@@ -279,7 +331,11 @@ class Call:
             told = True
             if not final:
                 self.cancel()
-            callback(_single_result(response, final))
+            try:
+                callback(_single_result(response, final))
+            except Exception:
+                told = False  # `respond` reports the failure to the callback
+                raise
 
         self.subscribe(deliver)
 

@@ -269,12 +269,12 @@ class BatchTracker:
         for index in deferred:
             self._detach_from_instance(batch, index, batch.calls[index])
         batch.deferred = deferred
+        # Before the instance is free, as rescheduled calls may be in its next batch.
+        again = [i for i in message.rescheduled if batch.calls[i].try_reschedule()]
         if deferred:
             batch.final_indexes = [i for i in range(len(batch.calls)) if i not in deferred]
         else:
             self._batches.pop(batch.number)
-        # Before the instance is free, as rescheduled calls may be in its next batch.
-        again = [i for i in message.rescheduled if batch.calls[i].try_reschedule()]
         times = None
         if message.started:  # otherwise all callers had gone before it started
             times = ExecutionTimes(
@@ -337,6 +337,12 @@ class BatchTracker:
         """Returns, once, the prefetched calls that the stub had not started when it died."""
         prefetched, self._prefetched = self._prefetched, []
         return prefetched
+
+    def fail_started(self, error: HostError) -> None:
+        """Fails the calls that the stub has started."""
+        for batch in self._started_batches():
+            for call in batch.calls:
+                call.fail(error)
 
     def stub_exited(self, reason: str) -> None:
         """Fails the calls that the stub had started when it died."""

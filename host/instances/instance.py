@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from host.environments.environment import Environment
-from host.errors import HostError, internal, unavailable
+from host.errors import HostError, internal, unavailable, unexpected_failure
 from host.inference.call import Call
 from host.inference.request import InferResponse
 from host.instances.batch import Batch
@@ -219,6 +219,11 @@ class Instance:
                 requests.append(transfer.encode_request(call.request, WORK, frame, batch_requests))
             except ArenaFull as full:
                 call.fail(arena_full_error(full))
+            except Exception as error:
+                _log.exception(
+                    "a request cannot be sent to the model", extra={"instance": self.label}
+                )
+                call.fail(unexpected_failure(error))
             else:
                 calls.append(call)
         batch.calls = calls
@@ -275,12 +280,30 @@ class Instance:
                     self._run_action(action)
         except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
             self._on_fault(error)
+        except Exception as error:
+            self._on_unexpected_failure(error)
 
     def _run_action(self, action: Action) -> None:
+        """Runs an action; if it fails, the other actions of the frame still run.
+
+        A call whose response cannot be passed on has ended with an error (`Call.respond`).
+        """
         try:
             action()
-        except Exception:  # the other messages of the frame must not be lost
+        except Exception:
             _log.exception("unexpected failure", extra={"instance": self.label})
+
+    def _on_unexpected_failure(self, error: Exception) -> None:
+        """Ends the calls of the stub and the stub itself, as messages of its frame are lost."""
+        _log.error(
+            "unexpected failure while messages of the stub were handled; it is killed",
+            exc_info=error,
+            extra={"instance": self.label},
+        )
+        self._session.state = State.ERROR
+        self._link.stop_reading()
+        self.batches.fail_started(unexpected_failure(error))
+        self.kill()
 
     def _on_fault(self, error: Exception) -> None:
         """Kills a stub that breaks the protocol (user code can reach into it).

@@ -34,6 +34,7 @@ from host.options.options import Options
 from host.repository.agents import run_agents
 from host.repository.repository import (
     ModelDirectory,
+    list_served_versions,
     list_versions,
     model_file_path,
     read_labels,
@@ -162,9 +163,14 @@ def _check_config(model: CheckedModel, config: ModelConfig, settings: LintSettin
 def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSettings) -> bool:
     """Check the versions; return whether the code of one may complete the configuration."""
     completes = False
-    advice = f"create the folder {model.directory / '1'}; an ensemble needs it too, but empty"
+    advice = f"create the folder {model.directory / '1'}"
     with model.report_to("version_policy", advice):
-        model.versions = select_versions(config, list_versions(model.directory))
+        available = list_served_versions(model.directory, config)
+        model.versions = select_versions(config, available)
+        if not list_versions(model.directory):
+            text = "the ensemble has no version folder: pbhost serves version 1, Triton refuses it"
+            keep = f"{advice}, with an empty file if a tool drops empty folders"
+            model.add(text, "platform", keep, warning=True)
     for version in model.versions if config.backend else ():
         with model.report_to("default_model_filename"):
             path = model_file_path(model.directory, version, config)
@@ -205,10 +211,25 @@ def _check_tensors(model: CheckedModel, config: ModelConfig, may_complete: bool)
         for index, tensor in enumerate(getattr(config, kind))
         if not (tensor.name and tensor.data_type and tensor.dims)
     }
+    _check_duplicates(model, config)
     for one in check_tensors(config):
         unsure = _first_part(one.field) in unsaid or one.field.startswith("batch_")
         if not (may_complete and unsure):
             model.add(one.text, one.field, one.advice)
+
+
+def _check_duplicates(model: CheckedModel, config: ModelConfig) -> None:
+    """Warn of names that `input` or `output` lists twice."""
+    for kind, effect in (
+        ("input", "the entries count as one; Triton refuses every request to the model"),
+        ("output", "a response contains it once"),
+    ):
+        seen: set[str] = set()
+        for index, tensor in enumerate(getattr(config, kind)):
+            if tensor.name and tensor.name in seen:
+                text = f"{kind} '{tensor.name}' is listed more than once: {effect}"
+                model.add(text, f"{kind}[{index}].name", "remove this entry", warning=True)
+            seen.add(tensor.name)
 
 
 def _check_files(model: CheckedModel, config: ModelConfig) -> None:

@@ -34,7 +34,7 @@ from host.repository.repository import (
     Fingerprint,
     Repository,
     compute_fingerprint,
-    list_versions,
+    list_served_versions,
     model_file_path,
     select_versions,
 )
@@ -256,7 +256,7 @@ class ModelLifecycle:
             )
             loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
             run_agents(loaded.config, files.path, self._settings.agents)
-            return loaded, list_versions(files.path)
+            return loaded, list_served_versions(files.path, loaded.config)
 
         try:
             return await asyncio.to_thread(read)

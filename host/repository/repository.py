@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from host.config.defaults import is_version
-from host.config.schema import ModelConfig
+from host.config.schema import ModelConfig, is_ensemble
 from host.errors import HostError, internal, invalid_argument, unsupported
 from host.repository.qualified_name import is_valid_model_name, qualified_name, split_qualified_name
 from host.system.regular_file import check_regular
@@ -215,6 +215,16 @@ def list_versions(model_dir: Path) -> list[int]:
                 "ignore version directory '%s' which fails to convert to integral number", name
             )
     return sorted(found)
+
+
+def list_served_versions(model_dir: Path, config: ModelConfig) -> list[int]:
+    """As `list_versions`; an ensemble without a version directory has version 1.
+
+    An ensemble has no files of its own, and tools such as git keep no empty directories. Source:
+    docs/reference/configuration_and_scheduling.md, 6.
+    """
+    found = list_versions(model_dir)
+    return found or ([1] if is_ensemble(config) else [])
 
 
 def _belongs_to_model(folder: Path) -> bool:

@@ -176,8 +176,7 @@ unlabelled/config.pbtxt:3:10: error: output[0].label_filename: failed to open te
 versionless/config.pbtxt: warning: ignore version directory '01' which contains leading zeros in
     its directory name
 versionless/config.pbtxt: error: version_policy: at least one version must be available under
-    the version policy of model 'versionless' (create the folder versionless/1; an ensemble
-    needs it too, but empty)
+    the version policy of model 'versionless' (create the folder versionless/1)
 14 models: 26 errors, 2 warnings
 """
 """Indented lines continue the line before."""
@@ -366,3 +365,41 @@ def test_every_misuse_is_explained(
     status, found = checked(*arguments)
     assert said in found[-1]
     assert status == 2
+
+
+ENSEMBLE = """platform: "ensemble"
+input { name: "I" data_type: TYPE_FP32 dims: 1 }
+output { name: "O" data_type: TYPE_FP32 dims: 1 }
+output { name: "O" data_type: TYPE_FP32 dims: 1 }
+ensemble_scheduling { step { model_name: "m" model_version: -1
+  input_map { key: "x" value: "I" } output_map { key: "y" value: "O" } } }
+"""
+
+
+def test_names_that_are_listed_twice_and_a_missing_version_folder_are_warnings(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    repository.add("m", SOUND, PLAIN)
+    repository.add("e", config=ENSEMBLE).joinpath("1").rmdir()
+    twice = 'input { name: "x" data_type: TYPE_FP32 dims: 1 }'
+    repository.add("n", SOUND, PLAIN + twice)
+    status, said = checked(".")
+    assert said == [
+        (
+            "e/config.pbtxt:1:1: warning: platform: the ensemble has no version folder: pbhost"
+            " serves version 1, Triton refuses it (create the folder e/1, with an empty file if a"
+            " tool drops empty folders)"
+        ),
+        (
+            "e/config.pbtxt:4:10: warning: output[1].name: output 'O' is listed more than once: a"
+            " response contains it once (remove this entry)"
+        ),
+        (
+            "n/config.pbtxt:4:9: warning: input[1].name: input 'x' is listed more than once: the"
+            " entries count as one; Triton refuses every request to the model (remove this entry)"
+        ),
+        "3 models: 0 errors, 3 warnings",
+    ]
+    assert status == 0
+    repository.add("bare", config=PLAIN).joinpath("1").rmdir()
+    assert checked(".")[0] == 1  # an ordinary model needs a version folder

@@ -99,6 +99,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     add_member(repository, "meet", MEET, inputs="X", outputs="A", count=2)
     add_member(repository, "gate", GATE, inputs="X", outputs="A", count=2)
     add_member(repository, "asker", ASKER, inputs="X", outputs="A")
+    add_member(repository, "same", 'return {"A": x}', inputs="X", outputs="A")
     add_member(repository, "count", COUNT, inputs="X", outputs="A", decoupled=True)
     add_member(
         repository, "kill", "if x[0]:\n    os.kill(os.getpid(), 9)\nreturn {'A': x}",
@@ -176,6 +177,10 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
         repository, "stream", "I", "O",
         [("count", {"X": "I"}, {"A": "t"}), ("n", {"X": "t"}, {"A": "O"})],
     )  # fmt: skip
+    add_ensemble(repository, "same_step", "I", "O", [("same", {"X": "I"}, {"A": "O"})])
+    add_ensemble(repository, "listed_twice", "I", "O O", one)
+    add_ensemble(repository, "stream_listed_twice", "I", "O O", [("count", {"X": "I"}, {"A": "O"})])
+    add_ensemble(repository, "without_folder", "I", "O", one).joinpath("1").rmdir()
     add_ensemble(
         repository, "both", "I", "O t",
         [("count", {"X": "I"}, {"A": "t"}), ("n", {"X": "t"}, {"A": "O"})],
@@ -245,6 +250,21 @@ def test_a_tensor_goes_from_step_to_step(client: Client, model: str, length: int
     given = np.arange(8, 8 + length, dtype=np.float32)
     result = infer(client, model, I=given)
     np.testing.assert_array_equal(result.as_numpy("O"), given + 2)
+
+
+def test_an_output_that_the_configuration_lists_twice_is_returned_once(
+    client: Client, host: RunningHost
+) -> None:
+    response = infer(client, "listed_twice", I=[1]).get_response()
+    assert [output.name for output in response.outputs] == ["O"]
+    with ModelStream(host) as stream:
+        stream.infer("stream_listed_twice", [2])
+        assert len(stream.outputs()) == 2
+
+
+def test_an_ensemble_without_a_version_folder_is_version_1(client: Client) -> None:
+    response = infer(client, "without_folder", I=[1]).get_response()
+    assert response.model_version == "1" and client.is_model_ready("without_folder", "1")
 
 
 def test_an_ensemble_is_a_step_of_another_one(client: Client) -> None:
@@ -353,6 +373,13 @@ def test_every_response_says_its_sequence(
     assert getattr(parameters["sequence_id"], field) == id_
     assert parameters["sequence_start"].bool_param is start
     assert parameters["sequence_end"].bool_param is False
+
+
+def test_an_output_without_elements_brings_no_sequence_parameters(client: Client) -> None:
+    response = infer(client, "same_step", I=np.zeros(0, np.float32)).get_response()
+    assert [list(output.shape) for output in response.outputs] == [[0]]
+    assert not response.parameters
+    assert "sequence_id" in infer(client, "same_step", I=[1]).get_response().parameters
 
 
 def test_a_member_may_change_the_sequence_for_those_after_it(client: Client, folder: Path) -> None:

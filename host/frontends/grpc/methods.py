@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from host.errors import ErrorCode, HostError, internal
+from host.errors import ErrorCode, HostError, unexpected_failure
 from host.frontends.forwarding import Header
 from host.frontends.tls import TlsFiles
 
@@ -131,7 +131,7 @@ def to_host_error(error: BaseException) -> HostError:
     if isinstance(error, HostError):
         return error
     _log.error("unexpected failure of a gRPC handler", exc_info=error)
-    return internal(f"unexpected failure: {type(error).__name__}")
+    return unexpected_failure(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,8 @@ class GrpcService:
         self._open_requests.count += 1
 
         def finish(response: InferResponse | HostError) -> None:
-            self._open_requests.request_finished()
             answer = _encode_result(response, request.classification)
+            self._open_requests.request_finished()
             if request.trace is None:
                 done(answer)
             else:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from host.core import Core
-from host.errors import HostError, internal, unavailable
+from host.errors import HostError, internal, unavailable, unexpected_failure
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
 from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler
@@ -116,7 +116,7 @@ class HttpApp:
         except Exception as error:  # a defect of ours
             _log.error("unexpected failure of an HTTP request", exc_info=error)
             if not exchange.response_started:
-                await exchange.send_error(internal(f"unexpected failure: {type(error).__name__}"))
+                await exchange.send_error(unexpected_failure(error))
 
     async def _handle_request(self, exchange: HttpExchange, path: bytes) -> None:
         route = find_route(path) or self._api_page_routes.get(path)

@@ -329,3 +329,84 @@ def test_model_is_told_of_each_response_before_the_caller() -> None:
     assert order == [
         *("model 1 False", "caller 1", "model 2 True", "caller 2", "finished", "caller None"),
     ]
+
+
+class Subscriber:
+    """A caller that raises `failures` exceptions, and records what it gets after them."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.got: list[tuple[InferResponse | None, bool]] = []
+
+    def __call__(self, response: InferResponse | None, final: bool) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("a defect")
+        self.got.append((response, final))
+
+
+@pytest.mark.parametrize("final", [True, False])
+@pytest.mark.parametrize("answered", [answer(), None])
+def test_caller_that_cannot_handle_a_response_gets_an_internal_error_as_the_last_one(
+    final: bool, answered: InferResponse | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = new_call()
+    recorder, caller = Recorder(call), Subscriber(1)
+    call.subscribe(caller)
+    call.respond(answered, final)
+    ((response, was_final),) = caller.got
+    error = error_of(response)
+    assert was_final and error is not None and call.finished
+    assert (error.code, error.message) == (ErrorCode.INTERNAL, "unexpected failure: RuntimeError")
+    assert recorder.events == (["finish"] if final else ["cancel", "finish"])
+    (record,) = caplog.records
+    assert record.getMessage() == "unexpected failure of a request to model 'm'"
+    assert record.exc_info is not None
+    call.respond(answer())
+    assert len(caller.got) == 1
+
+
+def test_caller_of_a_unary_call_that_cannot_handle_its_response_gets_an_internal_error() -> None:
+    got: list[InferResponse | HostError] = []
+
+    def encode(result: InferResponse | HostError) -> None:
+        if isinstance(result, InferResponse):
+            raise RuntimeError("a defect")
+        got.append(result)
+
+    call = new_call()
+    call.subscribe_single(encode)
+    call.respond(answer())
+    (error,) = got
+    assert isinstance(error, HostError) and error.code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize("method", ["call_responded", "call_finished"])
+def test_model_that_cannot_count_a_response_ends_its_call_with_an_internal_error(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    call = new_call()
+    caller = Subscriber(0)
+    call.listener = RecordingListener()
+    monkeypatch.setattr(call.listener, method, fail)
+    call.subscribe(caller)
+    call.respond(answer())
+    ((response, final),) = caller.got
+    error = error_of(response)
+    assert final and call.finished and error is not None and error.code is ErrorCode.INTERNAL
+
+
+def test_cancellation_that_fails_ends_the_call_all_the_same() -> None:
+    def fail(_: Call) -> None:
+        raise RuntimeError("a defect")
+
+    call, caller = new_call(), Subscriber(0)
+    call.holder = RecordingHolder(on_cancel=fail)
+    call.subscribe(caller)
+    call.abort(internal("over"))
+    ((response, final),) = caller.got
+    error = error_of(response)
+    assert final and error is not None and error.message == "over"

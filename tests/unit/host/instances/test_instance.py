@@ -411,3 +411,54 @@ def test_log_lines_of_the_model_get_to_the_log_with_their_levels(
         assert found == [("WARNING", "careful"), ("ERROR", "too late")]
 
     with_peer(test)
+
+
+class DefectiveCall(Call):
+    """A call with a defect: its responses cannot be prepared."""
+
+    def prepare_response(self, response: InferResponse) -> None:
+        raise AttributeError("a defect")
+
+
+@pytest.mark.parametrize("prefix", [[], [m.BlockRelease([]), m.BlockRelease([])]])
+def test_defect_while_a_frame_is_handled_ends_the_calls_of_the_stub_with_an_internal_error(
+    prefix: list[m.ToHost], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(setup: Setup) -> None:
+        instance = await setup.start()
+        calls: list[Call] = [
+            DefectiveCall(InferRequest("m", [Tensor("x", "UINT8", [1], b"a")])),
+            *([Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")]))] if prefix else []),
+        ]
+        instance.execute(Batch(calls, lambda: None, lambda times: None, lambda batch, times: None))
+        await setup.peer.receives(m.Execute)
+        response = m.Response(1, 0, WireResponse([], {}))
+        setup.peer.send_raw(m.encode([*prefix, response, m.BatchDone(1, 1, 2, 3, 4)]))
+        for call in calls:
+            error = await refusal(call)
+            assert error.code is ErrorCode.INTERNAL
+            assert error.message == "unexpected failure: AttributeError"
+        await eventually(lambda: bool(setup.exits), "the end of the stub")
+        (record,) = [r for r in caplog.records if r.exc_info]
+        assert record.getMessage().startswith("unexpected failure while messages of the stub")
+
+    with_peer(test, well_behaved)
+
+
+def test_request_that_cannot_be_encoded_fails_with_an_internal_error_and_the_others_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(setup: Setup) -> None:
+        instance = await setup.start()
+        broken = Tensor("x", "NO_SUCH_TYPE", [1], b"a")
+        calls = [
+            Call(InferRequest("m", [broken])),
+            Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")])),
+        ]
+        instance.execute(Batch(calls, lambda: None, lambda times: None, lambda batch, times: None))
+        error = await refusal(calls[0])
+        assert error.code is ErrorCode.INTERNAL
+        assert data(await calls[1]) == b"b"
+        assert any(record.exc_info for record in caplog.records)
+
+    with_peer(test)
