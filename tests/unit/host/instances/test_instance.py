@@ -430,7 +430,9 @@ def test_defect_while_a_frame_is_handled_ends_the_calls_of_the_stub_with_an_inte
             DefectiveCall(InferRequest("m", [Tensor("x", "UINT8", [1], b"a")])),
             *([Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")]))] if prefix else []),
         ]
-        instance.execute(Batch(calls, lambda: None, lambda times: None, lambda batch, times: None))
+        instance.execute(
+            Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
+        )
         await setup.peer.receives(m.Execute)
         response = m.Response(1, 0, WireResponse([], {}))
         setup.peer.send_raw(m.encode([*prefix, response, m.BatchDone(1, 1, 2, 3, 4)]))
@@ -455,7 +457,9 @@ def test_request_that_cannot_be_encoded_fails_with_an_internal_error_and_the_oth
             Call(InferRequest("m", [broken])),
             Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")])),
         ]
-        instance.execute(Batch(calls, lambda: None, lambda times: None, lambda batch, times: None))
+        instance.execute(
+            Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
+        )
         error = await refusal(calls[0])
         assert error.code is ErrorCode.INTERNAL
         assert data(await calls[1]) == b"b"

@@ -98,7 +98,7 @@ def test_closing_does_not_wait_for_a_pipe_that_is_not_read(
         writer.write(LINE)
     assert not writer.close(0.01)
     writer.write(LINE)  # is dropped
-    assert read_all(end, lambda data: len(data) >= 100 * len(LINE)) == LINE * 100
+    assert read_all(end, lambda data: len(data) >= 100 * len(LINE)).startswith(LINE * 100)
     assert writer.close(DEADLINE)
 
 
