@@ -12,8 +12,9 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
         sys.path.insert(0, _here)  # with PYTHONSAFEPATH, Python has not done this
     sys.path[0] = os.path.dirname(_here)
 
+    from stub.channel import ThreadsUnavailable
     from stub.process import set_up_stub_process
-    from stub.wire.spawn import SpawnArguments
+    from stub.wire.spawn import NO_THREADS_STATUS, SpawnArguments
     from stub.worker import Worker
 
     if sys.argv[1] == "--fork-server":
@@ -23,7 +24,10 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
     else:
         spawn = SpawnArguments.load(sys.argv[1])
     set_up_stub_process(spawn.process_title)
-    worker = Worker(spawn)
+    try:
+        worker = Worker(spawn)
+    except ThreadsUnavailable:
+        os._exit(NO_THREADS_STATUS)
     # A model sees the working directory first, then what is installed
     # (docs/reference/model_api.md, 1.2).
     sys.path[0] = ""

@@ -28,6 +28,7 @@ from stub.wire.spawn import SpawnArguments
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of the three sockets' identities, behind the stub's token."""
 
+_STUB_THREADS = 3  # two of ZeroMQ, and the service thread
 _ONE = (1).to_bytes(8, "little")  # increments an eventfd
 _FULL_RING_POLL_SECONDS = 0.001  # poll interval while the ring is full
 
@@ -36,10 +37,15 @@ class HostGone(Exception):
     """The host has ended, but this process continues."""
 
 
+class ThreadsUnavailable(Exception):
+    """This process may not start the threads that a stub needs."""
+
+
 class Channel:
-    """The connection to the host, open after construction."""
+    """The connection to the host, open after construction. Raises ThreadsUnavailable."""
 
     def __init__(self, spawn: SpawnArguments) -> None:
+        _check_threads()
         to_stub, to_host = map_rings(spawn.rings_fd)
         self._inbox = RingReader(to_stub)
         self._ring = RingWriter(to_host)
@@ -186,6 +192,26 @@ class Channel:
         for socket in self._sockets:
             socket.close(0 if self._host_gone else None)
         self._context.term()
+
+
+def _check_threads() -> None:
+    """Starts as many threads as a stub needs. Raises ThreadsUnavailable if that fails.
+
+    ZeroMQ aborts the process if it cannot start one of its two threads.
+    """
+    release = threading.Event()
+    threads = [threading.Thread(target=release.wait, daemon=True) for _ in range(_STUB_THREADS)]
+    started: List[threading.Thread] = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise ThreadsUnavailable(str(error)) from error
+    finally:
+        release.set()
+        for thread in started:
+            thread.join()
 
 
 class Wakeup:

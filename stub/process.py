@@ -10,6 +10,7 @@ import threading
 
 from stub.wire.heap import tune_malloc
 
+_OOM_SCORE = 100  # counts as much as a tenth of the memory that is allowed
 _MAX_FREED_HEAP_BYTES = 256 << 20  # bytes of freed memory
 
 
@@ -32,6 +33,7 @@ def set_up_stub_process(title: str) -> None:
     """Sets up the process as models expect it (docs/reference/model_api.md, 1.2)."""
     ignore_stop_signals()
     kill_with_parent()
+    prefer_as_oom_victim()
     tune_malloc(_MAX_FREED_HEAP_BYTES)
     set_title(title)
     # A crash in native code writes the Python stack of its thread to the host's log.
@@ -75,6 +77,18 @@ def _restore_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _restore_mask()
+
+
+def prefer_as_oom_victim() -> None:
+    """Makes the kernel end this process rather than the host if there is no memory left."""
+    path = "/proc/self/oom_score_adj"
+    try:
+        with open(path) as file:
+            adjustment = int(file.read())
+        with open(path, "w") as file:
+            file.write(str(min(adjustment + _OOM_SCORE, 1000)))
+    except OSError:
+        pass  # the kernel decides by size alone
 
 
 def kill_with_parent() -> None:

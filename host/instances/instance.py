@@ -23,7 +23,13 @@ from host.instances.channel import SERVICE, WORK
 from host.instances.host_calls import HostCalls
 from host.instances.link import Link
 from host.instances.pending_reply import PendingReply
-from host.instances.process import StubLaunch, StubProcess, describe_exit, stub_lost
+from host.instances.process import (
+    NO_MORE_PROCESSES,
+    StubLaunch,
+    StubProcess,
+    describe_exit,
+    stub_lost,
+)
 from host.instances.readiness import ReadinessCheck
 from host.instances.services import HostServices
 from host.instances.transfer import ReleaseTimer, TensorTransfer, arena_full_error
@@ -32,7 +38,7 @@ from stub.wire import messages as m
 from stub.wire.arena import ArenaFull
 from stub.wire.payload import WireRequest, WireResponse
 from stub.wire.session import ProtocolError, Session, State
-from stub.wire.spawn import SpawnArguments
+from stub.wire.spawn import NO_THREADS_STATUS, SpawnArguments
 
 _log = logging.getLogger("pbhost")
 
@@ -363,6 +369,7 @@ class Instance:
     def _on_exit(self, code: int) -> None:
         self._link.read_announced()  # its last messages
         expected = self._session.state is State.ENDED
+        connected = self._session.state is not State.CONNECTING
         self._session.state = State.ENDED
         self._release_resources()
         if self._process is not None and self._process.leads_process_group:
@@ -371,7 +378,12 @@ class Instance:
         reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code, why)}"
         self.exit_reason = reason
         self.killed_by_signal = code < 0
-        self._reply.stub_exited((stub_lost if self.killed_by_signal else internal)(f"{reason}."))
+        if code == NO_THREADS_STATUS and not connected:
+            text = f"cannot start a stub process for '{self.label}': {NO_MORE_PROCESSES}"
+            self._reply.stub_exited(stub_lost(text))
+        else:
+            error = stub_lost if self.killed_by_signal else internal
+            self._reply.stub_exited(error(f"{reason}."))
         self.batches.stub_exited(reason)
         self.bls_requests.cancel_all()
         self.readiness_check.stub_exited()

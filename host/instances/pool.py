@@ -14,7 +14,7 @@ from host.instances.arenas import Arenas
 from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel
 from host.instances.instance import Instance
-from host.instances.process import Launcher, stub_lost
+from host.instances.process import NO_MORE_PROCESSES, Launcher, stub_lost
 from host.instances.process_reaper import ProcessReaper
 from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
@@ -196,10 +196,7 @@ def _start_error(label: Label, error: OSError) -> HostError:
             f"{what}; set --arena-byte-size to less, or allow the host more memory (ulimit -v)"
         )
     if error.errno == errno.EAGAIN:
-        return stub_lost(
-            f"{what}: no more processes or threads are allowed; raise the limit of the user"
-            " (ulimit -u) or of the container (pids)"
-        )
+        return stub_lost(f"{what}: {NO_MORE_PROCESSES}")
     return stub_lost(
         f"{what}; the host may need a higher limit of open files (ulimit -n) or more memory"
     )

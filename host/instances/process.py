@@ -185,6 +185,13 @@ def stub_lost(message: str, code: ErrorCode = ErrorCode.INTERNAL) -> StubLost:
     return StubLost(code, message)
 
 
+NO_MORE_PROCESSES = (
+    "no more processes or threads are allowed; raise the limit of the user (ulimit -u) or of the"
+    " container (pids)"
+)
+"""What to do about EAGAIN."""
+
+
 def describe_exit(code: int, why: str = "") -> str:
     """A return code in words. `why`: what is known of the reason of a SIGKILL."""
     if code >= 0:

@@ -4,6 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Tuple
 
+NO_THREADS_STATUS = 75  # EX_TEMPFAIL
+"""Exit status of a stub that cannot start its threads."""
+
 
 @dataclass(frozen=True)
 class SpawnArguments:

@@ -76,3 +76,15 @@ def test_a_model_that_runs_out_of_memory_is_told_so(
         assert client.is_server_live()
     assert host.stop() == 0
     assert os.path.exists(group)
+
+
+def test_the_kernel_prefers_processes_of_models_to_the_server(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    repository.copy("identity")
+    host = serve(repository).wait_started()
+    (stub,) = host.stubs()
+    assert score(stub.pid) == min(score(host.process.pid) + 100, 1000)

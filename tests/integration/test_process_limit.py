@@ -1,0 +1,82 @@
+"""A server that may have no more processes or threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from tests.clients import infer_error, tensor
+from tests.conftest import RepositoryBuilder, Serve
+from tests.control_groups import joining, new_control_group
+
+STARTS_A_THREAD = """
+import threading
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        array = pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy()
+        if array.shape == (1,):
+            threading.Thread(target=print).start()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for _ in requests]
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A new control group that can limit processes and threads."""
+    with new_control_group("pids") as folder:
+        yield folder
+
+
+def ask(client: grpcclient.InferenceServerClient, model: str, count: int) -> None:
+    array = np.ones(count, dtype=np.float32)
+    result = client.infer(model, [tensor("INPUT0", array)])
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_thread_that_a_model_cannot_start_is_an_error_of_its_request(
+    group: Path, repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("identity")
+    config = (repository.path / "identity" / "config.pbtxt").read_text()
+    repository.add("threads", STARTS_A_THREAD, config)
+    host = serve(repository, under=joining(group)).wait_started()
+    with host.client() as client:
+        before = host.stubs()
+        (group / "pids.max").write_text("1")
+        _, text = infer_error(ask, client, "threads", 1)
+        assert "RuntimeError: can't start new thread" in text
+        ask(client, "threads", 4)
+        ask(client, "identity", 4)
+        assert host.stubs() == before
+        (group / "pids.max").write_text("max")
+        ask(client, "threads", 1)
+
+
+@pytest.mark.parametrize("more", range(3))
+def test_load_without_more_processes_or_threads_fails_by_name(
+    group: Path, repository: RepositoryBuilder, serve: Serve, more: int
+) -> None:
+    repository.copy("identity")
+    config = (repository.path / "identity" / "config.pbtxt").read_text()
+    repository.add("threads", STARTS_A_THREAD, config)
+    host = serve(
+        repository, "--model-control-mode=explicit", "--load-model=threads", under=joining(group)
+    ).wait_started()
+    with host.client() as client:
+        (stub,) = host.stubs()
+        limit = int((group / "pids.current").read_text()) + more
+        (group / "pids.max").write_text(str(limit))
+        _, text = infer_error(client.load_model, "identity")
+        assert "no more processes or threads are allowed; raise the limit" in text
+        assert stub.is_running()
+        ask(client, "threads", 4)
+        (group / "pids.max").write_text("max")
+        client.load_model("identity")
+        ask(client, "identity", 4)
+    assert "Fatal Python error" not in host.output
