@@ -75,12 +75,12 @@ class HostPeer:
         self._inputs: list[Block] = []
         self._received: list[m.ToHost] = []
         self._batches = self._checks = 0
+        self._host_ended = False
         self._own = [
             self._work_event,
             self._host_event,
             self._stub_ended,
             host_arena,
-            self._lifeline,
         ]
         spawn = SpawnArguments(
             endpoint,
@@ -193,16 +193,24 @@ class HostPeer:
         self.send_work(m.Finalize())
         return self.receive(m.Finalized)
 
-    def close(self) -> None:
-        """Ends the stub as the end of a host does, and waits for it."""
-        # The model's senders end before the stub closes the descriptors that they use.
-        vars(self.model).clear()
-        os.close(self._lifeline)
+    def end_host(self) -> None:
+        """Closes the lifeline, as the end of a host does."""
+        if not self._host_ended:
+            self._host_ended = True
+            os.close(self._lifeline)
+
+    def wait_for_end(self) -> None:
+        """Waits until the stub has ended."""
         self._thread.join(DEADLINE)
         assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Ends the stub as the end of a host does, and waits for it."""
+        self.end_host()
+        self.wait_for_end()
         self._router.close(0)
         self._context.term()
-        for descriptor in self._own[:-1]:
+        for descriptor in self._own:
             os.close(descriptor)
 
 
