@@ -110,10 +110,14 @@ class HostPeer:
 
     def initialize(self, **options: Any) -> None:
         """Makes the stub an instance of the model; `options` are fields of `Initialize`."""
+        self.begin_initialize(**options)
+        self.receive(m.Initialized)
+
+    def begin_initialize(self, **options: Any) -> None:
+        """As `initialize`, but does not wait for the model."""
         source = m.ModelSource("/models/m", 1, "model.py")
         args = {"model_name": "m", "model_config": "{}"}
         self.send_work(m.Initialize(INSTANCE, source, args, ["OUT"], **options))
-        self.receive(m.Initialized)
 
     def send_work(self, *messages: m.ToStub) -> None:
         """Sends one frame to the thread that runs batches."""
@@ -225,12 +229,14 @@ class Stubs:
         self._folder = folder
         self._peers: list[HostPeer] = []
 
-    def start(self, execute: Execute | Model, **options: Any) -> HostPeer:
+    def start(
+        self, execute: Execute | Model, *, wait_until_ready: bool = True, **options: Any
+    ) -> HostPeer:
         """Starts a stub of a model and initializes it; `options` are fields of `Initialize`."""
         model = execute if isinstance(execute, Model) else Model(execute)
         peer = HostPeer(f"ipc://{self._folder}/host{len(self._peers)}", model)
         self._peers.append(peer)
-        peer.initialize(**options)
+        (peer.initialize if wait_until_ready else peer.begin_initialize)(**options)
         return peer
 
     def close(self) -> None:
