@@ -46,6 +46,10 @@ class Model:
     def __init__(self, execute: Execute) -> None:
         self.execute = execute
 
+    def provide(self) -> Model:
+        """Called while the stub initializes the instance: bound functions have no `initialize`."""
+        return self
+
     def is_ready(self) -> bool:
         """Always ready: `HostPeer.drain_service_messages` uses it."""
         return True
@@ -69,7 +73,7 @@ class HostPeer:
         self._stub_ended = os.eventfd(0)
         to_stub, to_host = map_rings(rings)
         self._ring, self._inbox = RingWriter(to_stub), RingReader(to_host)
-        self._ring.set_flags(0b1111)  # all levels of log lines
+        self.set_log_levels(0b1111)
         self._arena = Arena(HOST_ARENA, host_arena, ARENA_LIMIT)
         self._outputs = ArenaReader(stub_arena, ARENA_LIMIT)
         self._inputs: list[Block] = []
@@ -104,20 +108,16 @@ class HostPeer:
 
     def _run_stub(self, spawn: SpawnArguments, model: Model) -> None:
         try:
-            ThreadWorker(spawn, lambda name: model).run()
+            ThreadWorker(spawn, lambda name: model.provide()).run()
         finally:
             os.eventfd_write(self._stub_ended, 1)
 
     def initialize(self, **options: Any) -> None:
         """Makes the stub an instance of the model; `options` are fields of `Initialize`."""
-        self.begin_initialize(**options)
-        self.receive(m.Initialized)
-
-    def begin_initialize(self, **options: Any) -> None:
-        """As `initialize`, but does not wait for the model."""
         source = m.ModelSource("/models/m", 1, "model.py")
         args = {"model_name": "m", "model_config": "{}"}
         self.send_work(m.Initialize(INSTANCE, source, args, ["OUT"], **options))
+        self.receive(m.Initialized)
 
     def send_work(self, *messages: m.ToStub) -> None:
         """Sends one frame to the thread that runs batches."""
@@ -197,6 +197,10 @@ class HostPeer:
         self.send_work(m.Finalize())
         return self.receive(m.Finalized)
 
+    def set_log_levels(self, levels: int) -> None:
+        """Tells the stub which levels of log lines are written; level n is bit n."""
+        self._ring.set_flags(levels)
+
     def end_host(self) -> None:
         """Closes the lifeline, as the end of a host does."""
         if not self._host_ended:
@@ -229,14 +233,12 @@ class Stubs:
         self._folder = folder
         self._peers: list[HostPeer] = []
 
-    def start(
-        self, execute: Execute | Model, *, wait_until_ready: bool = True, **options: Any
-    ) -> HostPeer:
+    def start(self, execute: Execute | Model, **options: Any) -> HostPeer:
         """Starts a stub of a model and initializes it; `options` are fields of `Initialize`."""
         model = execute if isinstance(execute, Model) else Model(execute)
         peer = HostPeer(f"ipc://{self._folder}/host{len(self._peers)}", model)
         self._peers.append(peer)
-        (peer.initialize if wait_until_ready else peer.begin_initialize)(**options)
+        peer.initialize(**options)
         return peer
 
     def close(self) -> None:

@@ -335,21 +335,28 @@ def test_a_request_after_the_end_of_the_host_fails(start_stub: StartStub) -> Non
 
 
 class BlsInInitialize(Model):
-    """A model that sends a request in `initialize`; `catches` the refusal or fails of it."""
+    """A model that sends requests while its instance is initialized."""
 
-    def __init__(self, catches: bool) -> None:
+    def __init__(self) -> None:
         super().__init__(execute_exec)
-        self.catches = catches
         self.refusals: list[str] = []
 
-    def initialize(self, args: dict[str, str]) -> None:
-        """Sends a request."""
-        try:
-            bls_request().exec()
-        except pb_utils.TritonModelException as refusal:
-            self.refusals.append(str(refusal))
-            if not self.catches:
-                raise
+    def provide(self) -> Model:
+        """Sends requests, also from a coroutine."""
+
+        async def call() -> None:
+            await bls_request().async_exec()
+
+        calls: list[Callable[[], object]] = [
+            lambda: bls_request().exec(),
+            lambda: bls_request().exec(decoupled=True),
+            lambda: asyncio.run(call()),
+        ]
+        for one in calls:
+            with pytest.raises(pb_utils.TritonModelException) as refusal:
+                one()
+            self.refusals.append(str(refusal.value))
+        return self
 
 
 class BlsInFinalize(Model):
@@ -369,22 +376,16 @@ class BlsInFinalize(Model):
         bls_request().exec()
 
 
-def test_a_request_in_initialize_is_refused_and_the_model_serves_after_it(
+def test_a_request_during_initialization_is_refused_and_the_model_serves_after_it(
     start_stub: StartStub,
 ) -> None:
-    model = BlsInInitialize(catches=True)
+    model = BlsInInitialize()
     host = start_stub(model)
-    assert model.refusals == [REFUSED]
+    assert model.refusals == [REFUSED] * 3
     host.send_batch(wire_request(0))
     sent = host.receive(m.BlsRequest)
     host.send_work(m.BlsResponse(sent.number, wire_response(3)))
     assert output_value(host.receive(m.Response)) == 3
-
-
-def test_a_request_in_initialize_that_is_not_caught_fails_the_load(start_stub: StartStub) -> None:
-    host = start_stub(BlsInInitialize(catches=False), wait_until_ready=False)
-    assert REFUSED in host.receive(m.LoadFailed).text
-    host.wait_for_end()
 
 
 def test_a_request_in_finalize_is_refused_and_the_stub_ends(start_stub: StartStub) -> None:
@@ -394,28 +395,6 @@ def test_a_request_in_finalize_is_refused_and_the_stub_ends(start_stub: StartStu
     assert model.refusals == [REFUSED] * 2
     assert finalized.error is not None and REFUSED in finalized.error
     assert host.received(m.BlsRequest) == []
-    host.wait_for_end()
-
-
-def test_a_refused_coroutine_request_is_the_exception_of_its_future(start_stub: StartStub) -> None:
-    """The event loop of a thread that the model started in `initialize`."""
-
-    class EarlyLoop(Model):
-        refusal = ""
-
-        def initialize(self, args: dict[str, str]) -> None:
-            async def call() -> None:
-                await bls_request().async_exec()
-
-            try:
-                asyncio.run(call())
-            except pb_utils.TritonModelException as refusal:
-                self.refusal = str(refusal)
-
-    model = EarlyLoop(execute_exec)
-    host = start_stub(model)
-    assert model.refusal == REFUSED
-    assert host.finalize().error is None
     host.wait_for_end()
 
 
