@@ -270,7 +270,7 @@ def test_a_thread_that_waits_for_an_answer_gets_an_error_when_the_host_ends(
         return [response(0)]
 
     host = start_stub(execute)
-    host.send_batch(wire_request(0))
+    host.run_batch(wire_request(0))
     host.receive(m.BlsRequest)
     host.end_host()
     answer = waiting[0].result(DEADLINE)

@@ -409,3 +409,17 @@ def test_log_lines_of_the_model_get_to_the_log_with_their_levels(
         assert found == [("WARNING", "careful"), ("ERROR", "too late")]
 
     with_peer(test)
+
+
+def test_the_group_of_a_process_that_leads_none_is_neither_watched_nor_killed() -> None:
+    """A bound function runs in the caller's process, whose group is not the host's to kill."""
+
+    async def test(setup: Setup) -> None:
+        reaper = setup.pool.process_reaper
+        await setup.start()
+        assert reaper._groups == set()
+        setup.peer.exit()
+        await eventually(lambda: bool(setup.exits), "the end of the process")
+        assert reaper._unconfirmed == set()
+
+    with_peer(test)
