@@ -16,7 +16,6 @@ from stub.wire import messages as m
 from stub.wire.payload import WireError, WireResponse
 from tests.conftest import DEADLINE
 from tests.unit.stub.host_peer import (
-    FAILED,
     HostPeer,
     Model,
     StartStub,
@@ -55,6 +54,13 @@ def value_of(answer: pb_utils.InferenceResponse) -> int:
         return -2
     tensors = answer.output_tensors()
     return int(tensors[0].as_numpy()[0]) if tensors else -1
+
+
+def error_of(answer: pb_utils.InferenceResponse) -> str:
+    """The text of an answer that is an error."""
+    error = answer.error()
+    assert error is not None
+    return error.message()
 
 
 def start_thread(call: Callable[[], Result]) -> Future[Result]:
@@ -274,7 +280,7 @@ def test_a_thread_that_waits_for_an_answer_gets_an_error_when_the_host_ends(
     host.receive(m.BlsRequest)
     host.end_host()
     answer = waiting[0].result(DEADLINE)
-    assert answer.error().message() == HOST_GONE
+    assert error_of(answer) == HOST_GONE
     host.wait_for_end()
 
 
@@ -328,7 +334,7 @@ def test_a_request_after_the_end_of_the_host_fails(start_stub: StartStub) -> Non
     host.end_host()
     host.wait_for_end()
     ended.set()
-    assert late[0].result(DEADLINE).error().message() == HOST_GONE
+    assert error_of(late[0].result(DEADLINE)) == HOST_GONE
 
 
 # Outside of `execute`
@@ -396,11 +402,3 @@ def test_a_request_in_finalize_is_refused_and_the_stub_ends(start_stub: StartStu
     assert finalized.error is not None and REFUSED in finalized.error
     assert host.received(m.BlsRequest) == []
     host.wait_for_end()
-
-
-def test_a_batch_whose_request_cannot_be_made_fails_with_the_models_error(
-    start_stub: StartStub,
-) -> None:
-    host = start_stub(lambda _: [pb_utils.InferenceRequest(model_name=1).exec()])
-    (failed,), _ = host.run_batch(wire_request(0))
-    assert error_text(failed).startswith(f"{FAILED}TypeError: ")

@@ -120,7 +120,8 @@ def test_metrics_are_created_changed_read_and_dropped_by_number(start_stub: Star
     assert read.metric == metric.metric != family.family
     host.send_service(m.HostReply(read.number, None, 7.5))
     assert output_value(host.receive(m.Response)) == 15
-    families, metrics = [], []
+    families: list[int] = []
+    metrics: list[int] = []
     while not (families and metrics):
         dropped = host.receive(m.DropMetrics)
         families += dropped.families
