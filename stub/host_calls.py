@@ -7,6 +7,9 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Union
 import pb_utils
 from stub.wire import messages as m
 
+HOST_GONE = "the host has ended"
+"""The error of calls that wait for a host that has ended."""
+
 Value = Union[None, bool, int, float]
 MessageFactory = Callable[[int], m.ToHost]
 
@@ -37,6 +40,7 @@ class HostCalls:
         self._numbers = itertools.count(1)
         self._metric_numbers = itertools.count(1)  # numbers of metrics and families
         self._pending: Dict[int, _PendingCall] = {}
+        self._host_gone = False
         self._name = ""
         self.allowed = False
         self.control_allowed = True
@@ -52,6 +56,17 @@ class HostCalls:
         call.reply = reply
         call.done.release()
 
+    def fail_pending_calls(self) -> None:
+        """Ends the calls that wait for a reply, and later ones, with an error: the host is gone."""
+        self._host_gone = True
+        for number in list(self._pending):
+            self._fail_call(number)
+
+    def _fail_call(self, number: int) -> None:
+        if call := self._pending.pop(number, None):
+            call.reply = m.HostReply(number, HOST_GONE)
+            call.done.release()
+
     def error_message(self, text: str) -> str:
         """Returns the text of an error of the host (docs/reference/model_api.md, 3.13)."""
         return f"Failed to process the request for model '{self._name}', message: {text}"
@@ -62,6 +77,8 @@ class HostCalls:
         number = next(self._numbers)
         call = self._pending[number] = _PendingCall()
         self._send([*self._take_deferred(), message(number)])
+        if self._host_gone:  # checked after the call is registered, or it could be missed
+            self._fail_call(number)
         call.done.acquire()
         reply = call.reply
         assert reply is not None

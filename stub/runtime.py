@@ -9,9 +9,15 @@ import pb_utils
 from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
 from stub.channel import Channel
-from stub.conversion import ConversionError, arena_full_message, request_to_wire, response_from_wire
+from stub.conversion import (
+    ConversionError,
+    arena_full_message,
+    error_response,
+    request_to_wire,
+    response_from_wire,
+)
 from stub.coroutines import current_batch
-from stub.host_calls import HostCalls
+from stub.host_calls import HOST_GONE, HostCalls
 from stub.log_budget import LogBudget
 from stub.memory import StubMemory
 from stub.text_limits import limit_text
@@ -63,6 +69,7 @@ class StubRuntime:
         self._batch = 0  # the batch of the main thread, 0 between batches
         self._model_dir = ""
         self._bls_allowed = False
+        self._host_gone = False
         self._log_budget = LogBudget()
 
     def set_model_dir(self, model_dir: str) -> None:
@@ -103,6 +110,17 @@ class StubRuntime:
         else:
             receive = self._bls_receivers[message.number]
         receive(message.response, message.final)
+
+    def fail_pending_calls(self) -> None:
+        """Ends all calls that wait for the host, and later ones, with an error: it is gone."""
+        self._host_gone = True
+        self.host_calls.fail_pending_calls()
+        for number in list(self._bls_receivers):
+            self._fail_bls_request(number)
+
+    def _fail_bls_request(self, number: int) -> None:
+        if receive := self._bls_receivers.pop(number, None):
+            receive(error_response(HOST_GONE), True)
 
     def take_deferred_messages(self) -> List[ToHost]:
         """Returns the messages that finalisers queued since the last call."""
@@ -199,8 +217,10 @@ class StubRuntime:
                 BlsRequest(number, request, self._batch_of_caller(), False, decoupled)
             )
         except BaseException:  # the request was not sent; raised again
-            del self._bls_receivers[number]
+            self._bls_receivers.pop(number, None)
             raise
+        if self._host_gone:  # checked after the receiver is registered, or it could be missed
+            self._fail_bls_request(number)
 
     def next_bls_number(self) -> int:
         """Returns the number of the next BLS request."""

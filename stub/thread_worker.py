@@ -80,6 +80,7 @@ class ThreadWorker(Worker):
         except HostGone:
             pass
         finally:
+            self._runtime.fail_pending_calls()  # the model's threads wait for no answer
             self._coroutines.stop()
             if self._model is not None:
                 self._model.finalize()
@@ -103,10 +104,11 @@ class ThreadWorker(Worker):
 
     def _on_host_gone(self) -> None:
         self._channel.mark_host_gone()
+        self._runtime.fail_pending_calls()
 
     def _on_service_failure(self) -> None:
         traceback.print_exc()
-        self._channel.mark_host_gone()
+        self._on_host_gone()
 
 
 class ThreadServer:

@@ -52,6 +52,7 @@ class Worker:
         self._executor: Optional[Executor] = None
         self._readiness: Optional[ReadinessChecker] = None
         self._stopping = False
+        self._service_ended = False
         self._trimming = False  # the service thread will look for memory to give back
         self._deferred_work: Deque[m.ToStub] = deque()  # work received while `execute` waited
 
@@ -70,6 +71,7 @@ class Worker:
             self._stopping = True
             self._wake_service_thread()
             service.join()
+            self._service_ended = True
             self._channel.close()
 
     # Overridden by stub.thread_worker, where the stub is a thread of another process
@@ -224,6 +226,8 @@ class Worker:
     # Everything else, on the service thread
 
     def _wake_service_thread(self) -> None:
+        if self._service_ended:
+            return  # a finaliser may call this after the pipe is closed
         try:
             os.write(self._wake_write, b"\0")
         except BlockingIOError:

@@ -46,6 +46,10 @@ class Model:
     def __init__(self, execute: Execute) -> None:
         self.execute = execute
 
+    def provide(self) -> Model:
+        """Called while the stub initializes the instance: bound functions have no `initialize`."""
+        return self
+
     def is_ready(self) -> bool:
         """Always ready: `HostPeer.drain_service_messages` uses it."""
         return True
@@ -69,18 +73,18 @@ class HostPeer:
         self._stub_ended = os.eventfd(0)
         to_stub, to_host = map_rings(rings)
         self._ring, self._inbox = RingWriter(to_stub), RingReader(to_host)
-        self._ring.set_flags(0b1111)  # all levels of log lines
+        self.set_log_levels(0b1111)
         self._arena = Arena(HOST_ARENA, host_arena, ARENA_LIMIT)
         self._outputs = ArenaReader(stub_arena, ARENA_LIMIT)
         self._inputs: list[Block] = []
         self._received: list[m.ToHost] = []
         self._batches = self._checks = 0
+        self._host_ended = False
         self._own = [
             self._work_event,
             self._host_event,
             self._stub_ended,
             host_arena,
-            self._lifeline,
         ]
         spawn = SpawnArguments(
             endpoint,
@@ -104,7 +108,7 @@ class HostPeer:
 
     def _run_stub(self, spawn: SpawnArguments, model: Model) -> None:
         try:
-            ThreadWorker(spawn, lambda name: model).run()
+            ThreadWorker(spawn, lambda name: model.provide()).run()
         finally:
             os.eventfd_write(self._stub_ended, 1)
 
@@ -193,16 +197,28 @@ class HostPeer:
         self.send_work(m.Finalize())
         return self.receive(m.Finalized)
 
-    def close(self) -> None:
-        """Ends the stub as the end of a host does, and waits for it."""
-        # The model's senders end before the stub closes the descriptors that they use.
-        vars(self.model).clear()
-        os.close(self._lifeline)
+    def set_log_levels(self, levels: int) -> None:
+        """Tells the stub which levels of log lines are written; level n is bit n."""
+        self._ring.set_flags(levels)
+
+    def end_host(self) -> None:
+        """Closes the lifeline, as the end of a host does."""
+        if not self._host_ended:
+            self._host_ended = True
+            os.close(self._lifeline)
+
+    def wait_for_end(self) -> None:
+        """Waits until the stub has ended."""
         self._thread.join(DEADLINE)
         assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Ends the stub as the end of a host does, and waits for it."""
+        self.end_host()
+        self.wait_for_end()
         self._router.close(0)
         self._context.term()
-        for descriptor in self._own[:-1]:
+        for descriptor in self._own:
             os.close(descriptor)
 
 

@@ -66,6 +66,7 @@ def test_each_request_of_a_coroutine_gets_its_response_in_order(start_stub: Star
     host = start_stub(execute)
     responses, done = host.run_batch(*map(wire_request, (7, 8, 9)))
     assert list(output_values(responses).items()) == [(0, 7), (1, 8), (2, 9)]
+    assert all(message.final for message in responses)
     assert (done.failure, done.deferred) == (None, ())
 
 

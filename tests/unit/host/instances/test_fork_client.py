@@ -120,6 +120,20 @@ def with_bound_process(test: Callable[[FakeBoundProcess], Awaitable[None]]) -> N
     asyncio.run(run())
 
 
+def test_a_stub_in_the_bound_process_leads_no_process_group() -> None:
+    """Its process identifier is that of the caller, whose process group must not be killed."""
+
+    async def test(process: FakeBoundProcess) -> None:
+        launching = asyncio.create_task(process.stubs.launch())
+        process.started(await process.asked(), 1)
+        stub = await launching
+        assert (stub.pid, stub.leads_process_group) == (os.getppid(), False)
+        send_ended(process.socket, 1, 0)
+        assert await process.stubs.codes.get() == 0
+
+    with_bound_process(test)
+
+
 def test_started_stub_without_a_pidfd_fails_its_launch() -> None:
     async def test(process: FakeBoundProcess) -> None:
         launching = asyncio.create_task(process.stubs.launch())

@@ -466,3 +466,17 @@ def test_request_that_cannot_be_encoded_fails_with_an_internal_error_and_the_oth
         assert any(record.exc_info for record in caplog.records)
 
     with_peer(test)
+
+
+def test_the_group_of_a_process_that_leads_none_is_neither_watched_nor_killed() -> None:
+    """A bound function runs in the caller's process, whose group is not the host's to kill."""
+
+    async def test(setup: Setup) -> None:
+        reaper = setup.pool.process_reaper
+        await setup.start()
+        assert reaper._groups == set()
+        setup.peer.exit()
+        await eventually(lambda: bool(setup.exits), "the end of the process")
+        assert reaper._unconfirmed == set()
+
+    with_peer(test)

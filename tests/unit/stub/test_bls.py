@@ -1,0 +1,404 @@
+"""Requests of a model to other models (BLS): frames, responses, errors, cancellation, refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import pytest
+
+import pb_utils
+from stub.wire import messages as m
+from stub.wire.payload import WireError, WireResponse
+from tests.conftest import DEADLINE
+from tests.unit.stub.host_peer import (
+    HostPeer,
+    Model,
+    StartStub,
+    error_text,
+    output_value,
+    response,
+    wire_request,
+    wire_response,
+    wire_tensor,
+)
+
+Requests = list[pb_utils.InferenceRequest]
+Responses = list[pb_utils.InferenceResponse]
+Result = TypeVar("Result")
+
+REFUSED = "BLS is only supported during the 'execute' function."
+HOST_GONE = "the host has ended"
+
+
+def bls_request(value: int = 1) -> pb_utils.InferenceRequest:
+    """A request to the model `other`, with the input IN, one INT32."""
+    return pb_utils.InferenceRequest(
+        request_id=f"bls-{value}",
+        model_name="other",
+        model_version=3,
+        inputs=response(value, "IN").output_tensors(),
+        requested_output_names=["Y"],
+        parameters={"key": "text"},
+        timeout=5,
+    )
+
+
+def value_of(answer: pb_utils.InferenceResponse) -> int:
+    """The value of `wire_response`; -1 for an answer without outputs, -2 for an error."""
+    if answer.has_error():
+        return -2
+    tensors = answer.output_tensors()
+    return int(tensors[0].as_numpy()[0]) if tensors else -1
+
+
+def error_of(answer: pb_utils.InferenceResponse) -> str:
+    """The text of an answer that is an error."""
+    error = answer.error()
+    assert error is not None
+    return error.message()
+
+
+def start_thread(call: Callable[[], Result]) -> Future[Result]:
+    """Calls a function on a new thread, which is one of the model's."""
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    context = contextvars.copy_context()  # tells which of the stubs of this process calls
+    threading.Thread(target=context.run, args=(run,), daemon=True).start()
+    return result
+
+
+def error_answer(text: str) -> WireResponse:
+    """An error response of another model."""
+    return WireResponse([], {}, WireError(int(pb_utils.TritonError.UNAVAILABLE), text))
+
+
+def execute_exec(requests: Requests) -> Responses:
+    """Returns what the other model answers."""
+    return [response(value_of(bls_request().exec()))]
+
+
+def execute_in_thread(requests: Requests) -> Responses:
+    """As `execute_exec`, from a thread of the model."""
+    return [response(value_of(start_thread(lambda: bls_request().exec()).result(DEADLINE)))]
+
+
+async def execute_async_exec(requests: Requests) -> Responses:
+    """As `execute_exec`, from a coroutine."""
+    return [response(value_of(await bls_request().async_exec()))]
+
+
+def execute_decoupled(requests: Requests) -> Responses:
+    """Returns the sum of the answers of a decoupled model."""
+    return [response(sum(map(value_of, bls_request().exec(decoupled=True))))]
+
+
+async def execute_async_decoupled(requests: Requests) -> Responses:
+    """As `execute_decoupled`, from a coroutine."""
+    total = 0
+    async for answer in await bls_request().async_exec(decoupled=True):
+        total += value_of(answer)
+    return [response(total)]
+
+
+def send_answer(host: HostPeer, request: m.BlsRequest, answer: m.BlsResponse) -> None:
+    """Sends an answer to the thread that waits for it."""
+    (host.send_work if request.blocking else host.send_service)(answer)
+
+
+@pytest.mark.parametrize(
+    ("execute", "blocking", "decoupled", "knows_batch"),
+    [
+        (execute_exec, True, False, True),
+        (execute_in_thread, False, False, False),
+        (execute_async_exec, False, False, True),
+        (execute_decoupled, False, True, True),
+        (execute_async_decoupled, False, True, True),
+    ],
+)
+def test_a_request_is_sent_with_its_fields_and_its_answer_reaches_the_model(
+    start_stub: StartStub, execute: Any, blocking: bool, decoupled: bool, knows_batch: bool
+) -> None:
+    """A thread of the model does not know the batch that started it."""
+    host = start_stub(execute)
+    batch = host.send_batch(wire_request(0))
+    sent = host.receive(m.BlsRequest)
+    assert (sent.blocking, sent.decoupled) == (blocking, decoupled)
+    assert sent.batch == (batch if knows_batch else 0)
+    request = sent.request
+    assert (request.id, request.model, request.version) == ("bls-1", "other", 3)
+    assert (request.inputs, request.outputs) == ([wire_tensor(1)], ["Y"])
+    assert (request.parameters, request.timeout) == ({"key": "text"}, 5)
+    send_answer(host, sent, m.BlsResponse(sent.number, wire_response(42)))
+    assert output_value(host.receive(m.Response)) == 42
+    assert host.receive(m.BatchDone).failure is None
+
+
+def exec_in_thread() -> pb_utils.InferenceResponse:
+    """The answer to a request of a thread of the model."""
+    return start_thread(lambda: bls_request().exec()).result(DEADLINE)
+
+
+@pytest.mark.parametrize("call", [lambda: bls_request().exec(), exec_in_thread])
+def test_an_error_of_the_other_model_is_a_response_with_its_code_and_text(
+    start_stub: StartStub, call: Callable[[], pb_utils.InferenceResponse]
+) -> None:
+    host = start_stub(lambda _: [call()])
+    host.send_batch(wire_request(0))
+    sent = host.receive(m.BlsRequest)
+    send_answer(host, sent, m.BlsResponse(sent.number, error_answer("not now")))
+    message = host.receive(m.Response)
+    assert error_text(message) == "not now"
+    assert message.response is not None and message.response.error is not None
+    assert message.response.error.code == int(pb_utils.TritonError.UNAVAILABLE)
+
+
+@pytest.mark.parametrize("execute", [execute_decoupled, execute_async_decoupled])
+def test_an_iterator_yields_the_answers_up_to_the_final_flag(
+    start_stub: StartStub, execute: Any
+) -> None:
+    """The final flag alone is an answer without outputs: it counts -1."""
+    host = start_stub(execute)
+    host.send_batch(wire_request(0))
+    number = host.receive(m.BlsRequest).number
+    for value in (100, 20):
+        host.send_service(m.BlsResponse(number, wire_response(value), False))
+    host.send_service(m.BlsResponse(number, None, True))
+    assert output_value(host.receive(m.Response)) == 119
+
+
+def test_an_iterator_ends_with_a_final_answer(start_stub: StartStub) -> None:
+    host = start_stub(execute_decoupled)
+    host.send_batch(wire_request(0))
+    number = host.receive(m.BlsRequest).number
+    host.send_service(m.BlsResponse(number, wire_response(100), False))
+    host.send_service(m.BlsResponse(number, wire_response(20), True))
+    assert output_value(host.receive(m.Response)) == 120
+
+
+def test_answers_reach_the_request_that_they_belong_to(start_stub: StartStub) -> None:
+    async def execute(requests: Requests) -> Responses:
+        answers = await asyncio.gather(*(bls_request(value).async_exec() for value in (1, 2, 3)))
+        first, second, third = map(value_of, answers)
+        return [response(100 * first + 10 * second + third)]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(0))
+    sent = [host.receive(m.BlsRequest) for _ in range(3)]
+    assert len({request.number for request in sent}) == 3
+    for request in reversed(sent):  # the values are those of the inputs
+        value = int(request.request.id.removeprefix("bls-"))
+        host.send_service(m.BlsResponse(request.number, wire_response(value)))
+    assert output_value(host.receive(m.Response)) == 123
+
+
+def test_a_batch_that_arrives_while_execute_waits_runs_after_it(start_stub: StartStub) -> None:
+    host = start_stub(execute_exec)
+    first = host.send_batch(wire_request(0))
+    sent = host.receive(m.BlsRequest)
+    second = host.send_batch(wire_request(0))
+    host.send_work(m.BlsResponse(sent.number, wire_response(1)))
+    assert host.receive(m.BatchDone).batch == first
+    sent = host.receive(m.BlsRequest)
+    assert sent.batch == second
+    host.send_work(m.BlsResponse(sent.number, wire_response(2)))
+    assert host.receive(m.BatchDone).batch == second
+    assert [output_value(message) for message in host.received(m.Response)] == [1, 2]
+
+
+@pytest.mark.parametrize("ends", ["cancel", "delete"])
+def test_an_iterator_that_is_cancelled_or_deleted_cancels_its_request(
+    start_stub: StartStub, ends: str
+) -> None:
+    def execute(requests: Requests) -> Responses:
+        answers = bls_request().exec(decoupled=True)
+        if ends == "cancel":
+            answers.cancel()
+            answers.cancel()  # does nothing more
+        else:
+            del answers
+        return [response(7)]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(0))
+    number = host.receive(m.BlsRequest).number
+    host.send_service(m.BlsResponse(number, wire_response(1), False))
+    assert host.receive(m.CancelBls).number == number
+    assert output_value(host.receive(m.Response)) == 7
+    host.send_service(m.BlsResponse(number, error_answer("cancelled"), True))
+    host.drain_service_messages()
+    assert host.received(m.CancelBls) == []
+
+
+def test_a_cancelled_future_cancels_its_request(start_stub: StartStub) -> None:
+    async def execute(requests: Requests) -> Responses:
+        future = bls_request().async_exec()
+        future.cancel()
+        return [response(7)]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(0))
+    number = host.receive(m.BlsRequest).number
+    assert host.receive(m.CancelBls).number == number
+    assert output_value(host.receive(m.Response)) == 7
+    host.send_service(m.BlsResponse(number, error_answer("cancelled"), True))
+    host.drain_service_messages()
+
+
+def test_a_request_that_does_not_end_in_time_is_cancelled_and_fails(start_stub: StartStub) -> None:
+    host = start_stub(lambda _: [bls_request().exec(execution_timeout=0.001)])
+    host.send_batch(wire_request(0))
+    number = host.receive(m.BlsRequest).number
+    assert host.receive(m.CancelBls).number == number
+    assert "'other' was cancelled" in error_text(host.receive(m.Response))
+
+
+# The host ends while a call waits
+
+
+def test_a_thread_that_waits_for_an_answer_gets_an_error_when_the_host_ends(
+    start_stub: StartStub,
+) -> None:
+    waiting: list[Future[pb_utils.InferenceResponse]] = []
+
+    def execute(requests: Requests) -> Responses:
+        waiting.append(start_thread(lambda: bls_request().exec()))
+        return [response(0)]
+
+    host = start_stub(execute)
+    host.run_batch(wire_request(0))
+    host.receive(m.BlsRequest)
+    host.end_host()
+    answer = waiting[0].result(DEADLINE)
+    assert error_of(answer) == HOST_GONE
+    host.wait_for_end()
+
+
+def test_an_iterator_ends_with_an_error_when_the_host_ends(start_stub: StartStub) -> None:
+    answers: Future[list[int]] = Future()
+
+    def execute(requests: Requests) -> None:
+        answers.set_result([value_of(answer) for answer in bls_request().exec(decoupled=True)])
+
+    host = start_stub(execute, decoupled=True)
+    host.send_batch(wire_request(0))
+    number = host.receive(m.BlsRequest).number
+    host.send_service(m.BlsResponse(number, wire_response(5), False))
+    host.end_host()
+    assert answers.result(DEADLINE)[-1] == -2
+    host.wait_for_end()
+
+
+def test_a_coroutine_that_waits_for_an_answer_does_not_outlive_the_host(
+    start_stub: StartStub,
+) -> None:
+    host = start_stub(execute_async_exec)
+    host.send_batch(wire_request(0))
+    host.receive(m.BlsRequest)
+    host.end_host()
+    host.wait_for_end()
+
+
+def test_execute_that_waits_for_an_answer_ends_when_the_host_ends(start_stub: StartStub) -> None:
+    host = start_stub(execute_exec)
+    host.send_batch(wire_request(0))
+    host.receive(m.BlsRequest)
+    host.end_host()
+    host.wait_for_end()
+
+
+def test_a_request_after_the_end_of_the_host_fails(start_stub: StartStub) -> None:
+    ended = threading.Event()
+    late: list[Future[pb_utils.InferenceResponse]] = []
+
+    def call_late() -> pb_utils.InferenceResponse:
+        assert ended.wait(DEADLINE)
+        return bls_request().exec()
+
+    def execute(requests: Requests) -> Responses:
+        late.append(start_thread(call_late))
+        return [response(0)]
+
+    host = start_stub(execute)
+    host.run_batch(wire_request(0))
+    host.end_host()
+    host.wait_for_end()
+    ended.set()
+    assert error_of(late[0].result(DEADLINE)) == HOST_GONE
+
+
+# Outside of `execute`
+
+
+class BlsInInitialize(Model):
+    """A model that sends requests while its instance is initialized."""
+
+    def __init__(self) -> None:
+        super().__init__(execute_exec)
+        self.refusals: list[str] = []
+
+    def provide(self) -> Model:
+        """Sends requests, also from a coroutine."""
+
+        async def call() -> None:
+            await bls_request().async_exec()
+
+        calls: list[Callable[[], object]] = [
+            lambda: bls_request().exec(),
+            lambda: bls_request().exec(decoupled=True),
+            lambda: asyncio.run(call()),
+        ]
+        for one in calls:
+            with pytest.raises(pb_utils.TritonModelException) as refusal:
+                one()
+            self.refusals.append(str(refusal.value))
+        return self
+
+
+class BlsInFinalize(Model):
+    """A model that sends a request in `finalize`."""
+
+    def __init__(self) -> None:
+        super().__init__(execute_exec)
+        self.refusals: list[str] = []
+
+    def finalize(self) -> None:
+        """Sends requests."""
+        for decoupled in (False, True):
+            try:
+                bls_request().exec(decoupled)
+            except pb_utils.TritonModelException as refusal:
+                self.refusals.append(str(refusal))
+        bls_request().exec()
+
+
+def test_a_request_during_initialization_is_refused_and_the_model_serves_after_it(
+    start_stub: StartStub,
+) -> None:
+    model = BlsInInitialize()
+    host = start_stub(model)
+    assert model.refusals == [REFUSED] * 3
+    host.send_batch(wire_request(0))
+    sent = host.receive(m.BlsRequest)
+    host.send_work(m.BlsResponse(sent.number, wire_response(3)))
+    assert output_value(host.receive(m.Response)) == 3
+
+
+def test_a_request_in_finalize_is_refused_and_the_stub_ends(start_stub: StartStub) -> None:
+    model = BlsInFinalize()
+    host = start_stub(model)
+    finalized = host.finalize()
+    assert model.refusals == [REFUSED] * 2
+    assert finalized.error is not None and REFUSED in finalized.error
+    assert host.received(m.BlsRequest) == []
+    host.wait_for_end()
