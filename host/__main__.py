@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import shlex
 import sys
+from typing import NoReturn
 
-from host.cli import check, config, run, serve
-from host.core import VERSION
 from host.system.standard_streams import open_standard_streams
+from stub.wire.dependencies import import_dependencies
 
 _USAGE = """\
 Usage: pbhost serve --model-repository=DIR [options]
@@ -23,25 +23,35 @@ Usage: pbhost serve --model-repository=DIR [options]
        pbhost version
 """
 
-_SUBCOMMANDS = {"serve": serve.main, "run": run.main, "check": check.main, "config": config.main}
+_SUBCOMMANDS = ("serve", "run", "check", "config")
 
 
 def main() -> None:
     """Runs `pbhost <command> ...`; exits with the status of the command."""
     open_standard_streams()
+    import_dependencies()
     arguments = sys.argv[1:]
     if arguments and arguments[0] in _SUBCOMMANDS:
-        _SUBCOMMANDS[arguments[0]](arguments[1:])
+        _run(arguments[0], arguments[1:])
     if arguments[:1] in (["--help"], ["-h"]):
         sys.stdout.write(_USAGE)
         sys.exit(0)
     if arguments[:1] in (["version"], ["--version"]):
-        import importlib.metadata  # imported here because it is slow
+        from importlib.metadata import version  # imported here because they are slow
 
-        sys.stdout.write(f"pbhost {importlib.metadata.version('pbhost')} (as Triton {VERSION})\n")
+        from host.core import VERSION
+
+        sys.stdout.write(f"pbhost {version('pbhost')} (as Triton {VERSION})\n")
         sys.exit(0)
     sys.stderr.write(f"{_USAGE}\n{_without_command(arguments)}\n")
     sys.exit(1)
+
+
+def _run(command: str, arguments: list[str]) -> NoReturn:
+    from host.cli import check, config, run, serve  # which import the libraries
+
+    commands = {"serve": serve.main, "run": run.main, "check": check.main, "config": config.main}
+    commands[command](arguments)
 
 
 def _without_command(arguments: list[str]) -> str:

@@ -178,6 +178,20 @@ def test_modules_in_a_folder_that_the_model_adds_to_the_path_win_over_the_hosts(
         assert infer_one(client) == 1
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_modules_of_the_users_path_win_over_the_libraries_of_the_host(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path, start: str
+) -> None:
+    names = ("msgspec", "zmq")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("MINE = True\n")
+    source = "\n".join(f"import {name}; assert {name}.MINE" for name in names)
+    repository.add("m", source + OURS, CONFIG)
+    host = serve(repository, f"--stub-start={start}", env={"PYTHONPATH": str(tmp_path)})
+    with host.wait_started().client() as client:
+        assert infer_one(client) == 1
+
+
 def test_a_model_without_such_modules_gets_the_hosts(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:

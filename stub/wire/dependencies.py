@@ -1,0 +1,25 @@
+"""Imports what host and stubs need, before a module of the user can take its name."""
+
+import importlib
+import os
+import sys
+
+_NAMES = ("msgspec", "zmq")
+
+
+def import_dependencies() -> None:
+    """Imports the libraries of the wire, with the folders of PYTHONPATH out of the way.
+
+    A `zmq.py` of the user may lie there. Libraries that lie there themselves are imported later.
+    """
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    user_path = {os.path.abspath(folder) for folder in own if folder}
+    path = sys.path[:]
+    sys.path[:] = [folder for folder in path if os.path.abspath(folder or ".") not in user_path]
+    try:
+        for name in _NAMES:
+            importlib.import_module(name)
+    except ImportError:
+        pass  # the next import of it uses the whole path
+    finally:
+        sys.path[:] = path
