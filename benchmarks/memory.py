@@ -90,12 +90,13 @@ class Clients:
         self.failures: Counter[str] = Counter()
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._ask, args=(name, server), daemon=True) for name in MIXTURE
+            threading.Thread(target=self._send_request, args=(name, server), daemon=True)
+            for name in MIXTURE
         ]
         for thread in self._threads:
             thread.start()
 
-    def _ask(self, name: str, server: RunningServer) -> None:
+    def _send_request(self, name: str, server: RunningServer) -> None:
         while not self._stop.is_set():
             steps = MIXTURE[name](server)
             try:

@@ -38,7 +38,7 @@ class _Reader:
         self._answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._client.start_stream(lambda result, error: self._answers.put((result, error)))
 
-    def ask(self, count: int) -> None:
+    def send_request(self, count: int) -> None:
         given = grpcclient.InferInput("COUNT", [1], "INT32")
         given.set_data_from_numpy(np.array([count], dtype=np.int32))
         self._client.async_stream_infer("repeat", [given], enable_empty_final_response=True)
@@ -58,11 +58,11 @@ def one_stream(server: RunningServer, count: int) -> Streamed:
     """Send one request that gets `count` responses."""
     reader = _Reader(server)
     try:
-        reader.ask(1)
+        reader.send_request(1)
         while not reader.next_is_last():
             pass
         started = time.perf_counter()
-        reader.ask(count)
+        reader.send_request(count)
         reader.next_is_last()
         arrivals = [time.perf_counter()]
         while not reader.next_is_last():
@@ -87,7 +87,7 @@ def many_streams(server: RunningServer, requests: int, responses: int) -> Stream
         try:
             started = time.perf_counter()
             for _ in range(requests):
-                reader.ask(responses)
+                reader.send_request(responses)
             open_requests, received = requests, 0
             while open_requests:
                 last = reader.next_is_last()

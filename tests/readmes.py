@@ -18,14 +18,16 @@ class Walkthrough:
     """A console block: build models, serve them, send requests, and the expected output."""
 
     build: str
-    ask: str
+    send_request: str
     expected: str
     folder: str
 
     def answer(self, host: RunningHost) -> str:
         """The output of the client."""
         return run(
-            self.ask.replace("localhost:8001", host.url).replace("localhost:8000", host.http_url)
+            self.send_request.replace("localhost:8001", host.url).replace(
+                "localhost:8000", host.http_url
+            )
         )
 
 
@@ -34,10 +36,12 @@ def walkthroughs(example: str) -> list[Walkthrough]:
     text = (ROOT / "examples" / example / "README.md").read_text()
     found: list[Walkthrough] = []
     for console in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
-        build, start, ask = re.findall(r"^\$ (.+)$", console, re.MULTILINE)
+        build, start, send_request = re.findall(r"^\$ (.+)$", console, re.MULTILINE)
         folder = start.removeprefix("pbhost serve --model-repository=")
         assert folder in shlex.split(build), "the built folder is the served one"
-        found.append(Walkthrough(build, ask, console.partition(f"$ {ask}\n")[2], folder))
+        found.append(
+            Walkthrough(build, send_request, console.partition(f"$ {send_request}\n")[2], folder)
+        )
     return found
 
 

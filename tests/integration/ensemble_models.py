@@ -175,7 +175,7 @@ def add_ensemble(
     return repository.add(name, config=config_of(inputs, outputs, steps, **options))
 
 
-def ask(
+def send_request(
     client: Client,
     model: str,
     *,

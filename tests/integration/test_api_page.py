@@ -116,7 +116,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     return module_serve(module_repository, *flags, "--allow-client-shm=true").wait_started()
 
 
-def ask(
+def send_request(
     host: RunningHost, method: str, path: str, body: object = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of one request."""
@@ -130,7 +130,7 @@ def ask(
 
 
 def document(host: RunningHost, **headers: str) -> Any:
-    status, _, body = ask(host, "GET", "/openapi.json", **headers)
+    status, _, body = send_request(host, "GET", "/openapi.json", **headers)
     assert status == 200, body
     return json.loads(body)
 
@@ -183,7 +183,7 @@ def test_every_example_is_answered(host: RunningHost) -> None:
             body = operation.get("requestBody", {"content": {}})
             example = body["content"].get("application/json", {}).get("example")
             if example is not None:
-                status, _, answer = ask(host, method.upper(), path, example)
+                status, _, answer = send_request(host, method.upper(), path, example)
                 assert status == 200, (path, example, answer)
                 asked += 1
     assert asked > 10
@@ -192,9 +192,9 @@ def test_every_example_is_answered(host: RunningHost) -> None:
 def test_the_document_follows_what_is_loaded(host: RunningHost) -> None:
     path = "/v2/models/identity_types/infer"
     assert path in document(host)["paths"]
-    assert ask(host, "POST", "/v2/repository/models/identity_types/unload")[0] == 200
+    assert send_request(host, "POST", "/v2/repository/models/identity_types/unload")[0] == 200
     assert path not in document(host)["paths"]
-    assert ask(host, "POST", "/v2/repository/models/identity_types/load")[0] == 200
+    assert send_request(host, "POST", "/v2/repository/models/identity_types/load")[0] == 200
     assert path in document(host)["paths"]
 
 
@@ -269,10 +269,10 @@ def restricted(
 
 
 def test_a_restricted_document_needs_its_header(restricted: RunningHost) -> None:
-    status, _, body = ask(restricted, "GET", "/openapi.json")
+    status, _, body = send_request(restricted, "GET", "/openapi.json")
     assert status == 403
     assert json.loads(body) == {"error": "This API is restricted, expecting header 'Admin-Key'"}
-    assert ask(restricted, "GET", "/docs")[0] == 200
+    assert send_request(restricted, "GET", "/docs")[0] == 200
 
 
 def test_restricted_operations_say_which_header_opens_them(restricted: RunningHost) -> None:
@@ -294,7 +294,7 @@ def test_restricted_operations_say_which_header_opens_them(restricted: RunningHo
 def test_it_can_be_turned_off(repository: RepositoryBuilder, serve: Serve) -> None:
     host = serve(repository, "--http-api-page=false").wait_started()
     for path in ("/docs", "/openapi.json"):
-        status, _, body = ask(host, "GET", path)
+        status, _, body = send_request(host, "GET", path)
         assert (status, json.loads(body)) == (404, {"error": "Not Found"})
 
 
@@ -508,7 +508,7 @@ def test_examples_of_the_page_are_answered(
 def test_the_page_needs_nothing_from_elsewhere(
     host: RunningHost, browser: webdriver.Chrome
 ) -> None:
-    _, headers, body = ask(host, "GET", "/docs")
+    _, headers, body = send_request(host, "GET", "/docs")
     policy = headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy

@@ -318,7 +318,7 @@ def rows(count: int, start: int = 0) -> Any:
     return np.arange(start, start + 3 * count, dtype=np.float32).reshape(count, 3)
 
 
-def ask(client: Client, inputs: Any, model: str = "large") -> Future[Any]:
+def send_request(client: Client, inputs: Any, model: str = "large") -> Future[Any]:
     """Send a request and do not wait for the answer."""
     future: Future[Any] = Future()
 
@@ -426,7 +426,7 @@ def test_requests_share_a_run_and_get_their_own_parts(client: Client) -> None:
     sizes = [1, 3, 2, 4, 1, 2]
     starts = list(itertools.accumulate(sizes, initial=0))
     futures = [
-        ask(client, [tensor("A", rows(size, 3 * start)), tensor("B", rows(size))])
+        send_request(client, [tensor("A", rows(size, 3 * start)), tensor("B", rows(size))])
         for size, start in zip(sizes, starts, strict=False)
     ]
     for future, size, start in zip(futures, sizes, starts, strict=False):
@@ -437,7 +437,7 @@ def test_requests_share_a_run_and_get_their_own_parts(client: Client) -> None:
 
 def test_requests_get_their_own_parts_of_a_large_output(client: Client) -> None:
     columns = [np.full((size, 1), size, np.float32) for size in (1, 2, 1, 3)]
-    futures = [ask(client, [tensor("X", x)], "wide") for x in columns]
+    futures = [send_request(client, [tensor("X", x)], "wide") for x in columns]
     for x, future in zip(columns, futures, strict=True):
         result = future.result(DEADLINE)
         np.testing.assert_array_equal(result.as_numpy("FEW"), -x)

@@ -71,7 +71,7 @@ def backends(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def ask(client: Client, model: str, version: int) -> tuple[float, dict[str, object]]:
+def send_request(client: Client, model: str, version: int) -> tuple[float, dict[str, object]]:
     """The result of `adder` for 1, and the surroundings that it saw."""
     result = client.infer(
         model, [tensor("X", np.ones(1, dtype=np.float32))], model_version=str(version)
@@ -91,9 +91,9 @@ def test_a_python_based_backend_serves_models_that_hold_only_data(
     )
     host = serve(repository, f"--backend-directory={backends}").wait_started()
     with host.client() as client:
-        total, seen = ask(client, "implicit", 1)
+        total, seen = send_request(client, "implicit", 1)
         assert total == 11
-        assert ask(client, "explicit", 1)[0] == 21
+        assert send_request(client, "explicit", 1)[0] == 21
         for model in ("implicit", "explicit"):
             config = client.get_model_config(model, as_json=True)["config"]
             assert (config["backend"], config["runtime"]) == ("adder", "model.py")
@@ -127,7 +127,7 @@ def test_the_working_directory_cannot_take_a_backends_place(
     monkeypatch.chdir(elsewhere)
     host = serve(repository, f"--backend-directory={backends}").wait_started()
     with host.client() as client:
-        assert ask(client, "m", 1)[0] == 2
+        assert send_request(client, "m", 1)[0] == 2
 
 
 def test_several_versions_of_a_model_live_in_processes_of_their_own(
@@ -140,7 +140,7 @@ def test_several_versions_of_a_model_live_in_processes_of_their_own(
     assert len(host.stubs()) == 2
     with host.client() as client:
         for version in (1, 2):
-            total, seen = ask(client, "m", version)
+            total, seen = send_request(client, "m", version)
             assert total == 1 + version
             assert seen["directory"] == str(repository.path / "m" / str(version))
 
@@ -154,7 +154,7 @@ def test_a_dead_instance_of_a_backend_is_replaced(
     stub.kill()
     host.wait_for("restarted")
     with host.client() as client:
-        assert ask(client, "m", 1)[0] == 2
+        assert send_request(client, "m", 1)[0] == 2
 
 
 def test_a_backend_that_cannot_be_found_or_run_fails_the_load_with_its_reason(

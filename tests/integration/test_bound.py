@@ -100,7 +100,7 @@ async def count_later(x: Any) -> Any:
 
 
 @sample
-def ask(x: Any) -> Any:
+def send_request(x: Any) -> Any:
     """Sends a BLS request to another bound model."""
     inputs = [pb_utils.Tensor("x", x[None])]
     request = pb_utils.InferenceRequest(
@@ -149,7 +149,7 @@ def host() -> Iterator[Host]:
         host.bind("count", count, [X], [Y], decoupled=True)
         host.bind("later", later, [X], [Y])
         host.bind("count_later", count_later, [X], [Y], decoupled=True)
-        host.bind("ask", ask, [X], [Y], batching=False)
+        host.bind("ask", send_request, [X], [Y], batching=False)
         barrier = threading.Barrier(2)
         host.bind("meeting", [Meeting(barrier), Meeting(barrier)], [X], [Y], batcher=None)
         host.bind("endless", endless, [X], [Y], decoupled=True)
@@ -192,12 +192,12 @@ def test_metadata_and_configuration_match_the_binding(client: Any) -> None:
 
 def test_requests_of_several_clients_are_batched_with_their_parameters(client: Any) -> None:
     text = tensor("text", np.array([[b"?"]], dtype=np.object_))
-    answers = [_ask_later(client, "details", [text], {"user": user}) for user in ("anna", "bert")]
+    answers = [_send_later(client, "details", [text], {"user": user}) for user in ("anna", "bert")]
     said = sorted(answer().as_numpy("text").item().decode() for answer in answers)
     assert said == ["[('user', 'anna')] 2", "[('user', 'bert')] 2"]
 
 
-def _ask_later(client: Any, model: str, inputs: Any, parameters: Any = None) -> Any:
+def _send_later(client: Any, model: str, inputs: Any, parameters: Any = None) -> Any:
     """Sends a request; the returned function waits for its response."""
     there = threading.Event()
     got: list[Any] = []
@@ -219,7 +219,7 @@ def _ask_later(client: Any, model: str, inputs: Any, parameters: Any = None) -> 
 
 
 def test_each_function_of_a_list_is_an_instance(client: Any) -> None:
-    answers = [_ask_later(client, "meeting", [tensor("x", ones())]) for _ in range(2)]
+    answers = [_send_later(client, "meeting", [tensor("x", ones())]) for _ in range(2)]
     assert [answer().as_numpy("y").tolist() for answer in answers] == [[[1, 1]], [[1, 1]]]
 
 
@@ -262,13 +262,13 @@ def test_an_error_of_a_function_reaches_the_client(client: Any, returned: str, t
 
 
 def test_outputs_are_compared_only_if_strict(client: Any) -> None:
-    def ask(returned: bytes) -> Any:
+    def send_request(returned: bytes) -> Any:
         given = tensor("text", np.array([[returned]], dtype=np.object_))
         return client.infer("lenient", [given])
 
-    assert ask(b"[{'y': np.ones((1, 1))}]").as_numpy("y").dtype == np.float64
+    assert send_request(b"[{'y': np.ones((1, 1))}]").as_numpy("y").dtype == np.float64
     with pytest.raises(InferenceServerException, match="output 'y' of dtype complex64: NumPy"):
-        ask(b"[{'y': np.ones(1, 'c8')}]")
+        send_request(b"[{'y': np.ones(1, 'c8')}]")
 
 
 class Streaming:
@@ -284,7 +284,7 @@ class Streaming:
         self._answers.append(error or result)
         self._there.release()
 
-    def ask(self, model: str, x: Any) -> None:
+    def send_request(self, model: str, x: Any) -> None:
         self.client.async_stream_infer(model, [tensor("x", x)], enable_empty_final_response=True)
 
     def next(self) -> Any:
@@ -304,17 +304,17 @@ class Streaming:
 def test_a_generator_sends_any_number_of_responses(host: Host) -> None:
     with Streaming(host) as stream:
         for model in ("count", "count_later"):
-            stream.ask(model, 2 * ones(1, 1))
+            stream.send_request(model, 2 * ones(1, 1))
             assert [stream.next().item(), stream.next().item()] == [2, 3]
             assert stream.next() is None
-        stream.ask("count", 3 * ones(1, 1))
+        stream.send_request("count", 3 * ones(1, 1))
         assert [stream.next().item() for _ in range(3)] == [3, 4, 5]
         assert "ValueError: three is too many" in str(stream.next())
 
 
 def test_a_generator_ends_when_its_client_disconnects(host: Host) -> None:
     with Streaming(host) as stream:
-        stream.ask("endless", ones())
+        stream.send_request("endless", ones())
         assert running.wait(DEADLINE)
         assert stream.next().tolist() == [[1, 1]]
     assert closed.wait(DEADLINE)
@@ -425,7 +425,7 @@ def test_stop_does_not_wait_for_a_function_that_never_returns() -> None:
     host.bind("hang", hang, [X], [Y])
     host.run()
     with grpcclient.InferenceServerClient(host.grpc_url) as client:
-        answer = _ask_later(client, "hang", [tensor("x", ones())])
+        answer = _send_later(client, "hang", [tensor("x", ones())])
         assert called.wait(DEADLINE)
         assert not host.stop(), "not all work has ended"
         with pytest.raises(InferenceServerException):
@@ -478,7 +478,7 @@ class Program:
         wait_until(there, "a program that serves")
         (self.host,) = psutil.Process(self.process.pid).children()
 
-    def ask(self) -> None:
+    def send_request(self) -> None:
         """Assert that the model responds."""
         found = re.search(r"URL (\S+)", self.log.read_text())
         assert found is not None
@@ -496,7 +496,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
 
 def test_a_signal_ends_serve_and_the_program_continues(program: Program) -> None:
-    program.ask()
+    program.send_request()
     program.process.terminate()  # the same signal as Ctrl-C in the documented example
     assert program.process.wait(DEADLINE) == 0
     assert program.log.read_text().endswith("went on\n")
@@ -504,7 +504,7 @@ def test_a_signal_ends_serve_and_the_program_continues(program: Program) -> None
 
 
 def test_a_host_exits_when_its_program_is_killed(program: Program) -> None:
-    program.ask()
+    program.send_request()
     folders = {file.path for file in program.host.open_files() if file.path.endswith("/lock")}
     program.process.kill()
     program.process.wait()

@@ -35,7 +35,7 @@ def host() -> Iterator[Host]:
         yield host.run()
 
 
-def ask(host: Host, model: str = "double") -> Any:
+def send_request(host: Host, model: str = "double") -> Any:
     """Returns the response of the model to [1, 2]."""
     with grpcclient.InferenceServerClient(host.grpc_url) as client:
         given = tensor("x", np.array([[1, 2]], dtype=np.float32))
@@ -49,7 +49,7 @@ def ask(host: Host, model: str = "double") -> Any:
 def test_an_invalid_model_name_does_not_affect_other_models(host: Host, name: Any) -> None:
     with pytest.raises(BadSpecError, match=r"name of a model.*must be"):
         host.bind(name, double, [X], [Y])
-    assert ask(host) == [[2, 4]]
+    assert send_request(host) == [[2, 4]]
     with grpcclient.InferenceServerClient(host.grpc_url) as client:
         client.load_model("double")  # the files of the model exist
 
@@ -85,7 +85,7 @@ def test_a_model_that_cannot_be_written_is_refused_and_the_others_continue(host:
         assert host._process is not None
         # No file system accepts a directory name of this length.
         host._process._request({"bind": {"name": "m"}, "version": "1" * 300})
-    assert ask(host) == [[2, 4]]
+    assert send_request(host) == [[2, 4]]
 
 
 PROGRAM = """

@@ -18,7 +18,7 @@ from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 COUNT = 50  # requests after which the host polls for the stubs of these models
 
 
-def ask(client: Client, model: str, number: int) -> None:
+def send_request(client: Client, model: str, number: int) -> None:
     sent = np.full(4, number, np.float32)
     answer = client.infer(model, [tensor("INPUT0", sent)], client_timeout=DEADLINE).as_numpy(
         "OUTPUT0"
@@ -34,9 +34,9 @@ def test_responses_match_their_requests_with_and_without_busy_polling(
     host = serve(repository, f"--busy-poll={enabled}").wait_started()
     with host.client() as client, httpclient.InferenceServerClient(host.http_url) as http:
         for number in range(COUNT):
-            ask(client, "identity", number)
+            send_request(client, "identity", number)
         for number in range(COUNT):  # another model in between, by another endpoint
-            ask(client, "identity", number)
+            send_request(client, "identity", number)
             given = httpclient.InferInput("INPUT0", [4], "FP32")
             given.set_data_from_numpy(np.full(4, -number, np.float32))
             answer = http.infer("identity", [given]).as_numpy("OUTPUT0")
@@ -62,7 +62,7 @@ def test_awaited_stub_that_dies_is_replaced(repository: RepositoryBuilder, serve
 
         wait_until(back, "another stub")
         for number in range(COUNT):
-            ask(client, "identity", number)
+            send_request(client, "identity", number)
             assert run_command(client, f"echo {number}") == str(number)
 
 
@@ -79,7 +79,7 @@ def test_stopped_stub_is_not_busy_polled(repository: RepositoryBuilder, serve: S
             waits = pool.submit(run_command, client, "echo late", client_timeout=DEADLINE)
             with host.client() as other:
                 for number in range(COUNT):
-                    ask(other, "identity", number)
+                    send_request(other, "identity", number)
             assert not waits.done()
             process = psutil.Process(host.process.pid)
             wait_until(lambda: process.status() == psutil.STATUS_SLEEPING, "the host to sleep")

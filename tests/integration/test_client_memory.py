@@ -196,13 +196,13 @@ def test_requests_may_share_an_offset_with_different_sizes(client: Client, memor
     array = np.arange(SIZE // 8, dtype=np.float32)
     memory.write(array)
 
-    def ask(count: int) -> None:
+    def send_request(count: int) -> None:
         given = input_in_region(memory, [count], "FP32", count * 4)
         result = client.infer("identity", [given])
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array[:count])
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ask, (100_000, 10, 3000, 99_999) * 5))
+        list(pool.map(send_request, (100_000, 10, 3000, 99_999) * 5))
 
 
 @pytest.mark.parametrize("count", [100, 50_000])
@@ -225,21 +225,24 @@ def test_output_too_large_for_its_region_fails_only_its_request(
 
 
 def test_offset_and_size_of_a_tensor_are_checked(client: Client, memory: Memory) -> None:
-    def ask(byte_size: int, offset: int) -> tuple[str, str]:
+    def send_request(byte_size: int, offset: int) -> tuple[str, str]:
         given = input_in_region(memory, [4], "FP32", byte_size, offset)
         return infer_error(client.infer, "identity", [given])
 
     name = memory.name
-    assert ask(16, SIZE) == (
+    assert send_request(16, SIZE) == (
         "StatusCode.INVALID_ARGUMENT",
         f"Invalid offset for shared memory region: '{name}'",
     )
-    assert ask(16, SIZE - 8)[1] == f"Invalid offset + byte size for shared memory region: '{name}'"
-    assert ask(16, -16)[1] == (
+    assert (
+        send_request(16, SIZE - 8)[1]
+        == f"Invalid offset + byte size for shared memory region: '{name}'"
+    )
+    assert send_request(16, -16)[1] == (
         "Integer overflow detected: byte_size (16) + offset (18446744073709551600) exceeds maximum"
         f" value (18446744073709551615) for region '{name}'"
     )
-    assert "Expected 16, got 8" in ask(8, 0)[1]
+    assert "Expected 16, got 8" in send_request(8, 0)[1]
     given = grpcclient.InferInput("INPUT0", [4], "FP32")
     given.set_shared_memory("unheard-of", 16)
     assert infer_error(client.infer, "identity", [given]) == (

@@ -269,7 +269,7 @@ def test_arrays_pass_through_other_models(memory: Memory, inner: str) -> None:
 
 
 def test_concurrent_requests_get_their_own_responses(memory: Memory, host: RunningHost) -> None:
-    def ask(seed: int) -> None:
+    def send_request(seed: int) -> None:
         with host.client() as client:
             array = numbers(seed)
             for model in ("returns", "asks", "writes", "pipeline") * 3:
@@ -278,7 +278,7 @@ def test_concurrent_requests_get_their_own_responses(memory: Memory, host: Runni
                 np.testing.assert_array_equal(result.as_numpy("Y"), expected)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ask, range(4)))
+        list(pool.map(send_request, range(4)))
 
 
 def test_a_client_may_write_once_it_is_answered_also_if_execute_goes_on(

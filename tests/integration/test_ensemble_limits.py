@@ -92,7 +92,7 @@ class Held:
         self._folder, self._number = folder / str(number), number
         self._folder.mkdir(parents=True)
 
-    def ask(self, stream: ModelStream, model: str, length: int) -> None:
+    def send_request(self, stream: ModelStream, model: str, length: int) -> None:
         stream.infer(model, [self._number, length])
 
     def path(self, name: str) -> Path:
@@ -138,7 +138,7 @@ def test_a_stream_is_held_up_when_a_step_has_to_wait(
 ) -> None:
     held = Held(folder, number)
     with ModelStream(host) as stream:
-        held.ask(stream, model, 30)
+        held.send_request(stream, model, 30)
         wait_until(lambda: held.begun == 2, "two of the consumer")
         held.wait_sent(3)
         settled(client)
@@ -154,7 +154,7 @@ def test_without_a_limit_a_member_is_held_up_by_running_steps(
 ) -> None:
     held = Held(folder, 5)
     with ModelStream(host) as stream:
-        held.ask(stream, "open", 140)
+        held.send_request(stream, "open", 140)
         held.wait_sent(128)
         settled(client)
         assert len(held.ahead()) <= 129
@@ -166,9 +166,9 @@ def test_the_limit_is_that_of_all_requests(host: RunningHost, client: Client, fo
     """Another one has taken it up: of the second stream, one waits, and no more are sent."""
     first, second = Held(folder, 6), Held(folder, 7)
     with ModelStream(host) as one, ModelStream(host) as other:
-        first.ask(one, "limited", 50)
+        first.send_request(one, "limited", 50)
         first.wait_sent(3)
-        second.ask(other, "limited", 50)
+        second.send_request(other, "limited", 50)
         second.wait_sent(1)
         settled(client)
         assert len(second.ahead()) == 1 and second.begun == 0
@@ -184,7 +184,7 @@ def test_a_consumer_that_fails_lets_the_stream_come_to_its_end(
     held.path("fail").touch()
     failed = counts(client, "limited")[1]
     with ModelStream(host) as stream:
-        held.ask(stream, "limited", 30)
+        held.send_request(stream, "limited", 30)
         held.wait_sent(3)
         held.go()
         with pytest.raises(InferenceServerException, match="^in ensemble 'limited', no more$"):
@@ -195,7 +195,7 @@ def test_a_consumer_that_fails_lets_the_stream_come_to_its_end(
     after = Held(folder, 10)
     after.go()
     with ModelStream(host) as stream:  # the steps of the one before have left their places
-        after.ask(stream, "limited", 20)
+        after.send_request(stream, "limited", 20)
         assert numbers(stream.all()) == list(range(20))
 
 
@@ -204,7 +204,7 @@ def test_a_request_that_is_cancelled_does_not_wait(
 ) -> None:
     held = Held(folder, 11)
     with ModelStream(host) as stream:
-        held.ask(stream, "nested", 1000)
+        held.send_request(stream, "nested", 1000)
         held.wait_sent(3)
         stream.cancel()
         wait_until(held.path("ended").exists, "the producer to see it")
@@ -213,7 +213,7 @@ def test_a_request_that_is_cancelled_does_not_wait(
     after = Held(folder, 12)
     after.go()
     with ModelStream(host) as stream:
-        after.ask(stream, "nested", 20)
+        after.send_request(stream, "nested", 20)
         assert numbers(stream.all()) == list(range(20))
 
 

@@ -22,8 +22,8 @@ from tests.integration.ensemble_models import (
     Step,
     add_ensemble,
     add_member,
-    ask,
     config_of,
+    send_request,
 )
 
 READY = [("1", "READY", "")]
@@ -216,7 +216,7 @@ def test_a_model_that_loads_its_own_ensemble_at_its_start_is_told_so(
 def test_members_are_loaded_with_their_ensemble_and_stay_when_it_goes(client: Client) -> None:
     client.load_model("of_of_a")
     assert index(client, "a") == index(client, "of_a") == index(client, "of_of_a") == READY
-    assert ask(client, "of_of_a", I=[1]) == {"O": [2]}
+    assert send_request(client, "of_of_a", I=[1]) == {"O": [2]}
     client.unload_model("of_of_a")
     wait_until(lambda: index(client, "of_of_a") == UNLOADED, "the ensemble to be gone")
     assert index(client, "a") == index(client, "of_a") == READY
@@ -250,7 +250,7 @@ def test_an_ensemble_goes_with_its_member_and_comes_back_with_it(client: Client)
     client.unload_model("a")
     for name in ("of_of_a", "of_a", "a"):
         gone(client, name)
-    assert infer_error(ask, client, "of_a", I=[1]) == (
+    assert infer_error(send_request, client, "of_a", I=[1]) == (
         "StatusCode.NOT_FOUND",
         "Request for unknown model: 'of_a' has no available versions",
     )
@@ -273,11 +273,11 @@ def test_a_member_that_changes_has_its_ensembles_loaded_anew(
     module_repository: RepositoryBuilder, client: Client, host: RunningHost
 ) -> None:
     client.load_model("of_of_a")
-    assert ask(client, "of_of_a", I=[1]) == {"O": [2]}
+    assert send_request(client, "of_of_a", I=[1]) == {"O": [2]}
     lines = len(host.lines)
     simple(module_repository, "a", 'return {"A": x + 2}')
     client.load_model("a")
-    assert ask(client, "of_of_a", I=[1]) == {"O": [3]}
+    assert send_request(client, "of_of_a", I=[1]) == {"O": [3]}
     loaded = [line for line in host.lines[lines:] if "successfully loaded" in line]
     assert [line.split("'")[1] for line in loaded] == ["a", "of_a", "of_of_a"]
     simple(module_repository, "a")
@@ -305,7 +305,7 @@ def test_the_old_ensemble_serves_on_when_its_change_is_invalid(
     client.load_model("of_a")
     add_ensemble(module_repository, "of_a", "I", "O", [("a", {"Z": "I"}, {"A": "O"})])
     infer_error(client.load_model, "of_a")
-    assert ask(client, "of_a", I=[1]) == {"O": [2]}
+    assert send_request(client, "of_a", I=[1]) == {"O": [2]}
     add_ensemble(module_repository, "of_a", "I", "O", one("a"))
     client.load_model("of_a")
 
@@ -328,10 +328,10 @@ def test_an_override_makes_an_ensemble_of_other_members(
     }  # fmt: skip
     client.load_model("of_a", config=json.dumps(config))
     assert index(client, "c") == READY
-    assert ask(client, "of_a", I=[1]) == {"O": [3]}
+    assert send_request(client, "of_a", I=[1]) == {"O": [3]}
     simple(module_repository, "a", 'return {"A": x + 2}')
     client.load_model("a")  # has the ensemble loaded again, and of the same members
-    assert ask(client, "of_a", I=[1]) == {"O": [4]}
+    assert send_request(client, "of_a", I=[1]) == {"O": [4]}
     simple(module_repository, "a")
     client.load_model("a")
     client.unload_model("c")
@@ -352,7 +352,7 @@ def test_a_running_request_holds_its_members(
     add_ensemble(module_repository, "slow_then_last", "I", "O", chain("slow", "last"))
     client.load_model("slow_then_last")
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, client, "slow_then_last", I=[1])
+        asked = pool.submit(send_request, client, "slow_then_last", I=[1])
         wait_until((folder / "slow").exists, "the first step")
         client.unload_model("last")
         assert index(client, "last") == [("1", "UNLOADING", "")]
@@ -384,7 +384,7 @@ def test_at_the_start_members_are_loaded_first_and_a_bad_ensemble_is_in_the_tabl
         host.wait_for(f"circular dependency between ensembles: {name} -> ... -> {other} -> {name}")
     assert host.output.count("loading: z:1") == 1
     with host.client() as client:
-        assert ask(client, "a_of_b", I=[1]) == {"O": [2]}
+        assert send_request(client, "a_of_b", I=[1]) == {"O": [2]}
         assert index(client, "lonely") == [("", "", "")]
 
 
@@ -393,11 +393,11 @@ def test_polls_follow_members(repository: RepositoryBuilder, serve: Serve) -> No
     add_ensemble(repository, "of_z", "I", "O", one("z"))
     host = serve(repository, "--model-control-mode=poll", "--repository-poll-secs=1").wait_started()
     with host.client() as client:
-        assert ask(client, "of_z", I=[1]) == {"O": [2]}
+        assert send_request(client, "of_z", I=[1]) == {"O": [2]}
         simple(repository, "z", 'return {"A": x + 2}')
-        wait_until(lambda: ask(client, "of_z", I=[1]) == {"O": [3]}, "the changed member")
+        wait_until(lambda: send_request(client, "of_z", I=[1]) == {"O": [3]}, "the changed member")
         aside = Path(shutil.move(repository.path / "z", repository.path.parent / "z"))
         wait_until(lambda: index(client, "of_z") == UNLOADED, "the ensemble to go")
         shutil.move(aside, repository.path / "z")
         wait_until(lambda: index(client, "of_z") == READY, "the ensemble to come back")
-        assert ask(client, "of_z", I=[1]) == {"O": [3]}
+        assert send_request(client, "of_z", I=[1]) == {"O": [3]}

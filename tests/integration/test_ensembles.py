@@ -27,8 +27,8 @@ from tests.integration.ensemble_models import (
     add_ensemble,
     add_member,
     array_of,
-    ask,
     infer,
+    send_request,
 )
 
 CODE = """
@@ -268,7 +268,7 @@ def test_an_ensemble_without_a_version_folder_is_version_1(client: Client) -> No
 
 
 def test_an_ensemble_is_a_step_of_another_one(client: Client) -> None:
-    assert ask(client, "nested", I=[1, 2]) == {"O": [4, 5]}
+    assert send_request(client, "nested", I=[1, 2]) == {"O": [4, 5]}
 
 
 @pytest.mark.parametrize("length", [2, 500_000])
@@ -280,7 +280,7 @@ def test_branches_meet_again(client: Client, length: int) -> None:
 
 def test_independent_steps_run_at_the_same_time(client: Client) -> None:
     # Each waits for the other one.
-    assert ask(client, "meeting", I=[0], J=[1]) == {"O": [0], "P": [1]}
+    assert send_request(client, "meeting", I=[0], J=[1]) == {"O": [0], "P": [1]}
 
 
 def test_strings_go_from_step_to_step(client: Client) -> None:
@@ -291,9 +291,9 @@ def test_strings_go_from_step_to_step(client: Client) -> None:
 
 def test_only_what_the_requested_outputs_need_is_run(client: Client) -> None:
     """Triton 2.51 says `unexpected deadlock` for one of the two outputs."""
-    assert ask(client, "two", outputs=["O"], I=[1], J=[-1]) == {"O": [2]}
-    assert ask(client, "two", outputs=["P"], I=[-1], J=[1]) == {"P": [2]}
-    assert ask(client, "two", outputs=["P", "O"], I=[1], J=[2]) == {"O": [2], "P": [3]}
+    assert send_request(client, "two", outputs=["O"], I=[1], J=[-1]) == {"O": [2]}
+    assert send_request(client, "two", outputs=["P"], I=[-1], J=[1]) == {"P": [2]}
+    assert send_request(client, "two", outputs=["P", "O"], I=[1], J=[2]) == {"O": [2], "P": [3]}
 
 
 def test_many_requests_at_once_do_not_mix(client: Client, host: RunningHost) -> None:
@@ -301,7 +301,7 @@ def test_many_requests_at_once_do_not_mix(client: Client, host: RunningHost) -> 
         with host.client() as own:
             for turn in range(10):
                 value = 100.0 * number + turn + 10
-                assert ask(own, "diamond", I=[value]) == {"O": [3 * value + 3]}
+                assert send_request(own, "diamond", I=[value]) == {"O": [3 * value + 3]}
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(8)))
@@ -311,13 +311,13 @@ def test_many_requests_at_once_do_not_mix(client: Client, host: RunningHost) -> 
 
 
 def test_an_optional_input_may_be_left_out(client: Client) -> None:
-    assert ask(client, "opt", I=[1], J=[5]) == {"O": [2], "P": [10]}
-    assert ask(client, "opt", I=[1]) == {"O": [2], "P": [2]}
+    assert send_request(client, "opt", I=[1], J=[5]) == {"O": [2], "P": [10]}
+    assert send_request(client, "opt", I=[1]) == {"O": [2], "P": [2]}
 
 
 def test_an_input_that_is_not_optional_keeps_its_steps_waiting(client: Client) -> None:
     """As many inputs came as the required ones are, so that the count is no reason to refuse."""
-    assert infer_error(ask, client, "opt", J=[5], options={"request_id": "r"}) == (
+    assert infer_error(send_request, client, "opt", J=[5], options={"request_id": "r"}) == (
         "StatusCode.INVALID_ARGUMENT",
         (
             "in ensemble 'opt', [request id: r] unexpected deadlock, at least one output is not set"
@@ -327,18 +327,18 @@ def test_an_input_that_is_not_optional_keeps_its_steps_waiting(client: Client) -
 
 
 def test_an_output_that_a_member_does_not_make_is_left_out(client: Client) -> None:
-    assert ask(client, "opt", I=[7]) == {"O": [8]}
-    assert ask(client, "opt", outputs=["P"], I=[7]) == {}
+    assert send_request(client, "opt", I=[7]) == {"O": [8]}
+    assert send_request(client, "opt", outputs=["P"], I=[7]) == {}
 
 
 def test_a_step_runs_without_an_optional_input_that_was_not_made(client: Client) -> None:
-    assert ask(client, "nothing", I=[1]) == {"O": [4]}
-    assert ask(client, "nothing", I=[7]) == {"O": [16]}
+    assert send_request(client, "nothing", I=[1]) == {"O": [4]}
+    assert send_request(client, "nothing", I=[7]) == {"O": [16]}
 
 
 def test_a_step_that_lacks_an_input_fails(client: Client) -> None:
-    assert ask(client, "null", I=[1]) == {"O": [2 + 2]}
-    status, text = infer_error(ask, client, "null", I=[7], options={"request_id": "r"})
+    assert send_request(client, "null", I=[1]) == {"O": [2 + 2]}
+    status, text = infer_error(send_request, client, "null", I=[7], options={"request_id": "r"})
     assert status == "StatusCode.INVALID_ARGUMENT"
     assert text == (
         "in ensemble 'null', [request id: r] expected 2 inputs but got 1 inputs for model 'strict'."
@@ -425,12 +425,12 @@ def test_a_sequence_of_the_wrong_type_is_refused(
 
 
 def test_a_batch_dimension_of_one_comes_and_goes(client: Client) -> None:
-    assert ask(client, "unbatched", I=[1, 2]) == {"O": [3, 4]}
-    assert ask(client, "batched", I=[[1, 2]]) == {"O": [[3, 4]]}
+    assert send_request(client, "unbatched", I=[1, 2]) == {"O": [3, 4]}
+    assert send_request(client, "batched", I=[[1, 2]]) == {"O": [[3, 4]]}
 
 
 def test_a_larger_batch_does_not_fit_into_a_model_without_batches(client: Client) -> None:
-    assert infer_error(ask, client, "batched", I=[[1, 2], [3, 4]]) == (
+    assert infer_error(send_request, client, "batched", I=[[1, 2], [3, 4]]) == (
         "StatusCode.INVALID_ARGUMENT",
         (
             "in ensemble 'batched', [request id: <id_unknown>] unexpected shape for input 'X' for"
@@ -440,7 +440,7 @@ def test_a_larger_batch_does_not_fit_into_a_model_without_batches(client: Client
 
 
 def test_the_ensembles_own_limits_are_checked_first(client: Client) -> None:
-    status, text = infer_error(ask, client, "batched", I=np.zeros((5, 2), np.float32))
+    status, text = infer_error(send_request, client, "batched", I=np.zeros((5, 2), np.float32))
     assert status == "StatusCode.INVALID_ARGUMENT"
     assert text.endswith("inference request batch-size must be <= 4 for 'batched'")
 
@@ -449,7 +449,7 @@ def test_the_ensembles_own_limits_are_checked_first(client: Client) -> None:
 
 
 def test_a_failure_names_the_ensembles_around_it(client: Client) -> None:
-    assert infer_error(ask, client, "nested", I=[-1]) == (
+    assert infer_error(send_request, client, "nested", I=[-1]) == (
         "StatusCode.UNIMPLEMENTED",
         "in ensemble 'nested', in ensemble 'chain', minus one",
     )
@@ -457,16 +457,16 @@ def test_a_failure_names_the_ensembles_around_it(client: Client) -> None:
 
 def test_nothing_is_started_after_a_failure(client: Client) -> None:
     before = counts(client, "n")
-    infer_error(ask, client, "chain", I=[-1])
+    infer_error(send_request, client, "chain", I=[-1])
     assert counts(client, "n") == (before[0], before[1] + 1)
 
 
 def test_a_member_that_dies_is_named_and_comes_back(client: Client) -> None:
-    status, text = infer_error(ask, client, "killing", I=[1])
+    status, text = infer_error(send_request, client, "killing", I=[1])
     assert status == "StatusCode.UNAVAILABLE"
     assert text.startswith("in ensemble 'killing', Stub process 'kill_0_0' is not healthy.")
     wait_until(lambda: bool(client.is_model_ready("killing")), "the member to be back")
-    assert ask(client, "killing", I=[0]) == {"O": [0]}
+    assert send_request(client, "killing", I=[0]) == {"O": [0]}
 
 
 # Statistics
@@ -478,7 +478,7 @@ def test_an_ensemble_counts_its_requests_and_the_times_of_its_members(client: Cl
         return found
 
     before, member = stats("unbatched"), stats("m")
-    ask(client, "unbatched", I=[1])
+    send_request(client, "unbatched", I=[1])
     after, member_after = stats("unbatched"), stats("m")
     assert after.inference_count == before.inference_count + 1
     assert after.execution_count == before.execution_count + 1
@@ -496,8 +496,8 @@ def test_an_ensemble_counts_its_requests_and_the_times_of_its_members(client: Cl
 def test_a_failure_on_the_way_counts_twice(client: Client, host: RunningHost) -> None:
     """As in Triton: its response and its end report it both."""
     before = counts(client, "two")
-    infer_error(ask, client, "two", I=[-1], J=[1])
-    infer_error(ask, client, "two", I=[1])  # refused at once: an input is missing
+    infer_error(send_request, client, "two", I=[-1], J=[1])
+    infer_error(send_request, client, "two", I=[1])  # refused at once: an input is missing
     assert counts(client, "two") == (before[0], before[1] + 2)
 
 
@@ -552,7 +552,7 @@ def test_a_stream_ends_with_the_first_failure(host: RunningHost) -> None:
 
 
 def test_unary_calls_are_refused_for_a_stream(client: Client) -> None:
-    assert infer_error(ask, client, "stream", I=[1]) == (
+    assert infer_error(send_request, client, "stream", I=[1]) == (
         "StatusCode.UNIMPLEMENTED",
         "ModelInfer RPC doesn't support models with decoupled transaction policy",
     )
@@ -612,15 +612,15 @@ def test_a_model_calls_an_ensemble(client: Client) -> None:
 
 
 def test_a_model_that_calls_an_ensemble_is_a_step_of_one(client: Client) -> None:
-    assert ask(client, "asking", I=[1]) == {"O": [3]}
-    status, text = infer_error(ask, client, "asking", I=[-1])
+    assert send_request(client, "asking", I=[1]) == {"O": [3]}
+    status, text = infer_error(send_request, client, "asking", I=[-1])
     assert text.startswith("in ensemble 'asking', ")
 
 
 def test_a_step_that_calls_its_own_ensemble_fails_instead_of_waiting_forever(
     client: Client,
 ) -> None:
-    _, text = infer_error(ask, client, "selfish", I=[-2])
+    _, text = infer_error(send_request, client, "selfish", I=[-2])
     assert text.endswith(
         "Model selfish - Error when running inference: the request waits for itself: every instance"
         " of model 'asker' is busy with a request that waits for this one. Raise the instance_group"
@@ -633,8 +633,8 @@ def test_a_step_that_calls_its_own_ensemble_fails_instead_of_waiting_forever(
 
 def test_responses_are_kept(client: Client) -> None:
     before = counts(client, "n")[0]
-    assert ask(client, "cached", I=[31]) == {"O": [32]}
-    assert ask(client, "cached", I=[31]) == {"O": [32]}
+    assert send_request(client, "cached", I=[31]) == {"O": [32]}
+    assert send_request(client, "cached", I=[31]) == {"O": [32]}
     assert counts(client, "n")[0] == before + 1
     (stats,) = client.get_inference_statistics("cached").model_stats
     assert stats.inference_stats.cache_hit.count == 1
@@ -662,7 +662,7 @@ def test_inputs_and_outputs_may_lie_in_the_clients_memory(client: Client) -> Non
 
 
 def test_metrics_of_an_ensemble(host: RunningHost, client: Client) -> None:
-    infer_error(ask, client, "nested", I=[-1])
+    infer_error(send_request, client, "nested", I=[-1])
     with urllib.request.urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as page:
         lines = page.read().decode().splitlines()
     reasons = {

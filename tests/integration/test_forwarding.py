@@ -46,7 +46,7 @@ class Endpoint:
         self.channel = grpc.insecure_channel(host.url)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
-    def ask(self, *metadata: Metadata, **parameters: str) -> Any:
+    def send_request(self, *metadata: Metadata, **parameters: str) -> Any:
         """The parameters that the model saw, without those of the transport."""
         answer = self._stub.ModelInfer(_request(parameters), metadata=metadata, timeout=DEADLINE)
         return _seen(answer)
@@ -54,7 +54,7 @@ class Endpoint:
     def refusal(self, *metadata: Metadata) -> str:
         """The text with which the request is refused."""
         with pytest.raises(grpc.RpcError) as caught:
-            self.ask(*metadata)
+            self.send_request(*metadata)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         return str(caught.value.details())
 
@@ -91,24 +91,24 @@ def endpoint(sees: RepositoryBuilder, module_serve: Serve) -> Iterator[Endpoint]
 
 
 def test_keys_in_which_the_pattern_is_found_become_parameters(endpoint: Endpoint) -> None:
-    seen = endpoint.ask(("x-trace", "7"), ("the-tenant-id", "me"), ("other", "no"))
+    seen = endpoint.send_request(("x-trace", "7"), ("the-tenant-id", "me"), ("other", "no"))
     agent = seen.pop("user-agent")
     assert agent.startswith("grpc-python/")
     assert seen == {"x-trace": "7", "the-tenant-id": "me"}
 
 
 def test_a_forwarded_key_comes_before_a_parameter_of_that_name(endpoint: Endpoint) -> None:
-    seen = endpoint.ask(("x-a", "key"), **{"x-a": "parameter", "b": "stays"})
+    seen = endpoint.send_request(("x-a", "key"), **{"x-a": "parameter", "b": "stays"})
     assert (seen["x-a"], seen["b"]) == ("key", "stays")
 
 
 def test_the_last_of_duplicate_keys_counts(endpoint: Endpoint) -> None:
-    assert endpoint.ask(("x-a", "1"), ("x-a", "2"))["x-a"] == "2"
+    assert endpoint.send_request(("x-a", "1"), ("x-a", "2"))["x-a"] == "2"
 
 
 def test_binary_keys_are_read_as_text(endpoint: Endpoint) -> None:
-    assert endpoint.ask(("x-a-bin", "é".encode()))["x-a-bin"] == "é"
-    assert endpoint.ask(("x-a-bin", b"\xff!"))["x-a-bin"] == "\N{REPLACEMENT CHARACTER}!"
+    assert endpoint.send_request(("x-a-bin", "é".encode()))["x-a-bin"] == "é"
+    assert endpoint.send_request(("x-a-bin", b"\xff!"))["x-a-bin"] == "\N{REPLACEMENT CHARACTER}!"
 
 
 @pytest.mark.parametrize("key", ["timeout", "triton_x", "triton_"])
@@ -118,7 +118,7 @@ def test_reserved_keys_cannot_be_forwarded(endpoint: Endpoint, key: str) -> None
 
 
 def test_names_that_only_contain_a_reserved_one_are_forwarded(endpoint: Endpoint) -> None:
-    assert endpoint.ask(("x-timeout", "1"), ("timeouts", "2"))["x-timeout"] == "1"
+    assert endpoint.send_request(("x-timeout", "1"), ("timeouts", "2"))["x-timeout"] == "1"
 
 
 def test_keys_of_a_stream_go_with_each_of_its_requests(endpoint: Endpoint) -> None:
@@ -149,21 +149,21 @@ def test_case_matters_if_the_pattern_says_so(sees: RepositoryBuilder, serve: Ser
     """Keys of gRPC are in lowercase, so this pattern finds none."""
     endpoint = Endpoint(serve(sees, f"{FLAG}=(?-i)X-").wait_started())
     with endpoint.channel:
-        assert endpoint.ask(("x-a", "1")) == {}
+        assert endpoint.send_request(("x-a", "1")) == {}
 
 
 def test_without_a_pattern_nothing_is_forwarded(sees: RepositoryBuilder, serve: Serve) -> None:
     endpoint = Endpoint(serve(sees).wait_started())
     with endpoint.channel:
-        assert endpoint.ask(("x-a", "1"), ("timeout", "2")) == {}
+        assert endpoint.send_request(("x-a", "1"), ("timeout", "2")) == {}
 
 
 def test_no_key_takes_long_to_match(sees: RepositoryBuilder, serve: Serve) -> None:
     """A matcher that backtracks would try 2^4000 ways; RE2 needs one walk over the key."""
     endpoint = Endpoint(serve(sees, f"{FLAG}=^(a+)+$").wait_started())
     with endpoint.channel:
-        assert endpoint.ask(("a" * 4000, "yes"))["a" * 4000] == "yes"
-        assert endpoint.ask(("a" * 4000 + "b", "no")) == {}
+        assert endpoint.send_request(("a" * 4000, "yes"))["a" * 4000] == "yes"
+        assert endpoint.send_request(("a" * 4000 + "b", "no")) == {}
 
 
 # HTTP
@@ -175,7 +175,9 @@ class HttpEndpoint:
     def __init__(self, host: RunningHost) -> None:
         self._address = host.http_url
 
-    def ask(self, *headers: tuple[str, bytes | str], endpoint: str = "infer", **body: Any) -> Any:
+    def send_request(
+        self, *headers: tuple[str, bytes | str], endpoint: str = "infer", **body: Any
+    ) -> Any:
         """The parameters that the model saw; the error text if the status is 400."""
         data = json.dumps({"inputs": [], **body} if endpoint == "infer" else body).encode()
         connection = http_client.HTTPConnection(self._address, timeout=DEADLINE)
@@ -204,48 +206,50 @@ def http(sees: RepositoryBuilder, module_serve: Serve) -> HttpEndpoint:
 
 
 def test_headers_are_forwarded_under_the_names_that_the_client_wrote(http: HttpEndpoint) -> None:
-    seen = http.ask(("X-Trace", "7"), ("The-TENANT", "me"), ("x-low", "l"), ("Other", "no"))
+    seen = http.send_request(
+        ("X-Trace", "7"), ("The-TENANT", "me"), ("x-low", "l"), ("Other", "no")
+    )
     assert seen == {"X-Trace": "7", "The-TENANT": "me", "x-low": "l"}
 
 
 def test_a_forwarded_header_comes_before_a_parameter_of_that_name(http: HttpEndpoint) -> None:
-    seen = http.ask(("x-a", "header"), parameters={"x-a": "parameter", "b": 1})
+    seen = http.send_request(("x-a", "header"), parameters={"x-a": "parameter", "b": 1})
     assert seen == {"x-a": "header", "b": 1}
 
 
 def test_the_last_of_duplicate_headers_counts(http: HttpEndpoint) -> None:
-    assert http.ask(("X-A", "1"), ("X-A", "2")) == {"X-A": "2"}
+    assert http.send_request(("X-A", "1"), ("X-A", "2")) == {"X-A": "2"}
 
 
 def test_values_of_headers_are_read_as_utf_8(http: HttpEndpoint) -> None:
-    assert http.ask(("x-a", "é".encode())) == {"x-a": "é"}
+    assert http.send_request(("x-a", "é".encode())) == {"x-a": "é"}
 
 
 @pytest.mark.parametrize("name", ["timeout", "triton_x", "binary_data_output"])
 def test_reserved_headers_cannot_be_forwarded(http: HttpEndpoint, name: str) -> None:
-    assert http.ask((name, "1")) == RESERVED.format(name)
+    assert http.send_request((name, "1")) == RESERVED.format(name)
 
 
 def test_reserved_names_in_another_case_are_forwarded(http: HttpEndpoint) -> None:
-    assert http.ask(("Timeout", "1")) == {"Timeout": "1"}
+    assert http.send_request(("Timeout", "1")) == {"Timeout": "1"}
 
 
 def test_generate_forwards_nothing(http: HttpEndpoint) -> None:
-    assert http.ask(("x-a", "1"), ("timeout", "2"), endpoint="generate") == {}
+    assert http.send_request(("x-a", "1"), ("timeout", "2"), endpoint="generate") == {}
 
 
 def test_case_of_http_headers_matters_if_the_pattern_says_so(
     sees: RepositoryBuilder, serve: Serve
 ) -> None:
     http = HttpEndpoint(serve(sees, f"{HTTP_FLAG}=(?-i)^X-").wait_started())
-    assert http.ask(("X-A", "1"), ("x-b", "2")) == {"X-A": "1"}
+    assert http.send_request(("X-A", "1"), ("x-b", "2")) == {"X-A": "1"}
 
 
 def test_http_and_grpc_have_their_own_patterns(sees: RepositoryBuilder, serve: Serve) -> None:
     host = serve(sees, f"{FLAG}=g", f"{HTTP_FLAG}=h").wait_started()
-    assert HttpEndpoint(host).ask(("g", "1"), ("h", "2"))["h"] == "2"
+    assert HttpEndpoint(host).send_request(("g", "1"), ("h", "2"))["h"] == "2"
     endpoint = Endpoint(host)
     with endpoint.channel:
-        seen = endpoint.ask(("g", "1"), ("h", "2"))
+        seen = endpoint.send_request(("g", "1"), ("h", "2"))
     assert seen["g"] == "1"
     assert "h" not in seen

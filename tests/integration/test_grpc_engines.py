@@ -167,7 +167,7 @@ def test_an_unread_stream_holds_no_memory_and_delays_no_other(host: RunningHost)
 
 def test_a_client_process_that_is_killed_cancels_its_requests(host: RunningHost) -> None:
     context = multiprocessing.get_context("spawn")
-    child = context.Process(target=ask_to_wait, args=(host.url,))
+    child = context.Process(target=send_waiting_request, args=(host.url,))
     known = host.output.count("waits to be cancelled")
     child.start()
     wait_until(lambda: host.output.count("waits to be cancelled") > known, "the request")
@@ -177,7 +177,7 @@ def test_a_client_process_that_is_killed_cancels_its_requests(host: RunningHost)
     wait_until(lambda: host.output.count("was cancelled") > known, "the cancellation")
 
 
-def ask_to_wait(url: str) -> None:
+def send_waiting_request(url: str) -> None:
     """A client that never gets an answer."""
     with grpcclient.InferenceServerClient(url) as client:
         client.start_stream(lambda result, error: None)

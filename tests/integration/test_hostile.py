@@ -54,12 +54,12 @@ def it_goes_on(host: RunningHost) -> Iterator[None]:
     """After each test both endpoints serve."""
     yield
     body = json.dumps({"inputs": [{**INPUT, "data": [1]}]}).encode()
-    assert ask(host, "POST", PATH, body)[0] == 200
+    assert send_request(host, "POST", PATH, body)[0] == 200
     with host.client() as client:
         client.infer("identity", [tensor("INPUT0", np.ones(1, dtype=np.float32))])
 
 
-def ask(
+def send_request(
     host: RunningHost,
     method: str,
     path: str,
@@ -244,7 +244,7 @@ HOSTILE: dict[str, tuple[tuple[bytes, dict[str, str]], int, str]] = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_body_is_refused(host: RunningHost, case: str) -> None:
     (body, headers), expected, beginning = HOSTILE[case]
-    status, answer = ask(host, "POST", PATH, body, headers)
+    status, answer = send_request(host, "POST", PATH, body, headers)
     assert (status, json.loads(answer)["error"][: len(beginning)]) == (expected, beginning)
 
 
@@ -262,7 +262,7 @@ TEXTS = {
 def test_strings_with_a_wrong_length_are_rejected(host: RunningHost, case: str) -> None:
     data, beginning = TEXTS[case]
     body, headers = binary(len(data), data, name="COMMAND", datatype="BYTES")
-    status, answer = ask(host, "POST", "/v2/models/script/infer", body, headers)
+    status, answer = send_request(host, "POST", "/v2/models/script/infer", body, headers)
     text = json.loads(answer)["error"].removeprefix(MISMATCH)
     assert (status, text[: len(beginning)]) == (400, beginning)
 
@@ -656,14 +656,14 @@ ELSEWHERE: dict[str, tuple[str, bytes, int, str]] = {
 @pytest.mark.parametrize("case", ELSEWHERE)
 def test_other_endpoints_reject_hostile_bodies(host: RunningHost, case: str) -> None:
     path, body, expected, beginning = ELSEWHERE[case]
-    status, answer = ask(host, "POST", path, body)
+    status, answer = send_request(host, "POST", path, body)
     assert (status, json.loads(answer)["error"][: len(beginning)]) == (expected, beginning)
 
 
 # The other endpoint
 
 
-def asking(raw: tuple[bytes, ...] = (b"1234",), **members: Any) -> pb.ModelInferRequest:
+def infer_request(raw: tuple[bytes, ...] = (b"1234",), **members: Any) -> pb.ModelInferRequest:
     entry = pb.ModelInferRequest.InferInputTensor(**{**INPUT, **members})
     return pb.ModelInferRequest(model_name="identity", inputs=[entry], raw_input_contents=raw)
 
@@ -674,43 +674,43 @@ INTERNAL = grpc.StatusCode.INTERNAL
 OVER_GRPC: dict[str, tuple[str, Any, grpc.StatusCode, str]] = {
     "a negative shape": (
         "ModelInfer",
-        asking(shape=[-1]),
+        infer_request(shape=[-1]),
         INVALID,
         MISMATCH + "All input dimensions should be spec",
     ),
     "a shape of too many bytes": (
         "ModelInfer",
-        asking(shape=[2**62]),
+        infer_request(shape=[2**62]),
         INVALID,
         "byte size for tensor 'INPUT0' exceeds maximu",
     ),
     "an overflowing shape": (
         "ModelInfer",
-        asking(shape=[2**40, 2**40]),
+        infer_request(shape=[2**40, 2**40]),
         INVALID,
         MISMATCH + "unexpected shape for input",
     ),
     "a shape of many dimensions": (
         "ModelInfer",
-        asking(shape=[1] * 10_000),
+        infer_request(shape=[1] * 10_000),
         INVALID,
         MISMATCH + "unexpected shape for input",
     ),
     "truncated bytes": (
         "ModelInfer",
-        asking((b"1",)),
+        infer_request((b"1",)),
         INVALID,
         MISMATCH + "input byte size mismatch for input",
     ),
     "no bytes": (
         "ModelInfer",
-        asking(()),
+        infer_request(()),
         INVALID,
         "unable to find data for input tensor 'INPUT0'",
     ),
     "an unknown datatype": (
         "ModelInfer",
-        asking(datatype="\0"),
+        infer_request(datatype="\0"),
         INVALID,
         MISMATCH + "inference input 'INPUT0' data-typ",
     ),

@@ -127,7 +127,7 @@ def given(array: npt.NDArray[Any], binary: bool) -> httpclient.InferInput:
     return made
 
 
-def ask(
+def send_request(
     host: RunningHost, method: str, path: str, body: bytes = b"", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     """Returns status, headers and body of the response."""
@@ -142,7 +142,9 @@ def ask(
 
 def asked(host: RunningHost, method: str, path: str, body: object = None) -> Any:
     """Sends a JSON request and returns the JSON of the response."""
-    status, _, answer = ask(host, method, path, b"" if body is None else json.dumps(body).encode())
+    status, _, answer = send_request(
+        host, method, path, b"" if body is None else json.dumps(body).encode()
+    )
     assert status == 200, answer
     return json.loads(answer) if answer else None
 
@@ -188,7 +190,9 @@ def test_json_tensors_nested_and_flat(host: RunningHost, data: object) -> None:
 
 def test_fp16_has_no_json_form(host: RunningHost) -> None:
     body = {"inputs": [{"name": "INPUT0", "datatype": "FP16", "shape": [1, 2], "data": [1, 2]}]}
-    status, _, answer = ask(host, "POST", "/v2/models/echo_FP16/infer", json.dumps(body).encode())
+    status, _, answer = send_request(
+        host, "POST", "/v2/models/echo_FP16/infer", json.dumps(body).encode()
+    )
     assert status == 400
     assert "FP16" in json.loads(answer)["error"]
 
@@ -206,7 +210,7 @@ def test_compressed_requests_and_responses(client: Client, host: RunningHost, wa
     data = {"name": "INPUT0", "datatype": "FP32", "shape": [500, 2], "data": [0] * 1000}
     body = json.dumps({"inputs": [data]}).encode()
     packed = gzip.compress(body) if way == "gzip" else zlib.compress(body)
-    status, headers, answer = ask(
+    status, headers, answer = send_request(
         host, "POST", "/v2/models/echo_FP32/infer", packed,
         Content_Encoding=way, Accept_Encoding=way,
     )  # fmt: skip
@@ -217,7 +221,7 @@ def test_compressed_requests_and_responses(client: Client, host: RunningHost, wa
 
 def test_a_raw_tensor_body_is_an_input(host: RunningHost) -> None:
     """Raw binary data without JSON (docs/reference/protocol.md, 1)."""
-    status, headers, answer = ask(
+    status, headers, answer = send_request(
         host, "POST", "/v2/models/scores/infer", np.array([3, 4], np.float32).tobytes(),
         Inference_Header_Content_Length="0",
     )  # fmt: skip
@@ -234,10 +238,10 @@ def test_errors_are_json_with_the_servers_text(client: Client, host: RunningHost
     assert "Request for unknown model: 'nobody' is not found" in str(caught.value)
     with pytest.raises(InferenceServerException, match="INPUT0"):
         client.infer("echo_FP32", [given(ARRAYS["FP64"], True)])
-    status, _, answer = ask(host, "GET", "/v2/nothing/here")
+    status, _, answer = send_request(host, "GET", "/v2/nothing/here")
     assert status == 404
     assert "error" in json.loads(answer)
-    assert ask(host, "DELETE", "/v2/health/live")[0] == 405
+    assert send_request(host, "DELETE", "/v2/health/live")[0] == 405
 
 
 def test_health_metadata_and_configuration(client: Client) -> None:
@@ -314,7 +318,7 @@ def test_tensors_in_a_clients_shared_memory(client: Client) -> None:
 def test_generate_answers_with_one_object_and_streams_events(host: RunningHost) -> None:
     one = asked(host, "POST", "/v2/models/words/generate", {"text_input": "hello"})
     assert (one["model_name"], one["text_output"]) == ("words", "hello")
-    status, headers, answer = ask(
+    status, headers, answer = send_request(
         host, "POST", "/v2/models/words/generate_stream", b'{"text_input": "a few words"}'
     )
     assert status == 200
@@ -325,7 +329,7 @@ def test_generate_answers_with_one_object_and_streams_events(host: RunningHost) 
 
 
 def test_generate_without_a_stream_allows_only_one_response(host: RunningHost) -> None:
-    status, _, answer = ask(
+    status, _, answer = send_request(
         host, "POST", "/v2/models/words/generate", b'{"text_input": "too many words"}'
     )
     assert (status, json.loads(answer)["error"]) == (

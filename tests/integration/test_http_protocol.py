@@ -88,12 +88,14 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
         "--allow-client-shm=true",
         "--log-verbose=0",
     ).wait_started()
-    assert ask(host, "POST", "/v2/repository/models/gone/unload") == (200, "")
+    assert send_request(host, "POST", "/v2/repository/models/gone/unload") == (200, "")
     host.wait_for("successfully unloaded 'gone'")
     return host
 
 
-def ask(host: RunningHost, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+def send_request(
+    host: RunningHost, method: str, path: str, body: bytes = b"", **headers: str
+) -> Answer:
     """Returns status and text of the response."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
@@ -217,7 +219,7 @@ ASKED: dict[str, tuple[int, str]] = {
 @pytest.mark.parametrize("line", ASKED)
 def test_responses_by_path(host: RunningHost, line: str) -> None:
     method, path = line.split(" ")
-    assert ask(host, method, path) == ASKED[line]
+    assert send_request(host, method, path) == ASKED[line]
 
 
 def test_a_path_may_have_bytes_that_are_not_ascii(host: RunningHost) -> None:
@@ -446,7 +448,7 @@ POSTED: dict[str, tuple[str, str, int, str]] = {
 @pytest.mark.parametrize("case", POSTED)
 def test_responses_to_changes(host: RunningHost, case: str) -> None:
     path, body, status, text = POSTED[case]
-    assert ask(host, "POST", path, body.encode()) == (status, text)
+    assert send_request(host, "POST", path, body.encode()) == (status, text)
 
 
 # Inference (1.6 to 1.8)
@@ -648,7 +650,7 @@ INFERRED: dict[str, tuple[str, int, str]] = {
 @pytest.mark.parametrize("case", INFERRED)
 def test_responses_to_inference_requests(host: RunningHost, case: str) -> None:
     body, status, text = INFERRED[case]
-    assert ask(host, "POST", "/v2/models/identity/infer", body.encode()) == (status, text)
+    assert send_request(host, "POST", "/v2/models/identity/infer", body.encode()) == (status, text)
 
 
 RAW: dict[str, tuple[str, bytes, int, str]] = {
@@ -711,7 +713,7 @@ def test_an_fp16_output_needs_binary_data(host: RunningHost) -> None:
         }
     ).encode()
     length = str(len(head))
-    answer = ask(
+    answer = send_request(
         host, "POST", "/v2/models/half/infer", head + b"ab", Inference_Header_Content_Length=length
     )
     assert answer == (
@@ -727,7 +729,7 @@ def test_classes_have_values_indices_and_labels(host: RunningHost) -> None:
     entry = '{"name":"X","shape":[2,2],"datatype":"FP32","data":[1,2,4,3]}'
     wanted = '{"name":"Y","parameters":{"classification":1}}'
     body = f'{{"inputs":[{entry}],"outputs":[{wanted}]}}'
-    assert ask(host, "POST", "/v2/models/batched/infer", body.encode()) == (
+    assert send_request(host, "POST", "/v2/models/batched/infer", body.encode()) == (
         200,
         (
             '{"model_name":"batched","model_version":"1","outputs":[{"name":"Y","datatype":"BYTES",'
@@ -854,11 +856,16 @@ GENERATED: dict[str, tuple[str, str, int, str]] = {
 def test_responses_to_generate_requests(host: RunningHost, case: str, way: str) -> None:
     model, body, status, text = GENERATED[case]
     expected = f"data: {text}\n\n" if status == 200 and way == "generate_stream" else text
-    assert ask(host, "POST", f"/v2/models/{model}/{way}", body.encode()) == (status, expected)
+    assert send_request(host, "POST", f"/v2/models/{model}/{way}", body.encode()) == (
+        status,
+        expected,
+    )
 
 
 def test_generate_rejects_compressed_bodies(host: RunningHost) -> None:
-    answer = ask(host, "POST", "/v2/models/identity/generate", b"{}", Content_Encoding="gzip")
+    answer = send_request(
+        host, "POST", "/v2/models/identity/generate", b"{}", Content_Encoding="gzip"
+    )
     assert answer == (400, error("Unsupported content-encoding, only 'identity' is supported."))
 
 
@@ -866,9 +873,9 @@ def test_generate_rejects_compressed_bodies(host: RunningHost) -> None:
 def test_settings_accept_null_and_refuse_other_bodies_that_are_no_object(
     host: RunningHost, path: str
 ) -> None:
-    assert ask(host, "POST", path, b"null") == ask(host, "GET", path)
+    assert send_request(host, "POST", path, b"null") == send_request(host, "GET", path)
     for body in (b"[]", b"5", b'"x"'):
-        answer = ask(host, "POST", path, body)
+        answer = send_request(host, "POST", path, body)
         assert answer == (500, error("attempt to get members for non-object"))
 
 
@@ -878,7 +885,7 @@ def test_settings_accept_null_and_refuse_other_bodies_that_are_no_object(
 @pytest.fixture
 def sent(host: RunningHost) -> Iterator[str]:
     yield "sent"
-    assert ask(host, "POST", "/v2/repository/models/sent/unload") == (200, "")
+    assert send_request(host, "POST", "/v2/repository/models/sent/unload") == (200, "")
     host.wait_for("successfully unloaded 'sent'")
 
 
@@ -889,12 +896,14 @@ def test_a_load_request_can_contain_the_model(host: RunningHost, sent: str) -> N
     file = base64.b64encode(DOUBLING.encode()).decode()
     body = {"parameters": {"config": json.dumps(config), "file:1/model.py": file}}
     load = f"/v2/repository/models/{sent}/load"
-    assert ask(host, "POST", load, json.dumps(body).encode()) == (200, "")
+    assert send_request(host, "POST", load, json.dumps(body).encode()) == (200, "")
     entry = '{"name":"X","shape":[2],"datatype":"FP32","data":[1,2]}'
-    answer = ask(host, "POST", f"/v2/models/{sent}/infer", f'{{"inputs":[{entry}]}}'.encode())
+    answer = send_request(
+        host, "POST", f"/v2/models/{sent}/infer", f'{{"inputs":[{entry}]}}'.encode()
+    )
     assert json.loads(answer[1])["outputs"][0]["data"] == [2.0, 4.0]
     # A model that is not on disk is not in the index.
-    assert sent not in ask(host, "POST", "/v2/repository/index")[1]
+    assert sent not in send_request(host, "POST", "/v2/repository/index")[1]
 
 
 # Load reports for load balancers (1.9)
@@ -943,17 +952,17 @@ def unready(
 
 @pytest.mark.parametrize("way", ["generate", "generate_stream"])
 def test_generate_has_the_status_of_the_error_of_the_model(unready: RunningHost, way: str) -> None:
-    status, text = ask(unready, "POST", f"/v2/models/reluctant/{way}", b'{"INPUT0":1}')
+    status, text = send_request(unready, "POST", f"/v2/models/reluctant/{way}", b'{"INPUT0":1}')
     assert status == 500
     assert "returned no response for this request" in text
 
 
 def test_readiness_gives_the_reason(unready: RunningHost) -> None:
-    assert ask(unready, "GET", "/v2/health/live") == (200, "")
-    assert ask(unready, "GET", "/v2/health/ready") == (400, "")
-    assert ask(unready, "GET", "/v2/models/identity/ready") == (200, "")
+    assert send_request(unready, "GET", "/v2/health/live") == (200, "")
+    assert send_request(unready, "GET", "/v2/health/ready") == (400, "")
+    assert send_request(unready, "GET", "/v2/models/identity/ready") == (200, "")
     for path in ("/v2/models/reluctant/ready", "/v2/models/reluctant/versions/1/ready"):
-        assert ask(unready, "GET", path) == (400, error("Model version not ready"))
+        assert send_request(unready, "GET", path) == (400, error("Model version not ready"))
 
 
 def test_a_missing_metric_omits_the_load_report_and_is_logged(unready: RunningHost) -> None:

@@ -81,7 +81,7 @@ class Bench:
             for known in model.supervisors
         ]
 
-    async def ask(self, model: str, count: int) -> str:
+    async def send_request(self, model: str, count: int) -> str:
         """Ask for an array back; what became of it."""
         array = np.random.default_rng(count).random(count, dtype=np.float32)
         inputs = {"INPUT0": array}
@@ -100,7 +100,7 @@ class Bench:
         return outcome
 
     async def assert_answers(self, model: str, count: int = 1000) -> None:
-        assert await self.ask(model, count) == "answered"
+        assert await self.send_request(model, count) == "answered"
 
     async def recovered(self, model: str, instances: int) -> None:
         """The model has all of its instances, and each of them has responded."""
@@ -161,7 +161,7 @@ def run(main: Awaitable[None]) -> None:
     gc.collect()  # the descriptors of stubs that are gone
 
 
-def add_ask_with_two_instances(repository: RepositoryBuilder) -> None:
+def add_caller_with_two_instances(repository: RepositoryBuilder) -> None:
     repository.copy("ask")
     config = repository.path / "ask" / "config.pbtxt"
     config.write_text(config.read_text() + TWO_INSTANCES)
@@ -177,7 +177,9 @@ async def one_round(bench: Bench, chance: random.Random) -> None:
     victim = chance.choice(["identity", "ask"])
     signals = chance.choice(["kill", "kill", "stop and go", "stop and kill"])
     load = [
-        asyncio.ensure_future(bench.ask(chance.choice(["identity", "ask"]), chance.choice(SIZES)))
+        asyncio.ensure_future(
+            bench.send_request(chance.choice(["identity", "ask"]), chance.choice(SIZES))
+        )
         for _ in range(chance.choice([0, 1, 4, 20]))
     ]
     ended = chance.randrange(len(load) + 1)
@@ -209,7 +211,7 @@ def test_killed_or_stopped_stub_fails_only_its_own_requests(
 ) -> None:
     """Every call ends: right, or UNAVAILABLE or INTERNAL and saying why. Nothing stays held."""
     repository.copy("identity")
-    add_ask_with_two_instances(repository)
+    add_caller_with_two_instances(repository)
     identity = repository.path / "identity"
     repository.add(
         "witness",
@@ -325,7 +327,7 @@ def test_stub_violating_the_protocol_is_killed_and_replaced(repository: Reposito
         async with serving(repository, log_warning=False) as bench:
             for name, what in names.items():
                 (before,) = bench.pids(name)
-                await bench.ask(name, 7)
+                await bench.send_request(name, 7)
                 await bench.assert_answers("identity")
                 await eventually(
                     lambda: bench.pids(name) not in ([], [before]),  # noqa: B023

@@ -80,17 +80,17 @@ def test_two_hosts_share_a_port_if_both_allow_it(
     assert second.port == first.port
     names = set()
 
-    def ask() -> bool:
+    def send_request() -> bool:
         """Use a new connection; the kernel chooses the server that accepts it."""
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpcclient.InferenceServerClient(first.url, channel_args=options) as client:
             names.add(client.get_server_metadata().name)
         return names == {"one", "two"}
 
-    wait_until(ask, "answers of both")
+    wait_until(send_request, "answers of both")
     first.stop()
     names.clear()
-    ask()
+    send_request()
     assert names == {"two"}
 
 
@@ -191,12 +191,12 @@ def test_two_hosts_share_an_http_port_if_both_allow_it(
     assert second.http_url == address
     names = set()
 
-    def ask() -> bool:
+    def send_request() -> bool:
         with urlopen(f"http://{address}/v2", timeout=DEADLINE) as page:
             names.add(json.load(page)["name"])
         return names == {"one", "two"}
 
-    wait_until(ask, "answers of both")
+    wait_until(send_request, "answers of both")
     third = serve(repository, f"--http-port={port}")
     assert third.process.wait(DEADLINE) == 1
     text = f"Unavailable - Socket '127.0.0.1:{port}' already in use "
@@ -574,11 +574,11 @@ class Poller:
 
     def _run(self) -> None:
         while not self._end.is_set():
-            answer = self._ask()
+            answer = self._send_request()
             if self.seen[-1:] != [answer]:
                 self.seen.append(answer)
 
-    def _ask(self) -> str:
+    def _send_request(self) -> str:
         try:
             return "ready" if self._client.is_server_ready() else "not ready"
         except InferenceServerException as error:
@@ -613,8 +613,8 @@ def test_shutdown_fails_readiness_first_and_then_finishes_running_requests(
         host.wait_for("waiting")
         host.process.send_signal(signal.SIGTERM)
         poller.wait(EXITING)
-        for ask in (client.is_server_live, client.is_server_ready):
-            assert infer_error(ask) == ("StatusCode.UNAVAILABLE", EXITING)
+        for send_request in (client.is_server_live, client.is_server_ready):
+            assert infer_error(send_request) == ("StatusCode.UNAVAILABLE", EXITING)
         assert infer_error(client.infer, "waits", []) == ("StatusCode.UNAVAILABLE", STOPPING)
         assert not answer.done()
         host.wait_for("Found 1 gRPC service connections and inference handlers")
@@ -628,7 +628,7 @@ def test_shutdown_fails_readiness_first_and_then_finishes_running_requests(
 class HttpPoller(Poller):
     """Polls over HTTP: status and body, on one connection as long as it lasts."""
 
-    def _ask(self) -> str:
+    def _send_request(self) -> str:
         try:
             self._connection.request("GET", "/v2/health/ready")
             answer = self._connection.getresponse()

@@ -44,10 +44,10 @@ class Busy:
         self.pool = pool
         self.begun, self.go = folder / "begun", folder / "go"
         script = WAIT.format(begun=str(self.begun), go=str(self.go), meanwhile=meanwhile)
-        self.first = self.ask(script)
+        self.first = self.send_request(script)
         wait_until(self.begun.exists, "the first request to begin")
 
-    def ask(self, script: str) -> Future[Any]:
+    def send_request(self, script: str) -> Future[Any]:
         def work() -> Any:
             with self.host.client() as client:
                 return json.loads(run_command(client, script, "script", client_timeout=DEADLINE))
@@ -76,9 +76,9 @@ def test_prefetched_request_of_a_dead_stub_runs_on_its_replacement(
         before = json.loads(run_command(client, "import os; return os.getpid()", "script"))
     with ThreadPoolExecutor(6) as pool:
         busy = Busy(host, tmp_path, pool)
-        others = [busy.ask("import os; return os.getpid()")]
+        others = [busy.send_request("import os; return os.getpid()")]
         busy.pending(1)
-        others += [busy.ask("import os; return os.getpid()") for _ in range(4)]
+        others += [busy.send_request("import os; return os.getpid()") for _ in range(4)]
         busy.pending(5)
         os.kill(before, signal.SIGKILL)
         with pytest.raises(InferenceServerException, match="while it ran this request"):
@@ -100,7 +100,7 @@ def test_hundred_prefetched_requests_of_a_dead_stub_run_once_each(
         with host.client() as client:
             before = json.loads(run_command(client, "import os; return os.getpid()", "script"))
         busy = Busy(host, tmp_path, pool)
-        others = [busy.ask(note.format(number, number)) for number in range(100)]
+        others = [busy.send_request(note.format(number, number)) for number in range(100)]
         busy.pending(100)
         os.kill(before, signal.SIGKILL)
         with pytest.raises(InferenceServerException, match="while it ran this request"):
@@ -122,7 +122,7 @@ def test_request_in_client_memory_is_prefetched_and_survives_the_stub(
         memory.write(np.frombuffer(len(text).to_bytes(4, "little") + text, np.uint8))
         busy = Busy(host, tmp_path, pool)
 
-        def ask(number: int) -> int:
+        def send_request(number: int) -> int:
             given = grpcclient.InferInput("COMMAND", [1], "BYTES")
             given.set_shared_memory(memory.name, size)
             wanted = grpcclient.InferRequestedOutput("ANSWER")
@@ -132,7 +132,7 @@ def test_request_in_client_memory_is_prefetched_and_survives_the_stub(
             answer = memory.read(np.uint8, [room], room * number).tobytes()
             return int(answer[4 : 4 + int.from_bytes(answer[:4], "little")])
 
-        others = [pool.submit(ask, number) for number in range(1, 5)]
+        others = [pool.submit(send_request, number) for number in range(1, 5)]
         busy.pending(4)
         os.kill(before, signal.SIGKILL)
         with pytest.raises(InferenceServerException, match="while it ran this request"):
@@ -160,7 +160,7 @@ def test_prefetched_request_that_is_cancelled_does_not_run(
         busy.pending(1)
         call.cancel()
         busy.pending(0)
-        last = busy.ask("return 7")
+        last = busy.send_request("return 7")
         busy.go.touch()
         assert busy.first.result(DEADLINE)
         assert last.result(DEADLINE) == 7
@@ -182,7 +182,7 @@ def test_prefetched_request_may_arrive_while_execute_waits_for_bls(
     )
     with ThreadPoolExecutor(8) as pool:
         busy = Busy(host, tmp_path, pool, meanwhile)
-        others = [busy.ask(f"return {number}") for number in range(6)]
+        others = [busy.send_request(f"return {number}") for number in range(6)]
         busy.pending(6)
         busy.go.touch()
         assert busy.first.result(DEADLINE)
@@ -197,7 +197,7 @@ def test_unloading_model_answers_its_prefetched_request(
     host.wait_started()
     with ThreadPoolExecutor(3) as pool, host.client() as client:
         busy = Busy(host, tmp_path, pool)
-        other = busy.ask("return 3")
+        other = busy.send_request("return 3")
         busy.pending(1)
         client.unload_model("script")
         busy.go.touch()
@@ -219,7 +219,7 @@ def test_bls_deadlock_is_detected_with_a_prefetched_request(
         return True"""
     with ThreadPoolExecutor(3) as pool:
         busy = Busy(host, tmp_path, pool, meanwhile)
-        other = busy.ask("return 3")
+        other = busy.send_request("return 3")
         busy.pending(1)
         asked.touch()
         assert busy.first.result(DEADLINE)

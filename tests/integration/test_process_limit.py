@@ -33,7 +33,7 @@ def group() -> Iterator[Path]:
         yield folder
 
 
-def ask(client: grpcclient.InferenceServerClient, model: str, count: int) -> None:
+def send_request(client: grpcclient.InferenceServerClient, model: str, count: int) -> None:
     array = np.ones(count, dtype=np.float32)
     result = client.infer(model, [tensor("INPUT0", array)])
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
@@ -49,13 +49,13 @@ def test_thread_that_a_model_cannot_start_is_an_error_of_its_request(
     with host.client() as client:
         before = host.stubs()
         (group / "pids.max").write_text("1")
-        _, text = infer_error(ask, client, "threads", 1)
+        _, text = infer_error(send_request, client, "threads", 1)
         assert "RuntimeError: can't start new thread" in text
-        ask(client, "threads", 4)
-        ask(client, "identity", 4)
+        send_request(client, "threads", 4)
+        send_request(client, "identity", 4)
         assert host.stubs() == before
         (group / "pids.max").write_text("max")
-        ask(client, "threads", 1)
+        send_request(client, "threads", 1)
 
 
 @pytest.mark.parametrize("more", range(3))
@@ -75,8 +75,8 @@ def test_load_without_more_processes_or_threads_fails_by_name(
         _, text = infer_error(client.load_model, "identity")
         assert "no more processes or threads are allowed; raise the limit" in text
         assert stub.is_running()
-        ask(client, "threads", 4)
+        send_request(client, "threads", 4)
         (group / "pids.max").write_text("max")
         client.load_model("identity")
-        ask(client, "identity", 4)
+        send_request(client, "identity", 4)
     assert "Fatal Python error" not in host.output

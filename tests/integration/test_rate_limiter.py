@@ -120,10 +120,10 @@ class Held:
     def __init__(self, host: RunningHost, pipe: Pipe, pool: ThreadPoolExecutor) -> None:
         self._pipe = pipe
         self.host = host
-        self.answer: Future[str] = pool.submit(self._ask)
+        self.answer: Future[str] = pool.submit(self._send_request)
         wait_until(pipe.reached, "the model to wait")
 
-    def _ask(self) -> str:
+    def _send_request(self) -> str:
         with self.host.client() as client:
             return who(client, "one", str(self._pipe.path))
 
@@ -138,12 +138,12 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def ask_aside(host: RunningHost, pool: ThreadPoolExecutor, model: str) -> Future[str]:
-    def ask() -> str:
+def send_aside(host: RunningHost, pool: ThreadPoolExecutor, model: str) -> Future[str]:
+    def send_request() -> str:
         with host.client() as client:
             return who(client, model)
 
-    return pool.submit(ask)
+    return pool.submit(send_request)
 
 
 @pytest.mark.parametrize("model", ["other", "batched"])
@@ -152,7 +152,7 @@ def test_an_execution_waits_for_the_resource_that_another_models_has(
 ) -> None:
     held = Held(host, pipe, pool)
     try:
-        waiting = ask_aside(host, pool, model)
+        waiting = send_aside(host, pool, model)
         wait_until(lambda: pending(host, model) == 1, "the request to wait")
         assert not waiting.done()
     finally:
@@ -164,7 +164,7 @@ def test_death_of_an_instance_frees_its_resources(
     host: RunningHost, client: Client, pipe: Pipe, pool: ThreadPoolExecutor
 ) -> None:
     held = Held(host, pipe, pool)
-    waiting = ask_aside(host, pool, "other")
+    waiting = send_aside(host, pool, "other")
     wait_until(lambda: pending(host, "other") == 1, "the request to wait")
     (stub,) = host.stubs("one_0_0")
     stub.send_signal(signal.SIGKILL)
@@ -299,7 +299,7 @@ def test_every_waiting_instance_gets_its_turn(
     host: RunningHost, pipe: Pipe, pool: ThreadPoolExecutor
 ) -> None:
     held = Held(host, pipe, pool)
-    waiting = [ask_aside(host, pool, "other") for _ in range(3)]
+    waiting = [send_aside(host, pool, "other") for _ in range(3)]
     wait_until(lambda: pending(host, "other") == 3, "the requests to wait")
     held.let_go()
     assert len({answer.result(DEADLINE) for answer in waiting}) == 3

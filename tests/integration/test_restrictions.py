@@ -61,8 +61,8 @@ def call(channel: grpc.Channel, rpc: str, *metadata: tuple[str, str]) -> str:
     path = f"/{SERVICE.full_name}/{rpc}"
     try:
         if method.client_streaming:
-            ask = channel.stream_stream(path, request.SerializeToString, bytes)
-            list(ask(iter([]), metadata=metadata, timeout=DEADLINE))
+            send_request = channel.stream_stream(path, request.SerializeToString, bytes)
+            list(send_request(iter([]), metadata=metadata, timeout=DEADLINE))
         else:
             channel.unary_unary(path, request.SerializeToString, bytes)(
                 request(), metadata=metadata, timeout=DEADLINE
@@ -147,8 +147,8 @@ def test_other_categories_stay_open_and_one_key_may_be_for_several(
     with host.client() as client:
         assert run_command(client, "echo x") == "x"
         assert client.is_server_live()
-        for ask in (client.get_model_repository_index, client.get_log_settings):
-            assert infer_error(ask) == ("StatusCode.UNAVAILABLE", expected)
+        for send_request in (client.get_model_repository_index, client.get_log_settings):
+            assert infer_error(send_request) == ("StatusCode.UNAVAILABLE", expected)
         headers = {"triton-grpc-protocol-admin-key": "a:b=c"}
         index = client.get_model_repository_index(headers=headers)
         assert [model.name for model in index.models] == ["misbehave"]

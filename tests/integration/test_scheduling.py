@@ -119,7 +119,7 @@ class Line:
         inputs = [rows_of(name, size, width)]
         self.client.async_stream_infer(self._model, inputs, **options)
 
-    def ask(self, name: str, **options: Any) -> str:
+    def send_request(self, name: str, **options: Any) -> str:
         """Ask beside the line; the answer."""
         result = self.client.infer(self._model, [rows_of(name)], **options)
         answer: bytes = result.as_numpy("GROUP")[0][0]
@@ -259,7 +259,7 @@ def test_one_request_too_many_is_refused_at_once_and_not_counted(
             line.send(name)
         wait_until(lambda: pending(host) == 2, "both to be queued")
         for identity, name in (("7", "7"), ("", "<id_unknown>")):
-            assert infer_error(line.ask, "c", request_id=identity) == (
+            assert infer_error(line.send_request, "c", request_id=identity) == (
                 "StatusCode.UNAVAILABLE",
                 f"[request id: {name}] Exceeds maximum queue size",
             )
@@ -278,7 +278,7 @@ def test_a_request_is_refused_when_it_has_waited_too_long_while_the_instance_is_
     host = serve(repository).wait_started()
     with Line(host) as line:
         line.busy(pipe)
-        assert infer_error(line.ask, "a") == EXPIRED
+        assert infer_error(line.send_request, "a") == EXPIRED
         assert line.failures() == 1
         pipe.let_go()
         assert line.group() == "1:busy"
@@ -300,10 +300,10 @@ def test_a_request_is_refused_when_it_has_waited_too_long_for_a_restart(
         (stub,) = host.stubs("groups_0_0")
         stub.kill()
         wait_until(pipe.reached, "the new process to initialise")
-        assert infer_error(line.ask, "a") == EXPIRED
+        assert infer_error(line.send_request, "a") == EXPIRED
         pipe.let_go()
         host.wait_for("restarted")
-        assert line.ask("b") == "1:b"
+        assert line.send_request("b") == "1:b"
 
 
 def test_a_request_may_shorten_its_time_where_the_policy_allows_it(
@@ -320,7 +320,7 @@ def test_a_request_may_shorten_its_time_where_the_policy_allows_it(
         firm.send("patient", timeout=1)
         wait_until(lambda: pending(host, "firm") == 1, "it to be queued")
         line.send("patient")
-        assert infer_error(line.ask, "hasty", timeout=1) == EXPIRED
+        assert infer_error(line.send_request, "hasty", timeout=1) == EXPIRED
         pipe.let_go()
         second.let_go()
         assert firm.groups(2) == ["1:busy", "2:patient"]
@@ -343,7 +343,7 @@ def test_delayed_requests_run_after_requests_that_are_in_time(
         line.busy(pipe)
         line.send("late", timeout=1)
         wait_until(lambda: pending(host) == 1, "it to be queued")
-        assert infer_error(line.ask, "refused", priority=2, timeout=1) == EXPIRED
+        assert infer_error(line.send_request, "refused", priority=2, timeout=1) == EXPIRED
         line.send("punctual")
         wait_until(lambda: pending(host) == 2, "both to be queued")
         pipe.let_go()

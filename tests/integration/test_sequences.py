@@ -230,7 +230,7 @@ def name_of(text: str, batching: bool = True) -> list[grpcclient.InferInput]:
     return [tensor("NAME", array.reshape(1, 1) if batching else array)]
 
 
-def ask(
+def send_request(
     client: grpcclient.InferenceServerClient,
     model: str,
     id: int | str,
@@ -259,7 +259,7 @@ def test_models_see_where_in_its_sequence_a_request_is(
     client: grpcclient.InferenceServerClient, model: str
 ) -> None:
     """The table in docs/reference/configuration_and_scheduling.md, 5.3."""
-    seen = [own_row(ask(client, model, 77, flags)) for flags in ("s", "", "e", "se")]
+    seen = [own_row(send_request(client, model, 77, flags)) for flags in ("s", "", "e", "se")]
     assert [(row["START"], row["END"], row["READY"], row["ID"]) for row in seen] == [
         (1, 0.5, True, 77),
         (-1, 0.5, True, 77),
@@ -272,13 +272,13 @@ def test_models_see_where_in_its_sequence_a_request_is(
 
 def test_rows_of_direct_batches_are_slots(client: grpcclient.InferenceServerClient) -> None:
     for number in (1, 2, 3):
-        ask(client, "direct", number, "s")
-    answer = ask(client, "direct", 3, "e", "third")
+        send_request(client, "direct", number, "s")
+    answer = send_request(client, "direct", 3, "e", "third")
     assert answer["row"] == 2
     padding = {"flags": 0, "id": 0, "NAME": "", "START": -1, "END": 0.5, "READY": False, "ID": 0}
     assert answer["rows"][:2] == [padding, padding]
-    assert ask(client, "direct", 1, "e")["row"] == 0
-    assert ask(client, "direct", 2, "e")["row"] == 1
+    assert send_request(client, "direct", 1, "e")["row"] == 0
+    assert send_request(client, "direct", 2, "e")["row"] == 1
 
 
 def test_padding_is_part_of_batches_and_of_nothing_else(
@@ -289,17 +289,17 @@ def test_padding_is_part_of_batches_and_of_nothing_else(
         sizes = {batch.batch_size: batch.compute_infer.count for batch in stats.batch_stats}
         return stats.inference_count, stats.inference_stats.success.count, sizes
 
-    ask(client, "strings", "a", "s")
-    ask(client, "strings", "b", "s")
-    ask(client, "strings", "a", "e")
-    ask(client, "strings", "b", "e")
+    send_request(client, "strings", "a", "s")
+    send_request(client, "strings", "b", "s")
+    send_request(client, "strings", "a", "e")
+    send_request(client, "strings", "b", "e")
     wait_until(lambda: counts() == (4, 4, {1: 2, 2: 2}), "the statistics")
 
 
 def test_ids_may_be_strings(client: grpcclient.InferenceServerClient) -> None:
-    row = own_row(ask(client, "strings", "long word", "se"))
+    row = own_row(send_request(client, "strings", "long word", "se"))
     assert (row["ID"], row["id"]) == ("long word", "long word")
-    assert infer_error(ask, client, "direct", "word", "se") == (
+    assert infer_error(send_request, client, "direct", "word", "se") == (
         "StatusCode.INVALID_ARGUMENT",
         (
             "[request id: <id_unknown>] sequence batching control 'ID' data-type is 'BYTES', but"
@@ -311,18 +311,18 @@ def test_ids_may_be_strings(client: grpcclient.InferenceServerClient) -> None:
 def test_32_bit_correlation_id_control_gets_the_low_32_bits(
     client: grpcclient.InferenceServerClient,
 ) -> None:
-    assert own_row(ask(client, "narrow", (1 << 40) + 5, "se"))["ID"] == 5
+    assert own_row(send_request(client, "narrow", (1 << 40) + 5, "se"))["ID"] == 5
 
 
 def test_requests_that_belong_to_no_sequence_are_refused(
     client: grpcclient.InferenceServerClient,
 ) -> None:
     code = "StatusCode.INVALID_ARGUMENT"
-    assert infer_error(ask, client, "direct", 0, "s") == (
+    assert infer_error(send_request, client, "direct", 0, "s") == (
         code,
         "inference request to model 'direct' must specify a non-zero or non-empty correlation ID",
     )
-    assert infer_error(ask, client, "direct", 99, "") == (
+    assert infer_error(send_request, client, "direct", 99, "") == (
         code,
         (
             "inference request for sequence 99 to model 'direct' must specify the START flag on the"
@@ -343,18 +343,18 @@ def test_requests_that_belong_to_no_sequence_are_refused(
 def test_a_sequence_may_start_again(
     host: RunningHost, client: grpcclient.InferenceServerClient
 ) -> None:
-    ask(client, "oldest", 8, "s")
-    assert own_row(ask(client, "oldest", 8, "s"))["START"] == 1
-    assert own_row(ask(client, "oldest", 8, "e"))["END"] == 2.5
+    send_request(client, "oldest", 8, "s")
+    assert own_row(send_request(client, "oldest", 8, "s"))["START"] == 1
+    assert own_row(send_request(client, "oldest", 8, "e"))["END"] == 2.5
     host.wait_for("sequence 8 starts again although it has not ended")
 
 
 def test_idle_sequences_are_forgotten(client: grpcclient.InferenceServerClient) -> None:
-    ask(client, "hasty", 4, "s")
+    send_request(client, "hasty", 4, "s")
 
     def forgotten() -> bool:
         try:
-            ask(client, "hasty", 4)
+            send_request(client, "hasty", 4)
         except InferenceServerException as error:
             return "must specify the START flag" in error.message()
         return False
@@ -404,16 +404,16 @@ def pending(host: RunningHost, model: str) -> int:
 def test_a_dead_stub_ends_its_sequences_and_no_others(
     host: RunningHost, client: grpcclient.InferenceServerClient, model: str
 ) -> None:
-    ask(client, model, 1, "s")
-    ask(client, model, 2, "s")
+    send_request(client, model, 1, "s")
+    send_request(client, model, 2, "s")
     line = Line(host, model)
     line.send(3, "se", "behind")  # the backlog
     wait_until(lambda: pending(host, model) == 1, "the backlog")
-    _, text = infer_error(ask, client, model, 1, "", "die")
+    _, text = infer_error(send_request, client, model, 1, "", "die")
     assert "is not healthy" in text
-    assert "must specify the START flag" in infer_error(ask, client, model, 1)[1]
+    assert "must specify the START flag" in infer_error(send_request, client, model, 1)[1]
     assert own_row(line.next())["id"] == 3  # it gets the slot of the new instance
-    assert own_row(ask(client, model, 2, "e"))["id"] == 2
+    assert own_row(send_request(client, model, 2, "e"))["id"] == 2
     line.close()
 
 
@@ -421,23 +421,23 @@ def test_sequences_in_the_backlog_have_a_time_limit(
     host: RunningHost, client: grpcclient.InferenceServerClient
 ) -> None:
     wait_until(lambda: len(host.stubs("mortal_0_0")) == 1, "the new instance")
-    ask(client, "mortal", 11, "s")
-    ask(client, "mortal", 12, "s")
+    send_request(client, "mortal", 11, "s")
+    send_request(client, "mortal", 12, "s")
     line = Line(host, "mortal")
     line.send(13, "s", timeout=2_000_000)  # time enough for the second one to be there
     line.send(13)
     late = "timeout of the corresponding sequence has been expired"
     assert [line.next() for _ in range(2)] == [late, late]
-    ask(client, "mortal", 11, "e")
-    ask(client, "mortal", 12, "e")
+    send_request(client, "mortal", 11, "e")
+    send_request(client, "mortal", 12, "e")
     line.close()
 
 
 def test_sequence_leaving_the_backlog_makes_room_for_others(
     host: RunningHost, client: grpcclient.InferenceServerClient
 ) -> None:
-    ask(client, "mortal", 21, "s")
-    ask(client, "mortal", 22, "s")
+    send_request(client, "mortal", 21, "s")
+    send_request(client, "mortal", 22, "s")
     leaving = Line(host, "mortal")
     leaving.send(23, "s")
     wait_until(lambda: pending(host, "mortal") == 1, "the backlog")
@@ -445,9 +445,9 @@ def test_sequence_leaving_the_backlog_makes_room_for_others(
     wait_until(lambda: pending(host, "mortal") == 0, "the cancelled request to be gone")
     line = Line(host, "mortal")
     line.send(24, "se")
-    ask(client, "mortal", 21, "e")
+    send_request(client, "mortal", 21, "e")
     assert own_row(line.next())["id"] == 24
-    ask(client, "mortal", 22, "e")
+    send_request(client, "mortal", 22, "e")
     line.close()
 
 
@@ -590,16 +590,16 @@ def test_a_sequence_between_requests_ends_with_its_model(
     repository.add("m", seen_model(), seen_config(strategy))
     host = serve(repository, "--model-control-mode=explicit", "--load-model=m").wait_started()
     with host.client() as client:
-        ask(client, "m", 1, "s")
+        send_request(client, "m", 1, "s")
         client.unload_model("m")
         wait_until(lambda: not client.is_model_ready("m"), "the model to go")
         client.load_model("m")
-        assert "must specify the START flag" in infer_error(ask, client, "m", 1)[1]
-        ask(client, "m", 1, "s")
+        assert "must specify the START flag" in infer_error(send_request, client, "m", 1)[1]
+        send_request(client, "m", 1, "s")
         (repository.path / "m" / "1" / "model.py").touch()
         client.load_model("m")
-        assert "must specify the START flag" in infer_error(ask, client, "m", 1)[1]
-        ask(client, "m", 1, "se")
+        assert "must specify the START flag" in infer_error(send_request, client, "m", 1)[1]
+        send_request(client, "m", 1, "se")
 
 
 def limited_config(strategy: str, count: int) -> str:
@@ -622,12 +622,14 @@ def test_instances_that_are_too_many_keep_their_sequences_to_the_end(
     host = serve(repository, *flags).wait_started()
     with host.client() as client:
         for model, strategy in strategies.items():
-            assert [ask(client, model, id, "s")["execution"] for id in (1, 2)] == [1, 1]
+            assert [send_request(client, model, id, "s")["execution"] for id in (1, 2)] == [1, 1]
             repository.add(model, config=limited_config(strategy, 1))
             client.load_model(model)
             line = Line(host, model)
             line.send(3, "se")  # it gets the slot of the instance that stays
-            executions = [ask(client, model, id, end)["execution"] for end in " e" for id in (1, 2)]
+            executions = [
+                send_request(client, model, id, end)["execution"] for end in " e" for id in (1, 2)
+            ]
             assert sorted(executions) == [2, 2, 3, 3]
             assert own_row(line.next())["id"] == 3
             wait_until(partial(is_alone, host, model), "the end of the other instance")

@@ -293,7 +293,7 @@ def test_a_client_that_does_not_read_pauses_the_sender(
 def test_many_streams_at_once_all_complete_and_leave_no_memory(host: RunningHost) -> None:
     """Runs 500 requests of 20 responses each, several times; memory stays level after the first."""
 
-    def ask() -> None:
+    def send_request() -> None:
         with InferStream(host) as stream:
             for request in range(500):
                 stream.send("thread:many=19 last", request_id=str(request))
@@ -305,11 +305,11 @@ def test_many_streams_at_once_all_complete_and_leave_no_memory(host: RunningHost
             assert received == 500 * 20
 
     process = psutil.Process(host.process.pid)
-    ask()
+    send_request()
     gc.collect()
     before = process.memory_info().rss
     for _ in range(3):
-        ask()
+        send_request()
     wait_until(lambda: process.memory_info().rss < before * 1.1, "memory to come back")
 
 

@@ -84,7 +84,9 @@ def flags(
     ]
 
 
-def ask(host: RunningHost, trusted: Certificates, client: Certificates | None = None) -> bool:
+def send_request(
+    host: RunningHost, trusted: Certificates, client: Certificates | None = None
+) -> bool:
     """Whether the server says that it lives; raises RpcError if the hands are not shaken."""
     credentials = grpc.ssl_channel_credentials(
         trusted.bytes("root.pem"),
@@ -121,7 +123,7 @@ def mutual(module_repository: RepositoryBuilder, module_serve: Serve, ours: Cert
 def test_a_client_that_trusts_the_authority_is_served(
     server: RunningHost, ours: Certificates
 ) -> None:
-    assert ask(server, ours)
+    assert send_request(server, ours)
 
 
 def test_the_real_client_is_served(server: RunningHost, ours: Certificates) -> None:
@@ -134,7 +136,7 @@ def test_the_real_client_is_served(server: RunningHost, ours: Certificates) -> N
 def test_a_client_does_not_talk_to_a_server_of_another_authority(
     server: RunningHost, strangers: Certificates
 ) -> None:
-    assert "CERTIFICATE_VERIFY_FAILED" in refused(ask, server, strangers)
+    assert "CERTIFICATE_VERIFY_FAILED" in refused(send_request, server, strangers)
 
 
 def test_a_client_without_tls_is_not_served(server: RunningHost) -> None:
@@ -162,25 +164,25 @@ def _handshake(port: int, context: ssl.SSLContext) -> None:
 def test_mutual_tls_serves_clients_with_a_certificate(
     mutual: RunningHost, ours: Certificates
 ) -> None:
-    assert ask(mutual, ours, ours)
+    assert send_request(mutual, ours, ours)
 
 
 def test_mutual_tls_refuses_clients_without_a_certificate(
     mutual: RunningHost, ours: Certificates
 ) -> None:
-    refused(ask, mutual, ours)
+    refused(send_request, mutual, ours)
 
 
 def test_mutual_tls_refuses_clients_of_another_authority(
     mutual: RunningHost, ours: Certificates, strangers: Certificates
 ) -> None:
-    refused(ask, mutual, ours, strangers)
+    refused(send_request, mutual, ours, strangers)
 
 
 def test_without_mutual_tls_clients_need_no_certificate(
     server: RunningHost, ours: Certificates, strangers: Certificates
 ) -> None:
-    assert ask(server, ours, strangers)
+    assert send_request(server, ours, strangers)
 
 
 # HTTP
@@ -318,5 +320,5 @@ def test_an_unused_root_certificate_is_not_read(
     empty: RepositoryBuilder, serve: Serve, ours: Certificates
 ) -> None:
     host = serve(empty, *flags(ours, {"root_cert": "/nowhere.pem"})).wait_started()
-    assert ask(host, ours)
+    assert send_request(host, ours)
     assert "/nowhere.pem" not in host.output

@@ -133,7 +133,7 @@ def api(request: pytest.FixtureRequest, host: RunningHost) -> Iterator[SettingsA
         api.set(clear, model)
 
 
-def ask(host: RunningHost, model: str, request_id: str = "", http: bool = False) -> None:
+def send_request(host: RunningHost, model: str, request_id: str = "", http: bool = False) -> None:
     array = np.array([1.5, -2], np.float32)
     if http:
         with httpclient.InferenceServerClient(host.http_url) as client:
@@ -334,7 +334,7 @@ def test_a_trace_has_timestamps_from_arrival_to_response(
 ) -> None:
     api = SettingsApi(host, "grpc")
     assert api.set(ONE)["trace_count"] == "1"
-    ask(host, "identity", "my id", http)
+    send_request(host, "identity", "my id", http)
     elements = files.read()
     number = elements[0]["id"]
     assert elements[0] == {
@@ -380,7 +380,7 @@ def test_every_nth_request_is_traced(host: RunningHost, files: Files) -> None:
     api = SettingsApi(host, "grpc")
     api.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "3", "trace_count": "2"}, "identity")
     for number in range(1, 8):
-        ask(host, "identity", str(number))
+        send_request(host, "identity", str(number))
     assert [head["request_id"] for head in heads(files.read())] == ["3", "6"]
     api.set(dict.fromkeys(ONE), "identity")
 
@@ -392,7 +392,7 @@ def test_a_file_is_written_after_every_log_frequency_traces(
     setting = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "log_frequency": "2"}
     api.set(setting)
     for number in range(5):
-        ask(host, "identity", str(number + 1))
+        send_request(host, "identity", str(number + 1))
     assert [head["request_id"] for head in heads(files.read())] == ["1", "2"]
     assert [head["request_id"] for head in heads(files.read())] == ["3", "4"]
     api.set(dict.fromkeys(setting))
@@ -402,7 +402,7 @@ def test_a_file_is_written_after_every_log_frequency_traces(
 def test_traced_tensors_have_their_elements(host: RunningHost, files: Files) -> None:
     api = SettingsApi(host, "grpc")
     api.set({**ONE, "trace_level": ["TENSORS"]})
-    ask(host, "identity")
+    send_request(host, "identity")
     head, *rest = files.read()
     shown = {"data": "1.5,-2", "shape": "2", "dtype": "FP32"}
     number = head["id"]
@@ -419,7 +419,7 @@ def test_bls_requests_and_ensemble_steps_are_child_traces(
 ) -> None:
     api = SettingsApi(host, "grpc")
     api.set(ONE)
-    ask(host, model, "outer")
+    send_request(host, model, "outer")
     elements = files.read()
     outer, inner = heads(elements)
     assert (outer["model_name"], outer["request_id"]) == (model, "outer")
@@ -438,7 +438,7 @@ def test_bls_requests_and_ensemble_steps_are_child_traces(
 def test_a_request_that_fails_is_traced_to_its_end(host: RunningHost, files: Files) -> None:
     api = SettingsApi(host, "grpc")
     api.set(ONE)
-    assert "no luck" in infer_error(ask, host, "unlucky")[1]
+    assert "no luck" in infer_error(send_request, host, "unlucky")[1]
     times = stamps(elements := files.read(), elements[0]["id"])
     assert {"REQUEST_START", "COMPUTE_END", "REQUEST_END", "GRPC_SEND_END"} <= set(times)
     api.set(dict.fromkeys(ONE))
@@ -467,7 +467,7 @@ def test_buffered_traces_are_written_when_their_setting_is_replaced(
 
     for request_id in ("first", "second"):
         api.set({"trace_level": ["TIMESTAMPS"], "trace_rate": "1"})
-        ask(host, "identity", request_id)
+        send_request(host, "identity", request_id)
         api.set(dict.fromkeys(ONE))
         wait_until(partial(has_written, f'"request_id":"{request_id}"'), "traces")
     assert [head["request_id"] for head in heads(json.loads(path.read_text()))] == [
@@ -487,7 +487,7 @@ def test_requests_are_traced_from_the_start_and_written_at_the_end(
         "--load-model=identity",
     ).wait_started()  # fmt: skip
     for number in range(5):
-        ask(host, "identity", str(number + 1))
+        send_request(host, "identity", str(number + 1))
     assert host.stop() == 0
     elements = json.loads((tmp_path / "t").read_text())
     assert [head["request_id"] for head in heads(elements)] == ["2", "4"]

@@ -112,7 +112,7 @@ def host(models: RepositoryBuilder, module_serve: Serve, collector: Collector) -
     return module_serve(models, *flags(collector, "rate=1")).wait_started()
 
 
-def ask(host: RunningHost, model: str, request_id: str, **headers: str) -> dict[str, Any]:
+def send_request(host: RunningHost, model: str, request_id: str, **headers: str) -> dict[str, Any]:
     """The records of the observing model."""
     with host.client() as client:
         given = [tensor("INPUT0", np.zeros(1, np.float32))]
@@ -122,7 +122,7 @@ def ask(host: RunningHost, model: str, request_id: str, **headers: str) -> dict[
 
 
 def test_a_request_is_exported_as_a_tree_of_spans(host: RunningHost, collector: Collector) -> None:
-    ask(host, "spy", "tree")
+    send_request(host, "spy", "tree")
     spans = collector.wait_for_request("tree", 3)
     root, model, compute = spans["InferRequest"], spans["spy"], spans["compute"]
     assert (root.parent, model.parent, compute.parent) == ("", root.id, model.id)
@@ -180,7 +180,7 @@ def test_requests_over_http_have_events_of_the_http_endpoint(
 def test_the_compute_span_is_current_inside_execute(
     host: RunningHost, collector: Collector, model: str
 ) -> None:
-    seen = ask(host, model, f"inside {model}")
+    seen = send_request(host, model, f"inside {model}")
     spans = collector.wait_for_request(f"inside {model}", 3)
     compute = spans["compute"]
     assert seen["current"] == f"00-{compute.trace}-{compute.id}-01"
@@ -188,7 +188,7 @@ def test_the_compute_span_is_current_inside_execute(
 
 
 def test_a_clients_span_is_the_parent(host: RunningHost, collector: Collector) -> None:
-    ask(host, "spy", "propagated", traceparent=f"00-{TRACE}-{SPAN}-01", tracestate="a=b")
+    send_request(host, "spy", "propagated", traceparent=f"00-{TRACE}-{SPAN}-01", tracestate="a=b")
     spans = collector.wait_for_trace(TRACE, 3)
     assert spans["InferRequest"].parent == SPAN
     assert {span.state for span in spans.values()} == {"a=b"}
@@ -203,7 +203,7 @@ def test_an_invalid_trace_context_starts_a_new_trace(
     host: RunningHost, collector: Collector, traceparent: str
 ) -> None:
     request_id = f"none {traceparent}"
-    ask(host, "spy", request_id, traceparent=traceparent)
+    send_request(host, "spy", request_id, traceparent=traceparent)
     assert collector.wait_for_request(request_id, 3)["InferRequest"].parent == ""
 
 
@@ -211,7 +211,7 @@ def test_an_invalid_trace_context_starts_a_new_trace(
 def test_spans_of_bls_requests_and_ensemble_steps_are_nested(
     host: RunningHost, collector: Collector, model: str, above: str
 ) -> None:
-    seen = ask(host, model, f"outer {model}")
+    seen = send_request(host, model, f"outer {model}")
     trace = seen["current"].split("-")[1]
     count = 5 if model == "asker" else 4
     spans = collector.wait_for(lambda span: span.trace == trace, count)
@@ -227,7 +227,7 @@ def test_spans_of_bls_requests_and_ensemble_steps_are_nested(
 
 
 def test_a_failure_is_the_status_of_its_spans(host: RunningHost, collector: Collector) -> None:
-    infer_error(ask, host, "unlucky", "unlucky")
+    infer_error(send_request, host, "unlucky", "unlucky")
     spans = collector.wait_for_request("unlucky", 3)
     assert "no luck" in spans["InferRequest"].failure
     assert "no luck" in spans["unlucky"].failure
@@ -258,8 +258,8 @@ def test_at_rate_0_only_requests_with_a_trace_context_are_traced(
     ).wait_started()  # fmt: skip
     host.wait_for("trace level TENSORS is not supported in mode opentelemetry")
     trace = TRACE.replace("0", "1")
-    assert json.loads(json.dumps(ask(host, "spy", "alone")))["context"] is None
-    ask(host, "spy", "together", traceparent=f"00-{trace}-{SPAN}-01")
+    assert json.loads(json.dumps(send_request(host, "spy", "alone")))["context"] is None
+    send_request(host, "spy", "together", traceparent=f"00-{trace}-{SPAN}-01")
     assert host.stop() == 0
     assert set(collector.wait_for_trace(trace, 3)) == {"InferRequest", "spy", "compute"}
     assert not [s for s in collector.spans if s.attributes.get("triton.request_id") == "alone"]
@@ -272,7 +272,7 @@ def test_an_unreachable_collector_is_logged(models: RepositoryBuilder, serve: Se
         "--trace-config=opentelemetry,bsp_schedule_delay=20",
         "--model-control-mode=explicit", "--load-model=spy",
     ).wait_started()  # fmt: skip
-    ask(host, "spy", "lost")
+    send_request(host, "spy", "lost")
     host.wait_for(r"\] .*traces: ")
     assert host.stop() == 0
 

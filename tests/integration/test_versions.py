@@ -201,14 +201,14 @@ def test_no_request_is_refused_while_instances_are_added_and_removed(model: Mode
     over = threading.Event()
     count = 0
 
-    def ask() -> None:
+    def send_request() -> None:
         nonlocal count
         while not over.is_set():
             model.who()
             count += 1
 
     with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(ask)
+        asking = pool.submit(send_request)
         try:
             for number in (2, 1, 2):
                 model.configure(config(f"{{ count: {number} }}"))

@@ -421,7 +421,7 @@ class TestOtherModels:
 
     @pytest.mark.parametrize("when", ["initialize", "finalize"])
     def test_bls_is_rejected_outside_of_execute(self, when: str) -> None:
-        def ask(*_: Any) -> None:
+        def send_request(*_: Any) -> None:
             pb_utils.InferenceRequest(model_name="m", inputs=[], requested_output_names=[]).exec()
 
         with (
@@ -429,7 +429,7 @@ class TestOtherModels:
                 pb_utils.TritonModelException,
                 match=r"^BLS is only supported during the 'execute' function\.$",
             ),
-            testing.load(type("Model", (), {when: ask}), models={"m": {}}),
+            testing.load(type("Model", (), {when: send_request}), models={"m": {}}),
         ):
             pass
 

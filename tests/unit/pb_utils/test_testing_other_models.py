@@ -145,12 +145,12 @@ class TestDecoupledRequests:
             finally:
                 left.set()
 
-        def ask() -> None:
+        def send_request() -> None:
             responses = make_request().exec(decoupled=True)
             responses.cancel()
             list(responses)
 
-        run_in_model(ask, models={"other": other})
+        run_in_model(send_request, models={"other": other})
         assert left.wait(DEADLINE)
 
     def test_cancelled_harness_sees_the_cancellation(self) -> None:
@@ -163,13 +163,13 @@ class TestDecoupledRequests:
                     pause.wait(0.001)
                 sender.send(response(1), FINAL)
 
-        def ask() -> list[Any]:
+        def send_request() -> list[Any]:
             responses = make_request().exec(decoupled=True)
             responses.cancel()
             return [number(item) for item in responses]
 
         with testing.load(Patient, DECOUPLED) as other:
-            assert run_in_model(ask, models={"other": other}) == [0, 1]
+            assert run_in_model(send_request, models={"other": other}) == [0, 1]
 
     def test_async_requests_overlap(self) -> None:
         together = threading.Barrier(20)
@@ -178,13 +178,13 @@ class TestDecoupledRequests:
             together.wait(DEADLINE)
             yield response(0)
 
-        async def ask() -> list[Any]:
+        async def send_request() -> list[Any]:
             async def read() -> list[Any]:
                 return [number(i) async for i in await make_request().async_exec(decoupled=True)]
 
             return list(await asyncio.gather(*(read() for _ in range(20))))
 
-        got = run_in_model(lambda: asyncio.run(ask()), models={"other": other})
+        got = run_in_model(lambda: asyncio.run(send_request()), models={"other": other})
         assert got == [[0, None]] * 20
 
     def test_an_execution_timeout_cancels(self) -> None:

@@ -130,7 +130,7 @@ class Line:
         )
         self.ensemble = Ensemble(config, 1, registry, Memory())
 
-    def ask(self, **options: Any) -> tuple[Call, list[InferResponse | None]]:
+    def send_request(self, **options: Any) -> tuple[Call, list[InferResponse | None]]:
         request = InferRequest("line", [Tensor("I", "INT8", [1], b"\1")], **options)
         call = self.ensemble.infer(request)
         answers: list[InferResponse | None] = []
@@ -144,7 +144,7 @@ def values(answers: Sequence[InferResponse | None]) -> list[int]:
 
 def test_a_member_gets_the_request_options_of_its_ensemble() -> None:
     member = Member("m")
-    Line(member).ask(
+    Line(member).send_request(
         id="r", parameters={"a": 1}, correlation_id=7, flags=3, priority=2, timeout_us=99
     )
     asked = member.calls[0].request
@@ -157,7 +157,7 @@ def test_a_member_gets_the_request_options_of_its_ensemble() -> None:
 def test_an_ensemble_that_comes_to_no_output_says_so() -> None:
     member = Member("m")
     line = Line(member)
-    call, answers = line.ask(id="r")
+    call, answers = line.send_request(id="r")
     member.answer()
     assert call.finished and answers[0] is not None and answers[0].error is not None
     assert answers[0].error.code is ErrorCode.INVALID_ARG
@@ -170,7 +170,7 @@ def test_an_ensemble_that_comes_to_no_output_says_so() -> None:
 
 def test_members_are_held_from_the_beginning_to_the_end() -> None:
     first, second = Member("first"), Member("second")
-    call, answers = Line(first, second).ask()
+    call, answers = Line(first, second).send_request()
     assert first.held == second.held == 1
     first.answer(5)
     assert first.held == second.held == 1
@@ -182,7 +182,7 @@ def test_members_are_held_from_the_beginning_to_the_end() -> None:
 def test_a_member_that_refuses_a_request_fails_that_of_the_ensemble() -> None:
     first, second = Member("first"), Member("second")
     second.refuses = internal("it is too late")
-    call, answers = Line(first, second).ask()
+    call, answers = Line(first, second).send_request()
     first.answer(5)
     assert answers[0] is not None and answers[0].error is not None
     assert answers[0].error.message == "in ensemble 'line', it is too late"
@@ -193,7 +193,7 @@ def test_a_member_that_is_not_there_fails_the_request() -> None:
     member = Member("m")
     line = Line(member)
     line.ensemble._registry.set_version("m", ModelVersion(1, VersionState.UNLOADING, model=None))
-    call, answers = line.ask()
+    call, answers = line.send_request()
     assert answers[0] is not None and answers[0].error is not None
     assert answers[0].error.message == (
         "in ensemble 'line', Request for unknown model: 'm' has no available versions"
@@ -203,7 +203,7 @@ def test_a_member_that_is_not_there_fails_the_request() -> None:
 def test_a_response_is_taken_once_those_after_it_are_done_with_it() -> None:
     """So a member is held up when its responses are not taken, and nothing piles up."""
     first, second = Member("first", decoupled=True), Member("second")
-    call, answers = Line(first, second).ask()
+    call, answers = Line(first, second).send_request()
     first.answer(1, 2, final=False)
     assert len(second.calls) == 2
     assert first.taken == []
@@ -218,7 +218,7 @@ def test_a_response_is_taken_once_those_after_it_are_done_with_it() -> None:
 
 def test_a_response_that_goes_out_is_taken_when_the_client_has_taken_it() -> None:
     member = Member("m", decoupled=True)
-    call, answers = Line(member).ask()
+    call, answers = Line(member).send_request()
     member.answer(1, 2, final=False)
     assert values(answers) == [1, 2] and member.taken == []
     for answer in answers:
@@ -229,7 +229,7 @@ def test_a_response_that_goes_out_is_taken_when_the_client_has_taken_it() -> Non
 
 def test_after_a_failure_a_member_may_send_on_to_its_end() -> None:
     first, second = Member("first", decoupled=True), Member("second")
-    call, answers = Line(first, second).ask()
+    call, answers = Line(first, second).send_request()
     first.answer(1, 2, final=False)
     second.calls[0].fail(internal("no"))
     first.answer(3, final=False)
@@ -245,7 +245,7 @@ def test_after_a_failure_a_member_may_send_on_to_its_end() -> None:
 def test_cancellation_reaches_the_members_and_nothing_more_is_started() -> None:
     first, second = Member("first", decoupled=True), Member("second")
     line = Line(first, second, scheduling="max_inflight_requests: 1")
-    call, answers = line.ask()
+    call, answers = line.send_request()
 
     async def work() -> None:
         first.answer(1, 2, final=False)  # the second one waits for its turn
@@ -264,7 +264,7 @@ def test_cancellation_reaches_the_members_and_nothing_more_is_started() -> None:
 def test_times_of_members_are_added_up_even_when_they_come_late() -> None:
     first, second = Member("first"), Member("second")
     line = Line(first, second)
-    line.ask()
+    line.send_request()
 
     def computed(member: Member) -> None:
         tell = member.calls[0].on_computed
@@ -303,11 +303,11 @@ def test_a_draining_model_accepts_only_requests_of_ensembles_that_hold_it() -> N
     async def work() -> None:
         member = Member("m")
         line = Line(member)
-        call, _ = line.ask()
+        call, _ = line.send_request()
         line.ensemble.acquire()
         drained = asyncio.ensure_future(line.ensemble.drain())
         await asyncio.sleep(0)
-        other, _ = line.ask()
+        other, _ = line.send_request()
         member.answer(1, index=0)
         member.answer(1, index=1)
         assert call.finished and other.finished
@@ -316,7 +316,7 @@ def test_a_draining_model_accepts_only_requests_of_ensembles_that_hold_it() -> N
         line.ensemble.release()
         await asyncio.wait_for(drained, 60)
         with pytest.raises(HostError, match="has stopped accepting new inference requests"):
-            line.ask()
+            line.send_request()
 
     asyncio.run(work())
 
@@ -324,7 +324,7 @@ def test_a_draining_model_accepts_only_requests_of_ensembles_that_hold_it() -> N
 def test_abort_ends_running_steps() -> None:
     member = Member("m")
     line = Line(member)
-    call, answers = line.ask()
+    call, answers = line.send_request()
     assert line.ensemble.in_flight == 1
     line.ensemble.abort(internal("over"))
     assert call.finished and line.ensemble.in_flight == 0

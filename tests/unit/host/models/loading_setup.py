@@ -92,7 +92,7 @@ class LoadingSetup:
         await eventually(lambda: not self.alive(), "the ends of all processes")
 
 
-async def ask(model: PythonModel, value: bytes = b"abc") -> bytes:
+async def send_request(model: PythonModel, value: bytes = b"abc") -> bytes:
     """The model's answer to a request."""
     response = await model.infer(InferRequest("m", [Tensor("x", "UINT8", [len(value)], value)]))
     return bytes(response.outputs[0].data)

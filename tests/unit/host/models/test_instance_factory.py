@@ -13,7 +13,13 @@ from host.models.python_model import PythonModel
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
 from stub.wire import messages as m
 from tests.conftest import DEADLINE, RepositoryBuilder
-from tests.unit.host.models.loading_setup import LoadingSetup, ask, echo, refusal, with_loader
+from tests.unit.host.models.loading_setup import (
+    LoadingSetup,
+    echo,
+    refusal,
+    send_request,
+    with_loader,
+)
 from tests.unit.host.stub_peer import StubPeer
 from tests.waiting import eventually
 
@@ -41,7 +47,7 @@ def test_added_instances_start_beside_those_that_stay(repository: RepositoryBuil
         change.commit()
         assert names(model) == ["g_0", "g_1", "g_2"]
         assert model.config.instance_group[0].count == 3
-        assert await ask(model) == b"abc"
+        assert await send_request(model) == b"abc"
 
     with_loader(repository, test)
 
@@ -58,7 +64,7 @@ def test_surplus_instances_stop_and_the_model_goes_on(repository: RepositoryBuil
             peer for peer in setup.launcher.peers if isinstance(peer.received[-1], m.Finalize)
         ]
         assert len(finalized) == 2
-        assert await ask(model) == b"abc"
+        assert await send_request(model) == b"abc"
 
     with_loader(repository, test)
 
@@ -89,7 +95,7 @@ def test_discarded_change_stops_the_new_instances_only(repository: RepositoryBui
         await change.discard()
         assert len(setup.alive()) == 1 and names(model) == ["g_0"]
         assert model.config.instance_group[0].count == 1
-        assert await ask(model) == b"abc"
+        assert await send_request(model) == b"abc"
 
     with_loader(repository, test)
 
@@ -107,7 +113,7 @@ def test_change_with_an_instance_that_fails_stops_the_new_instances_before_it(
         assert await refusal(update(setup, model, group(4))) == "no memory"
         await eventually(lambda: len(setup.alive()) == 1, "the ends of the new instances")
         assert setup.initialized() == ["g_0", "g_1", "g_2"]
-        assert names(model) == ["g_0"] and await ask(model) == b"abc"
+        assert names(model) == ["g_0"] and await send_request(model) == b"abc"
 
     with_loader(repository, test, script)
 
@@ -119,7 +125,7 @@ def test_dead_instance_is_replaced_by_one_like_it(repository: RepositoryBuilder)
         await eventually(lambda: model.supervisors[0].restarts == 1, "another stub")
         first, second = setup.initializations()
         assert first == second
-        assert await ask(model) == b"abc"
+        assert await send_request(model) == b"abc"
 
     with_loader(repository, test)
 
@@ -156,7 +162,7 @@ def test_instance_that_needs_more_than_there_is_is_refused_and_leaves_no_process
         text = await refusal(update(setup, model, LIMITED.format(count=2, need=3)))
         assert text.startswith('Resource count for "R" is limited to 2')
         assert len(setup.alive()) == 1
-        assert await ask(model) == b"abc"
+        assert await send_request(model) == b"abc"
 
     with_loader(repository, test, limiter=limiter)
 

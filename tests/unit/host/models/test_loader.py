@@ -12,10 +12,10 @@ from stub.wire import messages as m
 from tests.conftest import RepositoryBuilder
 from tests.unit.host.models.loading_setup import (
     LoadingSetup,
-    ask,
     completed,
     echo,
     refusal,
+    send_request,
     with_loader,
 )
 from tests.unit.host.stub_peer import StubPeer
@@ -29,7 +29,7 @@ def test_every_instance_is_initialized_and_the_model_answers(repository: Reposit
         model = await setup.load(THREE)
         assert sorted(setup.initialized()) == ["g_0", "g_1", "g_2"]
         assert model.ready and len(model.supervisors) == 3
-        assert await ask(model) == b"abc"
+        assert await send_request(model) == b"abc"
         assert model.metrics.load_seconds > 0
 
     with_loader(repository, test)

@@ -63,9 +63,9 @@ class Asked:
     def __init__(self, *names: str) -> None:
         self.order = ResponseOrdering()
         self.heard: list[str] = []
-        self.calls = [self.ask(name) for name in names]
+        self.calls = [self.send_request(name) for name in names]
 
-    def ask(self, name: str) -> OrderedCall:
+    def send_request(self, name: str) -> OrderedCall:
         call = OrderedCall(InferRequest("m", [], id=name))
 
         def hear(response: InferResponse | None, final: bool) -> None:
@@ -171,7 +171,7 @@ def test_caller_that_reacts_to_a_response_keeps_the_order() -> None:
     def react(call: Call) -> None:
         c.respond(answer("2"), final=False)
         d.cancel()
-        asked.calls.append(asked.ask("e"))
+        asked.calls.append(asked.send_request("e"))
         asked.calls[-1].respond(answer())
         c.respond(answer("3"))
 

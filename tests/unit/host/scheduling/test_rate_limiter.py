@@ -35,7 +35,7 @@ def shared(name: str = "R", count: int = 1, device: int = 0) -> ResourceRequest:
     return ResourceRequest([Resource(name, count, shared=True)], device)
 
 
-def ask(permit: Permit, log: list[str], name: str) -> None:
+def send_request(permit: Permit, log: list[str], name: str) -> None:
     """Requests an execution; logs the name and starts when it is granted."""
 
     def granted() -> None:
@@ -50,7 +50,7 @@ def test_instances_without_resources_do_not_wait() -> None:
     limiter = RateLimiter()
     log: list[str] = []
     for name in "abc":
-        ask(limiter.permit(ResourceRequest()), log, name)
+        send_request(limiter.permit(ResourceRequest()), log, name)
     assert log == ["a", "b", "c"]
 
 
@@ -58,9 +58,9 @@ def test_default_limit_is_the_largest_need() -> None:
     limiter = RateLimiter()
     large, one, other = (limiter.permit(need(count=count)) for count in (2, 1, 1))
     log: list[str] = []
-    ask(one, log, "one")
-    ask(other, log, "other")
-    ask(large, log, "large")
+    send_request(one, log, "one")
+    send_request(other, log, "other")
+    send_request(large, log, "large")
     assert log == ["one", "other"]
     one.finish_execution()
     assert log == ["one", "other"]
@@ -73,8 +73,8 @@ def test_closed_permit_lowers_the_default_limit() -> None:
     large, one, other = (limiter.permit(need(count=count)) for count in (2, 1, 1))
     large.close()
     log: list[str] = []
-    ask(one, log, "one")
-    ask(other, log, "other")
+    send_request(one, log, "one")
+    send_request(other, log, "other")
     assert log == ["one"]
 
 
@@ -82,8 +82,8 @@ def test_larger_need_of_a_new_instance_raises_the_limit() -> None:
     limiter = RateLimiter()
     one, other = limiter.permit(need()), limiter.permit(need())
     log: list[str] = []
-    ask(one, log, "one")
-    ask(other, log, "other")
+    send_request(one, log, "one")
+    send_request(other, log, "other")
     limiter.permit(need(count=2))
     assert log == ["one", "other"]
 
@@ -92,9 +92,9 @@ def test_first_waiting_permit_is_not_overtaken() -> None:
     limiter = RateLimiter([ResourceLimit("R", 1), ResourceLimit("S", 1)])
     holder, first, other = (limiter.permit(need(name)) for name in ("R", "R", "S"))
     log: list[str] = []
-    ask(holder, log, "holder")
-    ask(first, log, "first")
-    ask(other, log, "other")
+    send_request(holder, log, "holder")
+    send_request(first, log, "first")
+    send_request(other, log, "other")
     assert log == ["holder"], "S is free, but the other permit is not first"
     holder.finish_execution()
     assert log == ["holder", "first", "other"]
@@ -105,10 +105,10 @@ def test_resources_are_granted_all_at_once() -> None:
     both = limiter.permit(ResourceRequest([Resource("R", 1), Resource("S", 1)]))
     holder, small = limiter.permit(need("S")), limiter.permit(need("R"))
     log: list[str] = []
-    ask(holder, log, "holder")
-    ask(both, log, "both")
+    send_request(holder, log, "holder")
+    send_request(both, log, "both")
     both.release_unused()
-    ask(small, log, "small")
+    send_request(small, log, "small")
     assert log == ["holder", "small"], "no part of R was reserved for both"
 
 
@@ -117,11 +117,11 @@ def test_permit_with_fewer_executions_goes_first() -> None:
     holder, often, seldom = (limiter.permit(need()) for _ in range(3))
     log: list[str] = []
     for _ in range(2):
-        ask(often, log, "often")
+        send_request(often, log, "often")
         often.finish_execution()
-    ask(holder, log, "holder")
-    ask(often, log, "often")
-    ask(seldom, log, "seldom")
+    send_request(holder, log, "holder")
+    send_request(often, log, "often")
+    send_request(seldom, log, "seldom")
     holder.finish_execution()
     seldom.finish_execution()
     assert log[-2:] == ["seldom", "often"]
@@ -131,9 +131,9 @@ def test_pools_are_per_device_or_shared() -> None:
     limiter = RateLimiter()
     log: list[str] = []
     for device in (0, 1):
-        ask(limiter.permit(need("LOCAL", device=device)), log, f"local {device}")
+        send_request(limiter.permit(need("LOCAL", device=device)), log, f"local {device}")
     for device in (0, 1):
-        ask(limiter.permit(shared("GLOBAL", device=device)), log, f"global {device}")
+        send_request(limiter.permit(shared("GLOBAL", device=device)), log, f"global {device}")
     assert log == ["local 0", "local 1", "global 0"]
 
 
@@ -181,7 +181,7 @@ def test_need_within_the_limit_is_granted(
     allowances: Sequence[ResourceLimit], wanted: ResourceRequest
 ) -> None:
     log: list[str] = []
-    ask(RateLimiter(allowances).permit(wanted), log, "it")
+    send_request(RateLimiter(allowances).permit(wanted), log, "it")
     assert log == ["it"]
 
 
@@ -206,7 +206,7 @@ async def loading_holds_resources() -> None:
     one, other = limiter.permit(need()), limiter.permit(need())
     log: list[str] = []
     async with one.held():
-        ask(other, log, "other")
+        send_request(other, log, "other")
         assert log == []
     assert log == ["other"]
     waiting = asyncio.ensure_future(one.held().__aenter__())
@@ -214,7 +214,7 @@ async def loading_holds_resources() -> None:
     waiting.cancel()
     await asyncio.wait([waiting])
     other.finish_execution()
-    ask(other, log, "other")
+    send_request(other, log, "other")
     assert log == ["other", "other"], "a cancelled waiter blocks no other permit"
 
 

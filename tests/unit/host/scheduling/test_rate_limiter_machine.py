@@ -147,7 +147,7 @@ class LimiterMachine(RuleBasedStateMachine):
             self.settle()
 
     @rule(numbers=NUMBERS)
-    def ask(self, numbers: list[int]) -> None:
+    def send_request(self, numbers: list[int]) -> None:
         for number in numbers:
             idle = [not (k.gone or k.granted or k.came >= 0) for k in self.known]
             one = self.some(number, *idle)

@@ -24,7 +24,9 @@ def core() -> EchoCore:
     return EchoCore()
 
 
-def ask(core: EchoCore, method: str, request: Any, service: str = INFERENCE_SERVICE) -> bytes:
+def send_request(
+    core: EchoCore, method: str, request: Any, service: str = INFERENCE_SERVICE
+) -> bytes:
     """The bytes that an RPC answers."""
     (found,) = [m for m in GrpcService(core).services()[service] if m.name == method]
     assert isinstance(found, UnaryMethod)
@@ -38,7 +40,7 @@ def ask(core: EchoCore, method: str, request: Any, service: str = INFERENCE_SERV
 
 def refusal(core: EchoCore, method: str, request: Any) -> HostError:
     with pytest.raises(HostError) as caught:
-        ask(core, method, request)
+        send_request(core, method, request)
     return caught.value
 
 
@@ -64,7 +66,9 @@ def test_every_rpc_of_the_protocol_is_there(core: EchoCore) -> None:
 
 
 def test_infer(core: EchoCore) -> None:
-    answer = pb.ModelInferResponse.FromString(ask(core, "ModelInfer", infer("echo", id="7")))
+    answer = pb.ModelInferResponse.FromString(
+        send_request(core, "ModelInfer", infer("echo", id="7"))
+    )
     assert (answer.id, answer.model_name, answer.model_version) == ("7", "echo", "1")
     assert answer.outputs[0].name == "OUTPUT0" and list(answer.raw_output_contents) == [b"1234"]
     assert "triton_final_response" not in answer.parameters
@@ -128,12 +132,12 @@ def test_a_cancelled_handler_cancels_its_call(core: EchoCore) -> None:
 
 
 def test_health(core: EchoCore) -> None:
-    assert pb.ServerLiveResponse.FromString(ask(core, "ServerLive", b"")).live
-    assert pb.ServerReadyResponse.FromString(ask(core, "ServerReady", b"")).ready
-    assert ask(core, "Check", b"\x0a\x03any", HEALTH_SERVICE) == b"\x08\x01"
+    assert pb.ServerLiveResponse.FromString(send_request(core, "ServerLive", b"")).live
+    assert pb.ServerReadyResponse.FromString(send_request(core, "ServerReady", b"")).ready
+    assert send_request(core, "Check", b"\x0a\x03any", HEALTH_SERVICE) == b"\x08\x01"
     core.health.is_ready = False
-    assert not pb.ServerReadyResponse.FromString(ask(core, "ServerReady", b"")).ready
-    assert ask(core, "Check", b"", HEALTH_SERVICE) == b"\x08\x02"
+    assert not pb.ServerReadyResponse.FromString(send_request(core, "ServerReady", b"")).ready
+    assert send_request(core, "Check", b"", HEALTH_SERVICE) == b"\x08\x02"
     core.health.exiting = True
     for method in ("ServerLive", "ServerReady"):
         error = refusal(core, method, b"")
@@ -141,23 +145,23 @@ def test_health(core: EchoCore) -> None:
 
 
 def test_metadata_and_config(core: EchoCore) -> None:
-    server = pb.ServerMetadataResponse.FromString(ask(core, "ServerMetadata", b""))
+    server = pb.ServerMetadataResponse.FromString(send_request(core, "ServerMetadata", b""))
     assert (server.name, server.version) == ("triton", "1.2.3")
     assert list(server.extensions) == ["statistics", "parameters"]
     model = pb.ModelMetadataResponse.FromString(
-        ask(core, "ModelMetadata", pb.ModelMetadataRequest(name="echo"))
+        send_request(core, "ModelMetadata", pb.ModelMetadataRequest(name="echo"))
     )
     assert (model.name, list(model.versions), model.platform) == ("echo", ["1"], "python")
     assert list(model.inputs[0].shape) == [-1, 16] and model.outputs[0].datatype == "FP32"
     config = pb.ModelConfigResponse.FromString(
-        ask(core, "ModelConfig", pb.ModelConfigRequest(name="echo"))
+        send_request(core, "ModelConfig", pb.ModelConfigRequest(name="echo"))
     )
     assert config.config.backend == "python"
 
 
 def test_model_ready(core: EchoCore) -> None:
     def ready(name: str, version: str = "") -> bool:
-        data = ask(core, "ModelReady", pb.ModelReadyRequest(name=name, version=version))
+        data = send_request(core, "ModelReady", pb.ModelReadyRequest(name=name, version=version))
         return bool(pb.ModelReadyResponse.FromString(data).ready)
 
     assert ready("echo") and not ready("echo", "9")
@@ -165,7 +169,7 @@ def test_model_ready(core: EchoCore) -> None:
 
 
 def test_statistics(core: EchoCore) -> None:
-    data = ask(core, "ModelStatistics", pb.ModelStatisticsRequest(name="echo"))
+    data = send_request(core, "ModelStatistics", pb.ModelStatisticsRequest(name="echo"))
     (model,) = pb.ModelStatisticsResponse.FromString(data).model_stats
     assert (model.name, model.version, model.last_inference) == ("echo", "1", 5)
     assert (model.inference_count, model.execution_count) == (8, 1)
@@ -176,7 +180,7 @@ def test_statistics(core: EchoCore) -> None:
 
 def test_repository_index(core: EchoCore) -> None:
     def index(**fields: Any) -> list[tuple[str, str, str, str]]:
-        data = ask(core, "RepositoryIndex", pb.RepositoryIndexRequest(**fields))
+        data = send_request(core, "RepositoryIndex", pb.RepositoryIndexRequest(**fields))
         models = pb.RepositoryIndexResponse.FromString(data).models
         return [(m.name, m.version, m.state, m.reason) for m in models]
 
@@ -188,13 +192,13 @@ def test_load_and_unload(core: EchoCore) -> None:
     load = pb.RepositoryModelLoadRequest(model_name="echo")
     load.parameters["config"].string_param = "{}"
     load.parameters["file:1/model.py"].bytes_param = b"code"
-    ask(core, "RepositoryModelLoad", load)
+    send_request(core, "RepositoryModelLoad", load)
     assert core.loaded == [("echo", {"config": "{}", "file:1/model.py": b"code"})]
     unload = pb.RepositoryModelUnloadRequest(model_name="echo")
-    ask(core, "RepositoryModelUnload", unload)
+    send_request(core, "RepositoryModelUnload", unload)
     unload.parameters["unload_dependents"].bool_param = True
     unload.parameters["other"].string_param = "ignored"
-    ask(core, "RepositoryModelUnload", unload)
+    send_request(core, "RepositoryModelUnload", unload)
     assert core.unloaded == [("echo", False), ("echo", True)]
 
 
@@ -239,7 +243,7 @@ def test_refusals_of_load_and_unload(core: EchoCore) -> None:
 
 @pytest.mark.parametrize("kind", ["System", "Cuda"])
 def test_client_shared_memory_is_off(core: EchoCore, kind: str) -> None:
-    assert ask(core, f"{kind}SharedMemoryStatus", b"") == b""
+    assert send_request(core, f"{kind}SharedMemoryStatus", b"") == b""
     status = getattr(pb, f"{kind}SharedMemoryStatusRequest")(name="r")
     error = refusal(core, f"{kind}SharedMemoryStatus", status)
     assert error.code is ErrorCode.NOT_FOUND

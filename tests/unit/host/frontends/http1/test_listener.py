@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 Answer = tuple[int, dict[str, str], str]
 
 
-def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
+def send_request(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
     """Return status, headers and body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)
     with closing(connection):
@@ -58,7 +58,7 @@ async def metrics() -> list[MetricFamily]:
 
 def scraped(path: str, method: str = "GET", **headers: str) -> Answer:
     async def work(port: int, _: HttpListener) -> Answer:
-        return await asyncio.to_thread(ask, port, path, method, **headers)
+        return await asyncio.to_thread(send_request, port, path, method, **headers)
 
     return serving(MetricsApp(metrics), work)
 
@@ -118,7 +118,7 @@ def test_a_scrape_that_fails_is_logged_and_the_next_one_works(
         return await metrics()
 
     async def work(port: int, _: HttpListener) -> list[Answer]:
-        return [await asyncio.to_thread(ask, port, "/metrics") for _ in range(2)]
+        return [await asyncio.to_thread(send_request, port, "/metrics") for _ in range(2)]
 
     first, second = serving(MetricsApp(sometimes), work)
     assert (first[0], first[2]) == (500, '{"error":"unexpected failure: RuntimeError"}')
@@ -214,7 +214,7 @@ def test_the_listener_finishes_running_requests_before_it_stops() -> None:
     app = Slow()
 
     async def work(port: int, listener: HttpListener) -> Answer:
-        asking = asyncio.create_task(asyncio.to_thread(ask, port, "/"))
+        asking = asyncio.create_task(asyncio.to_thread(send_request, port, "/"))
         await app.asked.wait()
         stopping = asyncio.create_task(listener.stop(DEADLINE))
         await asyncio.sleep(0)  # the request has started
@@ -262,7 +262,7 @@ def test_the_listener_does_not_change_signals_and_loggers() -> None:
         return [[*log.handlers, log.level, log.propagate, log.disabled] for log in loggers]
 
     async def work(port: int, _: HttpListener) -> object:
-        await asyncio.to_thread(ask, port, "/metrics")
+        await asyncio.to_thread(send_request, port, "/metrics")
         return signal.getsignal(signal.SIGTERM)
 
     before = state()
