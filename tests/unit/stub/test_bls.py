@@ -9,13 +9,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 import pb_utils
 from stub.wire import messages as m
-from stub.wire.payload import WireError, WireResponse
+from stub.wire.payload import WireError, WireRequest, WireResponse
 from tests.conftest import DEADLINE
 from tests.unit.stub.host_peer import (
+    HOST_ARENA,
+    LARGE,
     HostPeer,
     Model,
     StartStub,
@@ -402,3 +405,23 @@ def test_a_request_in_finalize_is_refused_and_the_stub_ends(start_stub: StartStu
     assert finalized.error is not None and REFUSED in finalized.error
     assert host.received(m.BlsRequest) == []
     host.wait_for_end()
+
+
+def test_blocks_that_the_model_no_longer_needs_are_released_before_its_call(
+    start_stub: StartStub,
+) -> None:
+    """The host can use their memory for the response."""
+
+    def execute(requests: Requests) -> Responses:
+        requests.clear()
+        return [response(value_of(bls_request().exec()))]
+
+    host = start_stub(execute)
+    tensor = host.export(np.zeros(LARGE, np.int32))
+    host.send_batch(WireRequest("", [tensor], [], {}))
+    frame = host.receive_frame()
+    assert [type(message) for message in frame] == [m.BlockRelease, m.BlsRequest]
+    assert frame[0] == m.BlockRelease([(HOST_ARENA, tensor.offset, 1)])
+    assert isinstance(frame[1], m.BlsRequest)
+    host.send_work(m.BlsResponse(frame[1].number, wire_response(1)))
+    host.receive(m.BatchDone)

@@ -90,16 +90,28 @@ def test_an_exception_of_a_coroutine_fails_every_request_and_the_next_batch_runs
 
 
 @pytest.mark.parametrize("concurrent", [1, 2])
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ((), "Expected a list in the execute return, found type '<class 'tuple'>'."),
+        (
+            [response(1)],
+            (
+                "Number of InferenceResponse objects do not match the number of InferenceRequest"
+                " objects. InferenceRequest(s) size is:2, and InferenceResponse(s) size is:1\n"
+            ),
+        ),
+    ],
+)
 def test_a_wrong_return_value_of_a_coroutine_fails_every_request(
-    start_stub: StartStub, concurrent: int
+    start_stub: StartStub, concurrent: int, returned: object, text: str
 ) -> None:
-    async def execute(requests: Requests) -> tuple[()]:
-        return ()
+    async def execute(requests: Requests) -> object:
+        return returned
 
     host = start_stub(execute, max_concurrent_batches=concurrent)
     responses, _ = host.run_batch(*map(wire_request, (0, 1)))
-    text = f"{FAILED}Expected a list in the execute return, found type '<class 'tuple'>'."
-    assert [error_text(message) for message in responses] == [text, text]
+    assert [error_text(message) for message in responses] == [FAILED + text, FAILED + text]
 
 
 def test_coroutines_of_several_batches_overlap_up_to_the_limit(start_stub: StartStub) -> None:
@@ -190,6 +202,30 @@ def test_a_coroutine_sees_that_its_request_is_cancelled(start_stub: StartStub) -
     gate.open(0)
     host.receive(m.BatchDone)
     assert seen == [[False, True]]
+
+
+def test_a_coroutine_sees_a_cancellation_that_comes_after_another_batch_has_begun(
+    start_stub: StartStub,
+) -> None:
+    gate = Gate()
+    seen: list[bool] = []
+
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        if input_value(requests[0]) == 1:
+            await gate.wait(1)
+            seen.append(requests[0].is_cancelled())
+        return [echo(request) for request in requests]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    host.send_batch(wire_request(1))
+    host.receive(m.InstanceReleased)
+    host.send_batch(wire_request(2))
+    assert host.receive(m.BatchDone).batch == 2
+    host.send_service(m.CancelRequest(1, 0))
+    host.drain_service_messages()
+    gate.open(1)
+    assert host.receive(m.BatchDone).batch == 1
+    assert seen == [True]
 
 
 def test_a_coroutine_reschedules_a_request(start_stub: StartStub) -> None:

@@ -285,6 +285,27 @@ def test_input_blocks_are_released_with_the_end_of_their_batch(
     assert sorted(frame[-1].blocks) == [(HOST_ARENA, tensor.offset, 1) for tensor in tensors]
 
 
+def test_an_input_block_in_a_response_of_a_failed_batch_is_released_after_the_response(
+    start_stub: StartStub,
+) -> None:
+    """The response was sent without the final flag, so it goes with the end of the batch."""
+
+    def execute(requests: Requests) -> None:
+        sender = requests[0].get_response_sender()
+        sender.send(pb_utils.InferenceResponse(requests[0].inputs()))
+        raise ValueError("no")
+
+    host = start_stub(execute)
+    tensor = host.export(np.full(LARGE, 4, np.int32))
+    host.send_batch(WireRequest("", [tensor], ["IN"], {}))
+    frame = host.receive_frame()
+    assert [type(message) for message in frame] == [m.Response, m.BatchDone]
+    assert isinstance(frame[0], m.Response) and frame[0].response is not None
+    (output,) = frame[0].response.outputs
+    assert (output.arena, output.offset) == (HOST_ARENA, tensor.offset)
+    assert host.receive(m.BlockRelease).blocks == [(HOST_ARENA, tensor.offset, 1)]
+
+
 def test_an_input_block_that_the_model_keeps_is_released_when_its_tensor_is_deleted(
     start_stub: StartStub,
 ) -> None:

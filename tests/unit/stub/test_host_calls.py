@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import gc
 import threading
 from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ import pb_utils
 from stub.wire import messages as m
 from tests.conftest import DEADLINE
 from tests.unit.stub.host_peer import INSTANCE, StartStub, output_value, response, wire_request
+from tests.unit.stub.test_bls import start_thread
 
 Requests = list[pb_utils.InferenceRequest]
 Responses = list[pb_utils.InferenceResponse]
@@ -187,3 +191,62 @@ def test_log_lines_over_the_budget_are_dropped_and_counted(start_stub: StartStub
     dropped = sum(int(line.text.split()[1]) for line in reports)
     assert dropped > 0
     assert len(lines) - len(reports) + dropped == logged
+
+
+def test_replies_reach_the_threads_whose_calls_they_answer(start_stub: StartStub) -> None:
+    results: list[bool] = []
+
+    def execute(requests: Requests) -> Responses:
+        calls = [start_thread(partial(pb_utils.is_model_ready, name)) for name in ("a", "b", "c")]
+        results.extend(call.result(DEADLINE) for call in calls)
+        return [response(1)]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(0))
+    calls = [host.receive(m.IsModelReady) for _ in range(3)]
+    for call in (calls[1], calls[0], calls[2]):
+        host.send_service(m.HostReply(call.number, None, call.name == "b"))
+    host.receive(m.BatchDone)
+    assert results == [False, True, False]
+
+
+def test_a_label_that_is_not_text_is_refused_without_a_message(start_stub: StartStub) -> None:
+    errors: list[str] = []
+    labels: Any = {"number": 1}
+
+    def execute(requests: Requests) -> Responses:
+        family = pb_utils.MetricFamily("jobs", "", pb_utils.MetricFamily.COUNTER)
+        with pytest.raises(pb_utils.TritonModelException) as caught:
+            family.Metric(labels)
+        errors.append(str(caught.value))
+        return [response(1)]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(0))
+    host.send_service(m.HostReply(host.receive(m.NewMetricFamily).number, None))
+    host.receive(m.BatchDone)
+    assert errors == [
+        f"Error when creating Metric: {CALL_FAILED}attempt to access JSON non-string as string"
+    ]
+    assert host.received(m.NewMetric) == []
+
+
+def test_a_coroutine_logs_with_the_number_of_its_batch(start_stub: StartStub) -> None:
+    async def log(text: str) -> None:
+        pb_utils.Logger.log_info(text)
+
+    async def execute(requests: Requests) -> Responses:
+        pb_utils.Logger.log_info("coroutine")
+        await asyncio.create_task(log("task"))
+        await asyncio.to_thread(pb_utils.Logger.log_info, "thread of the event loop")
+        return [response(1)]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    for batch in (1, 2):
+        host.send_batch(wire_request(0))
+        assert host.receive(m.BatchDone).batch == batch
+        assert [(line.text, line.batch) for line in host.received(m.LogLine)] == [
+            ("coroutine", batch),
+            ("task", batch),
+            ("thread of the event loop", batch),
+        ]
