@@ -355,6 +355,6 @@ def check_nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Itera
             gc.collect()
             nonlocal left
             left = _descriptors() - descriptors
-            return left.total() <= 20
+            return left.total() <= 30
 
         wait_until(closed, "this process to close its descriptors", state=lambda: left)

@@ -243,8 +243,8 @@ class Stubs:
 
     def close(self) -> None:
         """Ends all stubs."""
-        for peer in self._peers:
-            peer.close()
+        while self._peers:  # pytest keeps the fixture of the last test until its session has ended
+            self._peers.pop().close()
 
 
 def wire_tensor(value: int, name: str = "IN") -> WireTensor:
