@@ -61,8 +61,9 @@ def fault(name: str, host: RunningHost) -> Iterator[None]:
         return not left
 
     wait_until(given_back, f"the host to give back after {name!r}", GIVE_BACK_SECONDS, lambda: left)
-    for word in ("unexpected failure", "Traceback"):
-        assert word not in host.output, host.output
+    for line in host.output.splitlines():
+        if not line.startswith("["):  # lines of stubs: a process that its model breaks may complain
+            assert "unexpected failure" not in line and "Traceback" not in line, host.output
     if SCALE:
         assert testimony.p99 <= LONGEST_P99, f"p99 {testimony.p99:.3f} s"
 
