@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo serve test test-backends test-tensorflow venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: demo serve test faults test-backends test-tensorflow venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +34,9 @@ check: $(VENV)/test.stamp  ## lint and types
 
 test: check  ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile -raR
+
+faults: $(VENV)/test.stamp  ## each fault SCALE times (10), and how long other clients waited
+	PBHOST_FAULTS_SCALE=$(or $(SCALE),10) $(BIN)/python -m pytest -q --timeout=900 tests/faults
 
 coverage: $(VENV)/test.stamp  ## unit and integration tests, measured in every process
 	rm -f .coverage .coverage.*
