@@ -136,6 +136,14 @@ def parameters() -> bytes:
     return repeat(5, b"", 0) + b"".join(field(4, field(1, name) + field(2, one)) for name in names)
 
 
+def typed(datatype: str, field_number: int, contents: bytes, count: int) -> bytes:
+    """A request to `identity` whose tensor comes as typed contents."""
+    request = pb.ModelInferRequest(model_name="identity")
+    request.inputs.add(name="INPUT0", datatype=datatype, shape=[count])
+    data: bytes = request.inputs[0].SerializeToString()
+    return field(1, b"identity") + field(5, data + field(5, field(field_number, contents)))
+
+
 MESSAGES: dict[str, Callable[[], bytes]] = {
     "ids": lambda: repeat(3, b"a"),
     "model names": lambda: repeat(1, b"identity"),
@@ -148,6 +156,8 @@ MESSAGES: dict[str, Callable[[], bytes]] = {
     "parameters": parameters,
     "shapes": lambda: repeat(5, field(1, b"x") + field(3, b"\1" * (32 << 20))),
     "typed contents": lambda: repeat(5, field(1, b"x") + field(5, field(2, b"\1" * (16 << 20)))),
+    "floats": lambda: typed("FP32", 6, bytes(MESSAGE_SIZE), MESSAGE_SIZE // 4),
+    "integers": lambda: typed("INT32", 2, b"\1" * (MESSAGE_SIZE // 4), MESSAGE_SIZE // 4),
     "unknown fields": lambda: repeat(15, b""),
 }
 

@@ -16,7 +16,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import invalid_argument
-from host.frontends.grpc.contents import contents_bytes
+from host.frontends.grpc.contents import ContentsConverter
+from host.frontends.grpc.large_contents import MIN_LARGE_INPUT_BYTES, LargeInput
 from host.frontends.grpc.message_limits import (
     MIN_CHECKED_BYTES,
     TensorCounts,
@@ -53,7 +54,8 @@ _OUTPUTS_TAG = _tag("outputs")
 RAW_TAG = _tag("raw_input_contents")
 
 ParsedInput = tuple[str, str, tuple[int, ...], Any]
-"""Name, datatype, shape, and the InferInputTensor itself if it has parameters or contents."""
+"""Name, datatype, shape, and the InferInputTensor itself if it has parameters or contents; a
+LargeInput if these are large."""
 
 ParsedOutput = tuple[str, Any]
 """Name, and the InferRequestedOutputTensor itself if it has parameters."""
@@ -79,6 +81,11 @@ class InferMessage:
         """Whether a decoupled request without a last response ends with an empty one."""
         value = self.parameters.get(EMPTY_FINAL_RESPONSE)
         return value is not None and bool(value.bool_param)
+
+    @property
+    def large_inputs(self) -> list[LargeInput]:
+        """Inputs that must be decoded, in a thread, before `to_request`."""
+        return [head[3] for head in self.inputs if isinstance(head[3], LargeInput)]
 
 
 def parse_infer_request(
@@ -136,7 +143,10 @@ def _parse_fields(data: bytes) -> InferMessage:
         if tag == RAW_TAG:
             raw.append(view[start:position])
         elif tag == _INPUTS_TAG:
-            inputs.append(_parse_input_cached(data[start:position]))
+            if length >= MIN_LARGE_INPUT_BYTES:
+                inputs.append(_parse_large_input(memoryview(data)[start:position]))
+            else:
+                inputs.append(_parse_input_cached(data[start:position]))
         elif tag == _OUTPUTS_TAG:
             outputs.append(_parse_output_cached(data[start:position]))
         elif tag == _MODEL_NAME_TAG:
@@ -158,6 +168,13 @@ def _parse_fields(data: bytes) -> InferMessage:
 def _parse_input_cached(data: bytes) -> ParsedInput:
     # Typed contents are part of this sub-message, so it may be large: large ones are not cached.
     return _cached_parse_input(data) if len(data) <= _MAX_CACHED_BYTES else _parse_input(data)
+
+
+def _parse_large_input(data: memoryview) -> ParsedInput:
+    large = LargeInput.parse(data)
+    if large is None:
+        return _parse_input(bytes(data))
+    return large.name, large.datatype, large.shape, large
 
 
 def _parse_input(data: bytes) -> ParsedInput:
@@ -228,7 +245,7 @@ def _add_inputs(message: InferMessage, request: InferRequest, regions: Regions) 
         if full_message is not None:
             region_part = shared_memory_part(name, full_message.parameters)
             if region_part is not None:
-                if full_message.HasField("contents"):
+                if _has_contents(full_message):
                     raise invalid_argument(
                         "unexpected 'content' provided when using shared memory for input tensor "
                         f"'{name}' for model '{model}'"
@@ -237,13 +254,13 @@ def _add_inputs(message: InferMessage, request: InferRequest, regions: Regions) 
                     _shared_memory_input(name, datatype, list(shape), region_part, regions)
                 )
                 continue
-            if full_message.HasField("contents"):
+            if _has_contents(full_message):
                 if raw:
                     raise invalid_argument(
                         "contents field must not be specified when using raw_input_contents for "
                         f"'{name}' for model '{model}'"
                     )
-                data = contents_bytes(full_message.contents, name, datatype, model)
+                data = _convert_contents(full_message, model)
                 request.inputs.append(Tensor(name, datatype, list(shape), data))
                 continue
         if raw_index == len(raw):
@@ -252,6 +269,17 @@ def _add_inputs(message: InferMessage, request: InferRequest, regions: Regions) 
             )
         request.inputs.append(Tensor(name, datatype, list(shape), raw[raw_index]))
         raw_index += 1
+
+
+def _convert_contents(full_message: Any, model: str) -> Buffer:
+    if isinstance(full_message, LargeInput):
+        return full_message.data()
+    converter = ContentsConverter(full_message.name, full_message.datatype, model)
+    return converter.convert(full_message.contents)
+
+
+def _has_contents(full_message: Any) -> bool:
+    return isinstance(full_message, LargeInput) or full_message.HasField("contents")
 
 
 def _shared_memory_input(

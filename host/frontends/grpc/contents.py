@@ -26,36 +26,48 @@ _FIELDS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
 _DATATYPES = {name for *_, stored in _FIELDS for name in stored} | {"FP16", "BF16", "BYTES"}
 
 
-def contents_bytes(contents: Any, name: str, datatype: str, model: str) -> bytes:
-    """The bytes of input `name`, from the only field of `contents` in use.
+class ContentsConverter:
+    """Converts the typed contents of one input, whole or in parts of the same field.
 
     Values are little-endian; narrow integers keep their low bytes; BYTES elements get length
-    prefixes; no values are an empty tensor. Raises HostError INVALID_ARG
-    (docs/reference/protocol.md, 2.3).
+    prefixes; no values are an empty tensor (docs/reference/protocol.md, 2.3).
     """
-    data: bytes | None = None
-    for field, field_type, wire, stored in _FIELDS:
-        values = getattr(contents, field)
-        if values:
-            _check_contents(datatype in stored, data, name, datatype, model, field_type)
-            data = np.fromiter(values, wire, len(values)).astype(stored[datatype]).tobytes()
-    if contents.bytes_contents:
-        _check_contents(datatype == "BYTES", data, name, datatype, model, "BYTES")
-        data = serialize_bytes(contents.bytes_contents)
-    return data or b""
+
+    def __init__(self, name: str, datatype: str, model: str) -> None:
+        self._name = name
+        self._datatype = datatype
+        self._model = model
+        self._field = ""
+
+    def convert(self, contents: Any) -> bytes:
+        """The bytes of an `InferTensorContents`. Raises HostError INVALID_ARG."""
+        data = b""
+        for field, field_type, wire, stored in _FIELDS:
+            values = getattr(contents, field)
+            if values:
+                self._check_field(field, field_type, self._datatype in stored)
+                array = np.fromiter(values, wire, len(values))
+                data = array.astype(stored[self._datatype]).tobytes()
+        if contents.bytes_contents:
+            self._check_field("bytes_contents", "BYTES", self._datatype == "BYTES")
+            data = serialize_bytes(contents.bytes_contents)
+        return data
+
+    def _check_field(self, field: str, field_type: str, fits: bool) -> None:
+        prefix = (
+            f"unexpected explicit tensor data for input tensor '{self._name}' for model "
+            f"'{self._model}'"
+        )
+        if self._field not in ("", field):
+            raise invalid_argument(f"{prefix}, binary data was already supplied.")
+        if not fits:
+            expected = self._datatype if self._datatype in _DATATYPES else "<invalid>"
+            raise invalid_argument(
+                f"{prefix} of type '{field_type}', expected datatype '{expected}'"
+            )
+        self._field = field
 
 
 def serialize_bytes(elements: Iterable[bytes]) -> bytes:
     """Serializes BYTES elements: each after its length in 4 little-endian bytes."""
     return b"".join([part for item in elements for part in (_LENGTH.pack(len(item)), item)])
-
-
-def _check_contents(
-    fits: bool, earlier: bytes | None, name: str, datatype: str, model: str, field_type: str
-) -> None:
-    prefix = f"unexpected explicit tensor data for input tensor '{name}' for model '{model}'"
-    if earlier is not None:
-        raise invalid_argument(f"{prefix}, binary data was already supplied.")
-    if not fits:
-        expected = datatype if datatype in _DATATYPES else "<invalid>"
-        raise invalid_argument(f"{prefix} of type '{field_type}', expected datatype '{expected}'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 
 from host.core import Core
 from host.errors import HostError, unavailable
@@ -12,8 +13,14 @@ from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
 from host.frontends.grpc.admin import admin_methods
 from host.frontends.grpc.codec import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.encode import encode_infer_response
+from host.frontends.grpc.large_contents import (
+    MIN_LARGE_INPUT_BYTES,
+    LargeInput,
+    decode_inputs,
+)
 from host.frontends.grpc.methods import (
     EMPTY_CONTEXT,
+    Cancellable,
     Method,
     ResponseCallback,
     RpcContext,
@@ -22,6 +29,7 @@ from host.frontends.grpc.methods import (
     StreamMethod,
     StreamWriter,
     UnaryMethod,
+    to_host_error,
 )
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
@@ -87,10 +95,10 @@ class GrpcService:
 
     def start_infer(
         self, data: bytes, done: ResponseCallback, context: RpcContext = EMPTY_CONTEXT
-    ) -> Call:
+    ) -> Cancellable:
         """ModelInfer without a coroutine: calls `done` once, maybe before it returns.
 
-        The engine cancels the returned call. Raises HostError if there is no call.
+        The engine cancels what is returned. Raises HostError if there is no call.
         """
         if self._inference_restricted:
             _check_restriction(self._restrictions, "inference", context)
@@ -99,8 +107,18 @@ class GrpcService:
             request = known[0]
         else:
             message = parse_infer_request(data, self._core.tensor_counts)
+            if len(data) >= MIN_LARGE_INPUT_BYTES and (large := message.large_inputs):
+                self._open_requests.count += 1
+                task = asyncio.ensure_future(self._infer_large(message, large, done, context))
+                task.add_done_callback(lambda _: self._open_requests.request_finished())
+                return task
             request = self._build_request(message)
             self._request_cache.remember(data, message, request)
+        return self._start_request(request, done, context)
+
+    def _start_request(
+        self, request: InferRequest, done: ResponseCallback, context: RpcContext
+    ) -> Call:
         if (
             self._forwards_headers
             or self._open_requests.draining
@@ -122,6 +140,22 @@ class GrpcService:
         call.subscribe_single(finish)
         return call
 
+    async def _infer_large(
+        self,
+        message: InferMessage,
+        large: list[LargeInput],
+        done: ResponseCallback,
+        context: RpcContext,
+    ) -> None:
+        try:
+            await decode_inputs(large, message.model_name)
+            request = self._build_request(message)
+            done(
+                await self._await_response(lambda done: self._start_request(request, done, context))
+            )
+        except Exception as error:  # the top of a call: a defect is logged and answered
+            done(to_host_error(error))
+
     @property
     def open_requests(self) -> int:
         """Number of open inference RPCs."""
@@ -140,8 +174,11 @@ class GrpcService:
 
     def submit_stream_request(
         self, data: bytes, context: RpcContext
-    ) -> tuple[InferMessage, str, Call | HostError]:
-        """Submits a request of a stream: returns the message, its id, and its call or its error."""
+    ) -> tuple[InferMessage, str, Call | HostError | None]:
+        """Submits a request of a stream: returns the message, its id, and its call or its error.
+
+        None: `submit_large_request` submits it.
+        """
         message, request_id = InferMessage(), ""
         try:
             known = self._request_cache.lookup(data)
@@ -151,11 +188,23 @@ class GrpcService:
             else:
                 message = parse_infer_request(data, self._core.tensor_counts)
                 request_id = message.id
+                if len(data) >= MIN_LARGE_INPUT_BYTES and message.large_inputs:
+                    return message, request_id, None
                 request = self._build_request(message)
                 self._request_cache.remember(data, message, request)
             return message, request_id, self._submit_request(request, context, unary=False)
         except HostError as early:
             return message, request_id, early
+
+    async def submit_large_request(
+        self, message: InferMessage, context: RpcContext
+    ) -> Call | HostError:
+        """Decodes the large inputs of a request of a stream, and submits it."""
+        await decode_inputs(message.large_inputs, message.model_name)
+        try:
+            return self._submit_request(self._build_request(message), context, unary=False)
+        except HostError as early:
+            return early
 
     def is_decoupled(self, message: InferMessage) -> bool:
         """Whether the model of the message is decoupled; False if it is unknown."""
@@ -202,21 +251,27 @@ class GrpcService:
             raise
 
     async def _model_infer(self, data: bytes, context: RpcContext) -> bytes:
+        result = await self._await_response(lambda done: self.start_infer(data, done, context))
+        if isinstance(result, HostError):
+            raise result
+        return result
+
+    async def _await_response(
+        self, start: Callable[[ResponseCallback], Cancellable]
+    ) -> bytes | HostError:
+        """Starts a call, waits for its response, and cancels it with the task."""
         answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
 
         def done(result: bytes | HostError) -> None:
             if not answer.done():
                 answer.set_result(result)
 
-        call = self.start_infer(data, done, context)
+        call = start(done)
         try:
-            result = await answer
+            return await answer
         except asyncio.CancelledError:  # the client has gone, or its deadline has passed
             call.cancel()
             raise
-        if isinstance(result, HostError):
-            raise result
-        return result
 
     def _open_stream(self, writer: StreamWriter, context: RpcContext) -> InferStream:
         if self._open_requests.draining:

@@ -5,6 +5,7 @@ Source: docs/reference/protocol.md, 2.5.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections import deque
 from typing import Protocol
@@ -29,9 +30,14 @@ class StreamService(Protocol):
 
     def submit_stream_request(
         self, data: bytes, context: RpcContext
-    ) -> tuple[InferMessage, str, Call | HostError]:
+    ) -> tuple[InferMessage, str, Call | HostError | None]:
         """Submits a request: returns the message without tensors, its id, and its call or its
-        error."""
+        error. None: `submit_large_request` submits it."""
+
+    async def submit_large_request(
+        self, message: InferMessage, context: RpcContext
+    ) -> Call | HostError:
+        """Decodes the large inputs of a message, and submits the request."""
 
     def is_decoupled(self, message: InferMessage) -> bool:
         """Whether responses of its model may overtake others; False if it is unknown."""
@@ -81,6 +87,7 @@ class InferStream:
         self._unfinished_write: tuple[_PendingRequest, StreamOutcome, bool] | None = (
             None  # the response that waits
         )
+        self._decoding: asyncio.Task[None] | None = None  # of a request with large contents
         self._half_closed = False
         self._closing_error: HostError | None = None
         self._closed = False
@@ -101,6 +108,13 @@ class InferStream:
         self._open_requests.add(pending)
         if pending.ordered:
             self._ordered_requests.append(pending)
+        if outcome is None:
+            self._decoding = asyncio.ensure_future(self._submit_large(pending))
+            return False
+        return self._subscribe(pending, outcome)
+
+    def _subscribe(self, pending: _PendingRequest, outcome: Call | HostError) -> bool:
+        """Waits for the responses; returns whether the next request may come."""
         if isinstance(outcome, HostError):
             self._queue_outcome(pending, outcome, True)
         else:
@@ -108,6 +122,18 @@ class InferStream:
             outcome.subscribe(functools.partial(self._queue_outcome, pending))
         self._reading_paused = len(self._open_requests) >= MAX_OPEN_REQUESTS
         return not self._reading_paused
+
+    async def _submit_large(self, pending: _PendingRequest) -> None:
+        """Submits a request with large typed contents; nothing is read meanwhile."""
+        try:
+            outcome = await self._service.submit_large_request(pending.message, self._context)
+        except Exception as error:  # the engine logs a defect
+            self._close_stream(error)
+            return
+        finally:
+            self._decoding = None
+        if self._subscribe(pending, outcome):
+            self._writer.resume_reading()
 
     def half_closed(self) -> None:
         """Ends the stream when the open requests are answered."""
@@ -126,6 +152,8 @@ class InferStream:
         if self._closed:
             return
         self._closed = True
+        if self._decoding is not None:
+            self._decoding.cancel()
         for pending in list(self._open_requests):
             if pending.call is not None:
                 pending.call.cancel()

@@ -16,6 +16,7 @@ from host.frontends.grpc.service import (
     SHUTTING_DOWN,
     GrpcService,
 )
+from host.inference.call import Call
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
 
 
@@ -106,6 +107,7 @@ def test_more_than_one_response_is_an_error_and_cancels_the_rest(core: EchoCore)
     async def run() -> None:
         answers: list[bytes | HostError] = []
         call = GrpcService(core).start_infer(infer("hold").SerializeToString(), answers.append)
+        assert isinstance(call, Call)
         call.respond(echo(call.request), final=False)
         (answer,) = answers
         assert isinstance(answer, HostError)
@@ -269,6 +271,7 @@ def test_draining_refuses_new_requests_and_waits_for_open_ones(core: EchoCore) -
         answers: list[bytes | HostError] = []
         data = infer("hold").SerializeToString()
         call = service.start_infer(data, answers.append)
+        assert isinstance(call, Call)
         assert not await service.drain(0)
         with pytest.raises(HostError) as caught:
             service.start_infer(data, answers.append)
