@@ -29,6 +29,7 @@ MAX_NESTING = 100
 PIECE_BYTES = 32768
 """Bytes that are decoded at once, in about a millisecond."""
 
+_MAX_GAP = 65536  # bytes of brackets and white space, or of a number, in an array that is cut out
 _SEARCH_STEP = 1 << 22  # bytes; a search holds the interpreter
 _PAUSE = 1e-5  # seconds between two pieces, in which the event loop gets the interpreter
 
@@ -196,7 +197,7 @@ def _find_arrays(
 
 def _array_at(text: bytes, start: int, piece_bytes: int) -> LargeArray | None:
     """Return the array that starts here; None if it has other elements or misplaced brackets."""
-    first = _FIRST_ELEMENT.match(text, start)
+    first = _FIRST_ELEMENT.match(text, start, start + _MAX_GAP)
     assert first is not None
     of_strings = text[first.end() : first.end() + 1] == b'"'
     pieces: list[tuple[int, int]] = []
@@ -249,12 +250,16 @@ def _number_runs(text: bytes, start: int, piece_bytes: int) -> Iterator[tuple[in
     """Yield pieces of whole elements, up to the first byte that is in no array of numbers."""
     end = len(text)
     while start < end:
-        stop = text.find(b",", min(start + piece_bytes, end))
-        stop = end if stop < 0 else stop
+        least = min(start + piece_bytes, end)
+        most = min(least + _MAX_GAP, end)
+        comma = text.find(b",", least, most)
+        stop = most if comma < 0 else comma
         other = _NOT_IN_NUMBERS.search(text, start, stop)
         if other is not None:
             yield start, other.start()
             return
+        if comma < 0 and most < end:
+            return  # no number is that long
         yield start, stop
         start = stop + 1
 
@@ -270,7 +275,7 @@ def _string_runs(text: bytes, start: int, piece_bytes: int) -> Iterator[tuple[in
         elif start + size < len(text):
             size *= 2  # the next string may be longer than a piece
         else:
-            closings = _CLOSINGS.match(text, start)
+            closings = _CLOSINGS.match(text, start, start + _MAX_GAP)
             assert closings is not None
             yield closings.span()
             return

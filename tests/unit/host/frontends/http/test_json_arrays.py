@@ -177,3 +177,23 @@ def test_more_tensors_than_the_model_has_or_the_limit_are_refused(name: str) -> 
     assert len(tensors(3000, **{name: 3000})) == 3000
     with pytest.raises(HostError, match=f"at most 3000 '{name}' in the request JSON, but got 3001"):
         tensors(3001, **{name: 3000})
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        b"[" * 200_000 + b"1" + b"]" * 200_000,
+        b"[" + b" " * 200_000 + b"1]",
+        b"[1," + b"1" * 200_000 + b",2]",
+    ],
+    ids=["openings", "spaces", "a number"],
+)
+def test_an_array_with_a_long_gap_is_left_in_the_text(array: bytes) -> None:
+    """No piece of it would be short, and a search for the end of one holds the interpreter."""
+    text = b'[{"data":' + array + b',"name":"x"}]'
+    assert CutText(text, max_arrays=10, min_bytes=1).rest == text
+
+
+def test_an_array_with_short_gaps_is_cut_out() -> None:
+    cut = CutText(b'[{"data":[' + b" " * 60_000 + b"1" * 20 + b"]}]", max_arrays=10, min_bytes=1)
+    assert len(cut.rest) < 100
