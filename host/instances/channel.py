@@ -31,7 +31,7 @@ class Channel:
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the instances: one batch each
         self._socket.setsockopt(zmq.RCVHWM, 0)
         try:
-            self._bind()
+            self._bind(self._folder)
         except OSError as error:
             self._socket.close()
             self._context.term()
@@ -53,18 +53,27 @@ class Channel:
         """
         if not self._path.exists():
             folder = PrivateDirectory()
+            try:
+                self._bind(folder)
+            except OSError:
+                folder.close()
+                raise
+            self._socket.unbind(self._endpoint)  # stubs that are connected stay so
             self._folder.close()
             self._folder = folder
-            self._bind()
-        return f"ipc://{self._path}"
+        return self._endpoint
 
     @property
     def _path(self) -> Path:
-        return self._folder.path / "host"
+        return _socket_path(self._folder)
 
-    def _bind(self) -> None:
-        """Accepts stubs at the path. Raises OSError."""
-        endpoint = f"ipc://{self._path}"
+    @property
+    def _endpoint(self) -> str:
+        return f"ipc://{self._path}"
+
+    def _bind(self, folder: PrivateDirectory) -> None:
+        """Accepts stubs in the folder. Raises OSError."""
+        endpoint = f"ipc://{_socket_path(folder)}"
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -113,3 +122,7 @@ class Channel:
         self._socket.close()
         self._context.term()
         self._folder.close()
+
+
+def _socket_path(folder: PrivateDirectory) -> Path:
+    return folder.path / "host"

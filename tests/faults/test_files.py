@@ -48,7 +48,7 @@ def test_a_folder_for_temporary_files_that_is_emptied_harms_no_model(
     temporary.mkdir()
     host = serve(repository, env={"TMPDIR": str(temporary)}).wait_started()
     with fault("TMPDIR is emptied", host):
-        for _ in range(REPEATS):
+        for _ in range(10 * REPEATS):
             for entry in temporary.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
             (stub,) = host.stubs("identity_0")

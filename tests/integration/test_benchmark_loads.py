@@ -60,9 +60,9 @@ class TestH2load:
         assert 0 < found.p50 <= found.p99
 
     def test_an_error_status_stops_the_benchmark(self, server: RunningServer) -> None:
-        nobody = Model("nobody", "INPUT0", "OUTPUT0", (16,))
+        missing = Model("missing", "INPUT0", "OUTPUT0", (16,))
         with pytest.raises(SystemExit, match="h2load failed at http://127"):
-            v2_json(server, nobody).measure(1, 0.1)
+            v2_json(server, missing).measure(1, 0.1)
 
     def test_failed_grpc_calls_with_http_status_200_stop_the_benchmark(
         self, server: RunningServer

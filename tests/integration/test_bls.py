@@ -67,11 +67,11 @@ def test_many_pipelines_run_concurrently(client: Client) -> None:
 
 def test_failed_bls_requests_return_error_responses(client: Client) -> None:
     array = np.ones(2, dtype=np.float32)
-    assert infer_error(infer_through, client, "nobody", array) == (
+    assert infer_error(infer_through, client, "missing", array) == (
         "StatusCode.INTERNAL",
         (
-            "Model nobody - Error when running inference: Failed for execute the inference"
-            " request. Model 'nobody' is not ready."
+            "Model missing - Error when running inference: Failed for execute the inference"
+            " request. Model 'missing' is not ready."
         ),
     )
     _, text = infer_error(infer_through, client, "identity:9", array)

@@ -78,10 +78,10 @@ def test_unary_bls_request_to_decoupled_model_is_rejected(client: Client) -> Non
 
 
 def test_rejected_stream_yields_only_the_error(client: Client) -> None:
-    assert run_script(client, "return numbers(ask('nobody').exec(decoupled=True))") == [
+    assert run_script(client, "return numbers(ask('missing').exec(decoupled=True))") == [
         (
-            "Model nobody - Error when running inference: Failed for execute the"
-            " inference request. Model 'nobody' is not ready."
+            "Model missing - Error when running inference: Failed for execute the"
+            " inference request. Model 'missing' is not ready."
         )
     ]
 
@@ -396,7 +396,7 @@ def test_forked_child_gets_errors_for_unsupported_bls(client: Client) -> None:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            texts = [ask('nobody').exec().error().message()]
+            texts = [ask('missing').exec().error().message()]
             for refused in (
                 lambda: ask('stream', command('last')).exec(decoupled=True),
                 lambda: pb_utils.load_model('identity'),
@@ -416,7 +416,7 @@ def test_forked_child_gets_errors_for_unsupported_bls(client: Client) -> None:
         """,
     )
     assert found[0].endswith(
-        "Failed for execute the inference request. Model 'nobody' is not ready."
+        "Failed for execute the inference request. Model 'missing' is not ready."
     )
     assert len(found) == 4
     assert all("in a forked child of a model" in text for text in found[1:])

@@ -43,7 +43,7 @@ def test_a_model_loads_calls_and_unloads_another_model(host: RunningHost) -> Non
         assert call(client, "is_model_ready", "x").endswith("'x' has no available versions")
         wait_until(lambda: index(client, "x") == [("1", "UNAVAILABLE", "unloaded")], "the unload")
         assert call(client, "unload_model", "x", True) == "None"
-        assert call(client, "unload_model", "nobody") == "None"
+        assert call(client, "unload_model", "missing") == "None"
 
 
 def test_a_model_loads_with_configuration_and_files(host: RunningHost) -> None:
@@ -70,8 +70,8 @@ def test_a_missing_model_is_not_ready(host: RunningHost) -> None:
         call(client, "load_model", "x")
         call(client, "unload_model", "x")
         for arguments, text in {
-            ("nobody",): "Request for unknown model: 'nobody' is not found",
-            ("nobody", "1"): "Request for unknown model: 'nobody' is not found",
+            ("missing",): "Request for unknown model: 'missing' is not found",
+            ("missing", "1"): "Request for unknown model: 'missing' is not found",
             ("x",): "Request for unknown model: 'x' has no available versions",
             ("x", "1"): "Request for unknown model: 'x' version 1 is not at ready state",
             ("asker", "7"): "Request for unknown model: 'asker' version 7 is not found",

@@ -88,8 +88,8 @@ def is_there(client: Client, name: str) -> bool:
 
 FAULTS: dict[str, tuple[str, str]] = {
     "unknown": (
-        config_of("I", "O", chain("nobody", "none")),
-        "ensemble {m} contains models that are not available or ambiguous: nobody, none",
+        config_of("I", "O", chain("missing", "none")),
+        "ensemble {m} contains models that are not available or ambiguous: missing, none",
     ),
     "unreadable": (
         config_of("I", "O", one("no_config")),
@@ -107,7 +107,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "invalid": (
         config_of("I", "O", [("unknown", {"I": "I"}, {"O": "O"})]),
         ("ensemble '{m}' depends on 'unknown' which is not valid. Model 'unknown' failed with"
-        " error: ensemble unknown contains models that are not available or ambiguous: nobody,"
+        " error: ensemble unknown contains models that are not available or ambiguous: missing,"
         " none"),
     ),
     "version_9": (
@@ -371,13 +371,13 @@ def test_at_the_start_members_are_loaded_first_and_a_bad_ensemble_is_in_the_tabl
     simple(repository, "z")
     add_ensemble(repository, "a_of_b", "I", "O", [("b_of_z", {"I": "I"}, {"O": "O"})])
     add_ensemble(repository, "b_of_z", "I", "O", one("z"))
-    add_ensemble(repository, "lonely", "I", "O", one("nobody"))
+    add_ensemble(repository, "lonely", "I", "O", one("missing"))
     add_ensemble(repository, "hen", "I", "O", [("egg", {"I": "I"}, {"O": "O"})])
     add_ensemble(repository, "egg", "I", "O", [("hen", {"I": "I"}, {"O": "O"})])
     host = serve(repository, "--exit-on-error=false").wait_started()
     loaded = [line.split("'")[1] for line in host.lines if "successfully loaded" in line]
     assert loaded == ["z", "b_of_z", "a_of_b"]
-    assert "ensemble lonely contains models that are not available or ambiguous: nobody" in (
+    assert "ensemble lonely contains models that are not available or ambiguous: missing" in (
         host.output
     )
     for name, other in (("hen", "egg"), ("egg", "hen")):

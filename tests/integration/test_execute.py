@@ -152,8 +152,8 @@ def test_wrong_requests_are_refused_with_what_was_expected(client: Client) -> No
     assert refused(tensor("OTHER", good)) == (
         "INVALID_ARGUMENT: unexpected inference input 'OTHER' for model 'identity'"
     )
-    assert refused(tensor("INPUT0", good), model="nobody") == (
-        "NOT_FOUND: Request for unknown model: 'nobody' is not found"
+    assert refused(tensor("INPUT0", good), model="missing") == (
+        "NOT_FOUND: Request for unknown model: 'missing' is not found"
     )
     assert refused(tensor("INPUT0", good), version="7") == (
         "NOT_FOUND: Request for unknown model: 'identity' version 7 is not found"

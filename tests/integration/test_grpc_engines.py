@@ -189,7 +189,7 @@ def send_waiting_request(url: str) -> None:
 def test_deadlines_and_errors_have_the_same_status(host: RunningHost) -> None:
     with host.client() as client:
         array = [tensor("INPUT0", floats(3))]
-        assert infer_error(client.infer, "nobody", array)[0] == "StatusCode.NOT_FOUND"
+        assert infer_error(client.infer, "missing", array)[0] == "StatusCode.NOT_FOUND"
         status, text = infer_error(
             client.infer, "stream", [tensor("COMMAND", np.array([b"x"], "O"))]
         )

@@ -121,9 +121,9 @@ const stream = (requests, stop) => new Promise((resolve) => {
         same: Buffer.compare(answer.raw_output_contents[0], values),
         id: answer.id,
         many: many.filter((one) => one.id === 'js').length,
-        unknown: await ask('ModelInfer', infer('nobody')),
+        unknown: await ask('ModelInfer', infer('missing')),
         late: await ask('ModelInfer', infer('identity'), {deadline: Date.now() - 1}),
-        streamed: await stream([infer('identity'), infer('nobody'), infer('identity')], false),
+        streamed: await stream([infer('identity'), infer('missing'), infer('identity')], false),
         cancelled: await stream([infer('identity')], true),
     }));
     client.close();
@@ -157,7 +157,7 @@ def test_grpc_in_javascript(host: RunningHost, tmp_path: Path) -> None:
     assert found["live"] == {"live": True}
     assert (found["same"], found["id"], found["many"]) == (0, "js", 50)
     assert found["unknown"]["code"] == 5
-    assert "unknown model: 'nobody'" in found["unknown"]["details"]
+    assert "unknown model: 'missing'" in found["unknown"]["details"]
     assert found["late"]["code"] == 4
     assert found["streamed"]["answers"] == 3
     assert [bool(error) for error in found["streamed"]["errors"]].count(True) == 1

@@ -393,7 +393,7 @@ UNUSUAL: dict[str, tuple[bytes, list[int]]] = {
         LIVE.replace(b"health/live", b"models/identity/versions/" + b"9" * 5000),
         [400],
     ),
-    "an expectation that nobody knows": (LIVE.replace(b"host: x", b"expect: more"), [200]),
+    "an expectation that missing knows": (LIVE.replace(b"host: x", b"expect: more"), [200]),
     "a body that waits to be wanted": (
         post(b"content-length: 2\r\nexpect: 100-continue\r\n", b"{}"),
         [100, 500],
@@ -519,7 +519,7 @@ def test_too_many_chunks_are_rejected(host: RunningHost) -> None:
 # The other endpoints
 
 REGION = "/v2/systemsharedmemory/region/r/register"
-LOAD = "/v2/repository/models/nobody/load"
+LOAD = "/v2/repository/models/missing/load"
 NOT_POLLED = "failed to load '{}', failed to poll from model repository"
 
 
@@ -549,7 +549,7 @@ ELSEWHERE: dict[str, tuple[str, bytes, int, str]] = {
         LOAD,
         overridden(config="[" * 10**5),
         500,
-        NOT_POLLED.format("nobody"),
+        NOT_POLLED.format("missing"),
     ),
     "a file elsewhere": (
         LOAD,

@@ -233,9 +233,9 @@ def test_a_raw_tensor_body_is_an_input(host: RunningHost) -> None:
 
 def test_errors_are_json_with_the_servers_text(client: Client, host: RunningHost) -> None:
     with pytest.raises(InferenceServerException) as caught:
-        client.infer("nobody", [given(ARRAYS["FP32"], True)])
+        client.infer("missing", [given(ARRAYS["FP32"], True)])
     assert caught.value.status() == "404"
-    assert "Request for unknown model: 'nobody' is not found" in str(caught.value)
+    assert "Request for unknown model: 'missing' is not found" in str(caught.value)
     with pytest.raises(InferenceServerException, match="INPUT0"):
         client.infer("echo_FP32", [given(ARRAYS["FP64"], True)])
     status, _, answer = send_request(host, "GET", "/v2/nothing/here")
@@ -250,7 +250,7 @@ def test_health_metadata_and_configuration(client: Client) -> None:
     assert client.is_model_ready("echo_FP32")
     assert client.is_model_ready("echo_FP32", "1")
     assert not client.is_model_ready("echo_FP32", "2")
-    assert not client.is_model_ready("nobody")
+    assert not client.is_model_ready("missing")
     about = client.get_server_metadata()
     assert about["name"] and "binary_tensor_data" in about["extensions"]
     model = client.get_model_metadata("echo_STRING")
@@ -274,8 +274,8 @@ def test_models_are_unloaded_and_loaded(client: Client) -> None:
         "input": [{"name": "INPUT0", "data_type": "TYPE_INT8", "dims": [-1, 2]}],
         "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT8", "dims": [-1, 2]}]}))  # fmt: skip
     assert client.is_model_ready("echo_INT8")
-    with pytest.raises(InferenceServerException, match="failed to load 'nobody'"):
-        client.load_model("nobody")
+    with pytest.raises(InferenceServerException, match="failed to load 'missing'"):
+        client.load_model("missing")
 
 
 def test_classes_of_an_output(client: Client) -> None:

@@ -158,9 +158,9 @@ ASKED: dict[str, tuple[int, str]] = {
             " (details: stol), version should be an integral value > 0"
         ),
     ),
-    "GET /v2/models/nobody/ready": (404, error(UNKNOWN + "'nobody' is not found")),
-    "GET /v2/models/nobody": (404, error(UNKNOWN + "'nobody' is not found")),
-    "GET /v2/models/nobody/config": (404, error(UNKNOWN + "'nobody' is not found")),
+    "GET /v2/models/missing/ready": (404, error(UNKNOWN + "'missing' is not found")),
+    "GET /v2/models/missing": (404, error(UNKNOWN + "'missing' is not found")),
+    "GET /v2/models/missing/config": (404, error(UNKNOWN + "'missing' is not found")),
     "GET /v2/models/gone/ready": (404, error(UNKNOWN + "'gone' has no available versions")),
     "GET /v2/models/gone/versions/1/ready": (
         503,
@@ -176,7 +176,7 @@ ASKED: dict[str, tuple[int, str]] = {
         ),
     ),
     "GET /v2/models/stats/config": (404, error(UNKNOWN + "'stats' is not found")),
-    "GET /v2/models/nobody/stats": (400, error("requested model 'nobody' is not available")),
+    "GET /v2/models/missing/stats": (400, error("requested model 'missing' is not available")),
     "GET /v2/models/gone/stats": (400, error("requested model 'gone' is not available")),
     "GET /v2/models/gone/versions/1/stats": (
         400,
@@ -186,8 +186,8 @@ ASKED: dict[str, tuple[int, str]] = {
         400,
         error("requested model version is not available for model 'identity'"),
     ),
-    "GET /v2/models/nobody/trace/setting": (400, error("Request for unknown model : nobody")),
-    "POST /v2/models/nobody/trace/setting": (400, error("Request for unknown model : nobody")),
+    "GET /v2/models/missing/trace/setting": (400, error("Request for unknown model : missing")),
+    "POST /v2/models/missing/trace/setting": (400, error("Request for unknown model : missing")),
     "GET /v2/models/gone/trace/setting": (400, error("Request for unknown model : gone")),
     "GET /v2/trace/setting": (
         200,
@@ -246,11 +246,11 @@ INDEX = (
 INDEX_READY = INDEX.replace(
     '{"name":"gone","version":"1","state":"UNAVAILABLE","reason":"unloaded"},', ""
 )
-LOAD = "/v2/repository/models/nobody/load"
-UNLOAD = "/v2/repository/models/nobody/unload"
+LOAD = "/v2/repository/models/missing/load"
+UNLOAD = "/v2/repository/models/missing/unload"
 IN_REPOSITORY = "/v2/repository/r/models/identity/"
 NO_REPOSITORIES = error("'repository_name' specification is not supported")
-NOT_POLLED = error("failed to load 'nobody', failed to poll from model repository")
+NOT_POLLED = error("failed to load 'missing', failed to poll from model repository")
 TRACE = "/v2/trace/setting"
 REGION = "/v2/systemsharedmemory/region/r/register"
 CUDA = "/v2/cudasharedmemory/region/r/register"
@@ -265,7 +265,7 @@ POSTED: dict[str, tuple[str, str, int, str]] = {
         400,
         error("Invalid value for 'ready': expected a boolean"),
     ),
-    "a load of nobody": (LOAD, "", 500, NOT_POLLED),
+    "a load of missing": (LOAD, "", 500, NOT_POLLED),
     "a load again": ("/v2/repository/models/identity/load", "", 200, ""),
     "a load with rubbish": (
         LOAD,
@@ -296,7 +296,7 @@ POSTED: dict[str, tuple[str, str, int, str]] = {
     "a load from a repository by name": (IN_REPOSITORY + "load", "", 501, NO_REPOSITORIES),
     "an unload from a repository by name": (IN_REPOSITORY + "unload", "", 501, NO_REPOSITORIES),
     "a body with the end of a text in C": (UNLOAD, "{}\0", 200, ""),
-    "an unload of nobody": (UNLOAD, "", 200, ""),
+    "an unload of missing": (UNLOAD, "", 200, ""),
     "an unload of dependents": (UNLOAD, '{"parameters":{"unload_dependents":true}}', 200, ""),
     "an unload of what": (
         UNLOAD,
@@ -400,9 +400,9 @@ POSTED: dict[str, tuple[str, str, int, str]] = {
     ),
     "a region without memory": (
         REGION,
-        '{"key":"/pbhost-nobody","byte_size":4}',
+        '{"key":"/pbhost-missing","byte_size":4}',
         500,
-        error("Unable to open shared memory region: '/pbhost-nobody'"),
+        error("Unable to open shared memory region: '/pbhost-missing'"),
     ),
     "a region of slashes": (
         REGION,
@@ -846,7 +846,7 @@ GENERATED: dict[str, tuple[str, str, int, str]] = {
             " input X"
         ),
     ),
-    "an unknown model": ("nobody", "{}", 404, error(UNKNOWN + "'nobody' is not found")),
+    "an unknown model": ("missing", "{}", 404, error(UNKNOWN + "'missing' is not found")),
 }
 """Model and body of the request; status and body of the response."""
 

@@ -93,7 +93,7 @@ async def one_request(bench: Bench, chance: random.Random) -> str:
             await infer("identity", {"INPUT9": array})
     elif kind == "unknown":
         with pytest.raises(host.HostError, match="unknown model"):
-            await infer("nobody", {"INPUT0": array})
+            await infer("missing", {"INPUT0": array})
     elif kind == "raises":
         with pytest.raises(host.HostError, match="on purpose"):
             await infer("fails", {"INPUT0": array})

@@ -358,9 +358,9 @@ def test_explicit_control_loads_unloads_and_replaces_without_downtime(
 
         wait_until(lambda: state() == ("UNAVAILABLE", "unloaded"), "the unload to end")
         assert client.is_server_ready()
-        status, text = infer_error(client.load_model, "nobody")
+        status, text = infer_error(client.load_model, "missing")
         assert status == "StatusCode.INTERNAL"
-        assert text.startswith("failed to load 'nobody', failed to poll from model repository")
+        assert text.startswith("failed to load 'missing', failed to poll from model repository")
 
 
 def test_a_load_may_bring_its_own_configuration(

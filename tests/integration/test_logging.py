@@ -50,7 +50,7 @@ CHATTY = """
             thread.join()
         elif what == "setlevel":
             logging.getLogger("quiet").setLevel(text)
-            logging.getLogger("quiet").debug("heard by nobody")
+            logging.getLogger("quiet").debug("heard by missing")
             logging.getLogger("quiet").error("heard %s", "by all")
         else:
             getattr(log, what)("%s", text)
@@ -153,7 +153,7 @@ def test_an_exception_that_is_logged_has_its_traceback(host: RunningHost) -> Non
 def test_levels_of_pythons_loggers_count(host: RunningHost) -> None:
     say(host, "setlevel=ERROR")
     assert line(host, "heard by all")["level"] == "ERROR"
-    assert "heard by nobody" not in host.output
+    assert "heard by missing" not in host.output
     say(host, "debug=not at this level")
     say(host, "info=after it")
     line(host, "after it")

@@ -268,9 +268,9 @@ def test_names_of_loads_are_names(host: RunningHost) -> None:
         for name in ("..", "a/b", " ../x "):
             text = f"invalid model name '{name.strip()}', {traversal}"
             assert infer_error(client.load_model, name) == (invalid, text)
-        for name in ("nobody", ".", ".git"):
+        for name in ("missing", ".", ".git"):
             assert infer_error(client.load_model, name) == not_polled(name)
-        host.wait_for("failed to poll model 'nobody': model not found in any model repository.")
+        host.wait_for("failed to poll model 'missing': model not found in any model repository.")
 
 
 # Unloading
@@ -315,9 +315,9 @@ def test_requests_under_way_end_well_while_their_model_is_unloaded(
 
 def test_unloading_what_is_not_loaded_is_no_error(host: RunningHost) -> None:
     with host.client() as client:
-        for name in ("x", "nobody", ""):
+        for name in ("x", "missing", ""):
             client.unload_model(name)
-        client.unload_model("nobody", unload_dependents=True)
+        client.unload_model("missing", unload_dependents=True)
         assert index(client, "x") == [("", "", "")]
 
 

@@ -330,4 +330,4 @@ def test_a_model_that_waits_for_its_own_resource_gets_an_error(
             " that model 'same' needs are held by a request that waits for this one. Let the two"
             " models need different resources, or raise --rate-limit-resource"
         )
-        assert who(client, "same"), "nobody holds anything any more"
+        assert who(client, "same"), "missing holds anything any more"

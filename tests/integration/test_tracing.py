@@ -310,10 +310,10 @@ def test_a_change_over_http_requires_a_body(host: RunningHost) -> None:
 
 def test_settings_of_unknown_models_are_refused(host: RunningHost) -> None:
     http, grpc = SettingsApi(host, "http"), SettingsApi(host, "grpc")
-    unknown = "Request for unknown model : nobody"
+    unknown = "Request for unknown model : missing"
     for change in ({}, {"trace_file": "x"}):  # the model is looked up first
-        assert http.fails(change, "nobody") == f"400 {unknown}"
-        assert grpc.fails(change, "nobody") == f"INVALID_ARGUMENT {unknown}"
+        assert http.fails(change, "missing") == f"400 {unknown}"
+        assert grpc.fails(change, "missing") == f"INVALID_ARGUMENT {unknown}"
     with host.client() as client:
         client.unload_model("unlucky")
         try:

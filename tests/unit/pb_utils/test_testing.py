@@ -381,12 +381,12 @@ class TestOtherModels:
             assert model.infer({"X": x})["Y"].tolist() == [2, 4]
 
     def test_an_unknown_model_is_an_error_response(self) -> None:
-        with testing.load(calling_model("nobody")) as model:
+        with testing.load(calling_model("missing")) as model:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 model.infer({"X": x})
             assert str(caught.value) == (
-                "Model nobody - Error when running inference: Failed for execute the inference "
-                "request. Model 'nobody' is not ready."
+                "Model missing - Error when running inference: Failed for execute the inference "
+                "request. Model 'missing' is not ready."
             )
 
     def test_failures_of_other_models_are_error_responses(self) -> None:

@@ -121,10 +121,10 @@ class TestDecoupledRequests:
         assert run_in_model(lambda: call_decoupled("buggy"), models=models) == [
             "the stand-in for model 'buggy' raised ValueError: bug"
         ]
-        assert run_in_model(lambda: call_decoupled("nobody"), models=models) == [
+        assert run_in_model(lambda: call_decoupled("missing"), models=models) == [
             (
-                "Model nobody - Error when running inference: Failed for execute the inference "
-                "request. Model 'nobody' is not ready."
+                "Model missing - Error when running inference: Failed for execute the inference "
+                "request. Model 'missing' is not ready."
             )
         ]
 
@@ -286,7 +286,7 @@ class TestModelControl:
             def execute(self, requests: Any) -> Any:
                 pb_utils.unload_model("other", unload_dependents=True)
                 pb_utils.load_model("other", '{"max_batch_size": 1}', {"file:1/model.py": b"code"})
-                pb_utils.unload_model("nobody")
+                pb_utils.unload_model("missing")
                 return [pb_utils.InferenceResponse()]
 
         with testing.load(Model, models=self.MODELS) as model:
@@ -295,7 +295,7 @@ class TestModelControl:
                 ("load", "other", "", {}),
                 ("unload", "other", "", {}),
                 ("load", "other", '{"max_batch_size": 1}', {"1/model.py": b"code"}),
-                ("unload", "nobody", "", {}),
+                ("unload", "missing", "", {}),
             ]
             assert isinstance(model.control[0], testing.ModelControl)
 
@@ -337,8 +337,8 @@ class TestModelControl:
     @pytest.mark.parametrize(
         ("name", "config", "files"),
         [
-            ("nobody", "", None),
-            ("nobody", "{}", None),
+            ("missing", "", None),
+            ("missing", "{}", None),
             ("other", "no JSON", None),
             ("other", "[]", None),
             ("other", "", {"file:1/model.py": b""}),
@@ -356,7 +356,7 @@ class TestModelControl:
     @pytest.mark.parametrize(
         ("name", "version", "text"),
         [
-            ("nobody", "", "Request for unknown model: 'nobody' is not found"),
+            ("missing", "", "Request for unknown model: 'missing' is not found"),
             (
                 "other",
                 "x",

@@ -42,15 +42,30 @@ GONE = "the process with the bound functions has ended"
 
 
 class StubLauncher:
-    """Launches stubs; what they are given is closed if they do not take it."""
+    """Launches stubs; what they are given is closed if they do not take it.
+
+    The stubs end by themselves, unless it is entered: then they live until it is left.
+    """
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self.codes: asyncio.Queue[int] = asyncio.Queue()
+        self._lifelines: list[int] | None = None
+
+    def __enter__(self) -> StubLauncher:
+        self._lifelines = []
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lifeline in self._lifelines or []:
+            os.close(lifeline)
 
     async def launch(self, token: str = "t", environment: Environment | None = None) -> StubProcess:
         read, lifeline = os.pipe()
-        os.close(read)
+        if self._lifelines is None:
+            os.close(read)
+        else:
+            self._lifelines.append(read)
         try:
             return await self._launcher.launch(
                 StubLaunch(
@@ -155,7 +170,7 @@ def test_refused_launch_fails_with_the_reason() -> None:
         with pytest.raises(BlockingIOError) as caught:
             await launching
         assert caught.value.errno == errno.EAGAIN
-        send_refused(process.socket, "of nobody", errno.EAGAIN)
+        send_refused(process.socket, "of missing", errno.EAGAIN)
         await process.serves(2)
 
     with_bound_process(test)
@@ -268,9 +283,7 @@ def test_cancelled_fork_server_launch_leaks_no_descriptor() -> None:
 
 def test_fork_server_without_descriptors_refuses_a_launch_and_keeps_its_stubs() -> None:
     async def test() -> None:
-        launcher = ForkLauncher()
         process = psutil.Process()
-        stubs = StubLauncher(launcher)
         others = set(process.children())
         try:
             first = await stubs.launch("first")
@@ -290,7 +303,9 @@ def test_fork_server_without_descriptors_refuses_a_launch_and_keeps_its_stubs() 
         finally:
             await launcher.close()
 
-    asyncio.run(asyncio.wait_for(test(), DEADLINE))
+    launcher = ForkLauncher()
+    with StubLauncher(launcher) as stubs:
+        asyncio.run(asyncio.wait_for(test(), DEADLINE))
 
 
 # The limit of processes does not hold for root, so the server becomes another user.
@@ -324,16 +339,14 @@ def test_fork_server_that_may_not_fork_refuses_launches_and_goes_on() -> None:
 
 def test_stubs_of_a_fork_server_that_stands_still_go_on() -> None:
     async def test() -> None:
-        launcher = ForkLauncher(silence_timeout=0.5)
         process = psutil.Process()
-        stubs = StubLauncher(launcher)
         others = set(process.children())
         try:
             first = await stubs.launch("first")
             dying = await stubs.launch("dying")
             (server,) = set(process.children()) - others
             server.suspend()
-            with pytest.raises(TimeoutError, match=r"the fork server did not answer for 0.5 s"):
+            with pytest.raises(TimeoutError, match=r"the fork server did not answer for 2 s"):
                 await stubs.launch("second")
             third = await stubs.launch("third")
             (other,) = set(process.children()) - others - {server}
@@ -348,7 +361,9 @@ def test_stubs_of_a_fork_server_that_stands_still_go_on() -> None:
             await launcher.close()
         assert not (server.is_running() or other.is_running())
 
-    asyncio.run(asyncio.wait_for(test(), DEADLINE))
+    launcher = ForkLauncher(silence_timeout=2.0)
+    with StubLauncher(launcher) as stubs:
+        asyncio.run(asyncio.wait_for(test(), DEADLINE))
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGABRT])
@@ -356,9 +371,7 @@ def test_the_end_of_a_stub_is_known_while_the_fork_server_stands_still(
     signal_number: signal.Signals,
 ) -> None:
     async def test() -> None:
-        launcher = ForkLauncher()
         process = psutil.Process()
-        stubs = StubLauncher(launcher)
         others = set(process.children())
         try:
             stub = await stubs.launch("first")
@@ -370,7 +383,9 @@ def test_the_end_of_a_stub_is_known_while_the_fork_server_stands_still(
         finally:
             await launcher.close()
 
-    asyncio.run(asyncio.wait_for(test(), DEADLINE))
+    launcher = ForkLauncher()
+    with StubLauncher(launcher) as stubs:
+        asyncio.run(asyncio.wait_for(test(), DEADLINE))
 
 
 def test_a_server_that_reaps_a_stub_and_says_nothing_does_not_hide_its_end() -> None:

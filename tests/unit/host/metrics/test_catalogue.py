@@ -28,4 +28,4 @@ def test_a_snapshot_has_only_added_families_in_the_order_of_the_catalogue() -> N
         "nv_cpu_utilization",
     ]
     with pytest.raises(KeyError):
-        snapshot["nobody"]
+        snapshot["missing"]

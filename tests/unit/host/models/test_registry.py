@@ -214,7 +214,7 @@ def test_forgotten_failures_leave_what_was_unloaded_and_what_serves(registry: Re
     assert list(registry.versions("m")) == [1, 3]
     registry.set_failed("n", "Internal: unreadable", counts=True)
     registry.set_no_versions("o", "Invalid argument: no")
-    for name in ("n", "o", "nobody"):
+    for name in ("n", "o", "missing"):
         registry.forget_failures(name)
     assert not registry.failures
     assert registry.names() == {"m"}
