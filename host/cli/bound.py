@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = PrivateDirectory()
     sockets = [socket.socket(fileno=fd) for fd in (launches, control)]
     try:
-        tune_malloc()
+        tune_malloc(one_heap=True)
         freeze_gc()
         service = _Service(arguments[3:], folder.path / "models", *sockets)
         return uvloop.run(service.run(caller_pidfd))

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
     _raise_file_limit()
-    tune_malloc()
+    tune_malloc(one_heap=True)
     freeze_gc()
     sys.exit(uvloop.run(_serve(options)))
 

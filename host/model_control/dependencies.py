@@ -52,10 +52,11 @@ class EnsembleDependencies:
         order = self.create_load_order()
         loads = (order.load(name, override) for name in names)
         results = zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True)
+        order.release_tasks()
         failures: dict[str, HostError] = {}
         for name, result in results:
             if isinstance(result, HostError):
-                failures[name] = result
+                failures[name] = result.with_traceback(None)  # as above
             elif result is not None:
                 raise result
         return failures
@@ -133,6 +134,14 @@ class LoadOrder:
         self._polled = polled
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._changed: set[str] = set()
+
+    def release_tasks(self) -> None:
+        """Drops the tasks of a group whose loads have ended.
+
+        The traceback of a load that failed refers to the files of the load and to this group, so
+        they would be kept until the next collection of garbage, which may be hours away.
+        """
+        self._tasks.clear()
 
     def includes_any(self, names: Iterable[str]) -> bool:
         """Whether one of these models belongs to this group."""

@@ -2,14 +2,15 @@
 
 import ctypes
 import gc
-import os
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameters of glibc's mallopt
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _MAX_HEAPS = -3, -1, -8  # parameters of glibc's mallopt
 _LARGEST_KEPT = 32 << 20  # bytes; the maximum that glibc accepts
 
 
-def tune_malloc(max_bytes: int = 64 << 20) -> None:
+def tune_malloc(max_bytes: int = 64 << 20, one_heap: bool = False) -> None:
     """Makes the C library keep up to `max_bytes` of freed memory, even of blocks of megabytes.
+
+    `one_heap`: all threads share one heap, because the C library never trims the end of others.
 
     By default such blocks come from the kernel each time, and every page faults: for 4 MB that
     takes many times longer than filling the block. Without glibc, nothing changes.
@@ -18,37 +19,60 @@ def tune_malloc(max_bytes: int = 64 << 20) -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
         mallopt(_TRIM_THRESHOLD, max_bytes)
+        if one_heap:
+            mallopt(_MAX_HEAPS, 1)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """What `mallinfo2` of glibc returns, in bytes; `fordblks` are free in all heaps."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 class HeapTrimmer:
-    """Gives memory back to the system that the C library keeps free in all its heaps."""
+    """Gives memory back to the system that the C library keeps free in all its heaps.
 
-    def __init__(self, max_growth: int = 64 << 20) -> None:
-        self._max_growth = max_growth
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-        self._lowest = self._before = _private_bytes()
+    Does nothing without glibc 2.33 or later.
+    """
+
+    def __init__(self, max_free: int = 32 << 20) -> None:
+        self._max_free = max_free
+        library = ctypes.CDLL(None)
+        self._trim = getattr(library, "malloc_trim", None)
+        self._info = getattr(library, "mallinfo2", None)
+        if self._info is not None:
+            self._info.restype = _Mallinfo2
+        # What malloc_trim has given back still counts as free, until it is used again.
+        self._given_back = self._before = self._free_bytes()
 
     def trim(self) -> None:
-        """Trims the heap if the process had grown by more than `max_growth` bytes at two calls.
+        """Trims the heaps if more than `max_free` bytes were kept free at two calls.
 
         Trimming takes milliseconds, and so does using the memory again, so a single large request
         is not enough.
         """
-        try:
-            before, self._before = self._before, _private_bytes()
-        except OSError:  # no descriptor is left
-            return
-        self._lowest = min(self._lowest, self._before)
-        if self._trim is not None and min(before, self._before) > self._lowest + self._max_growth:
+        before, self._before = self._before, self._free_bytes()
+        self._given_back = min(self._given_back, self._before)
+        if self._trim is not None and min(before, self._before) > self._given_back + self._max_free:
             self._trim(0)
-            self._lowest = self._before = _private_bytes()
+            self._given_back = self._before
 
-
-def _private_bytes() -> int:
-    """Resident memory of this process that it does not share, in bytes. Raises OSError."""
-    with open("/proc/self/statm") as file:
-        _, resident, shared, *_ = file.read().split()
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    def _free_bytes(self) -> int:
+        return int(self._info().fordblks) if self._info is not None else 0
 
 
 def freeze_gc() -> None:

@@ -234,16 +234,14 @@ def load_and_unload(host: RunningHost) -> None:
 
 
 def override_files(host: RunningHost) -> None:
-    """A load request with a file of 30 MB for a model that does not load."""
+    """Four load requests with a file of 30 MB for a model that does not load."""
     config = json.dumps({"backend": "python"})
+    files = {"file:1/model.py": b"raise 1\n", "file:1/data": b"a" * (30 << 20)}
     with host.client() as client:
-        with pytest.raises(InferenceServerException):
-            client.load_model(
-                "broken",
-                config=config,
-                files={"file:1/model.py": b"raise 1\n", "file:1/data": b"a" * (30 << 20)},
-            )
-        client.unload_model("broken")
+        for _ in range(4):
+            with pytest.raises(InferenceServerException):
+                client.load_model("broken", config=config, files=files)
+            client.unload_model("broken")
 
 
 def register_memory(host: RunningHost) -> None:

@@ -7,11 +7,16 @@ import sys
 
 SCRIPT = """
 from concurrent.futures import ThreadPoolExecutor
-from stub.wire.heap import HeapTrimmer, _private_bytes, tune_malloc
+import psutil
+from stub.wire.heap import HeapTrimmer, tune_malloc
+
+def private_bytes():
+    memory = psutil.Process().memory_info()
+    return memory.rss - memory.shared
 
 tune_malloc()
 trimmer = HeapTrimmer()
-start = _private_bytes()
+start = private_bytes()
 
 def use():
     blocks = [b"a" * (1 << 20) for _ in range(200)]
@@ -19,12 +24,11 @@ def use():
 
 with ThreadPoolExecutor(1) as pool:
     {keep} = use(), pool.submit(use).result()
-    grown = _private_bytes() - start
+    grown = private_bytes() - start
     trimmer.trim()
-    once = _private_bytes() - start
+    once = private_bytes() - start
     trimmer.trim()
-    trimmer.trim()
-print(grown >> 20, once >> 20, (_private_bytes() - start) >> 20)
+print(grown >> 20, once >> 20, (private_bytes() - start) >> 20)
 """
 
 
@@ -41,12 +45,50 @@ def test_memory_that_stays_free_is_given_back_at_the_second_call() -> None:
     assert left < 16
 
 
-def test_a_process_without_descriptors_goes_on() -> None:
-    script = (
-        "import resource\n"
-        "from stub.wire.heap import HeapTrimmer\n"
-        "trimmer = HeapTrimmer()\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\n"
-        "trimmer.trim()\n"
+LATER = """
+    del kept
+    for _ in range(2):
+        trimmer.trim()
+"""
+
+
+def test_memory_that_is_freed_after_a_trim_is_given_back_too() -> None:
+    """What is in use while the heap is trimmed is not taken for what the process needs for good."""
+    script = SCRIPT.replace("return bytes(1000)  # keeps the end of the heap", "return blocks")
+    script = script.replace("{keep} = use(), pool.submit(use).result()", "kept = use()[::2]")
+    script = script.replace("    trimmer.trim()\nprint", f"    trimmer.trim(){LATER}print")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    _, once, left = map(int, done.stdout.split())
+    assert once > 90
+    assert left < 16
+
+
+THREAD = """
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+from stub.wire.heap import HeapTrimmer, tune_malloc
+
+def private_bytes():
+    memory = psutil.Process().memory_info()
+    return memory.rss - memory.shared
+
+tune_malloc(one_heap=True)
+trimmer = HeapTrimmer()
+start = private_bytes()
+with ThreadPoolExecutor(1) as pool:
+    pool.submit(lambda: len([b"a" * (1 << 20) for _ in range(55)])).result()
+    for _ in range(2):
+        trimmer.trim()
+    print((private_bytes() - start) >> 20)
+"""
+
+
+def test_the_memory_of_a_thread_is_given_back() -> None:
+    """A heap of its own would keep up to 64 MiB at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREAD], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) < 16
