@@ -26,6 +26,7 @@ from host.frontends.grpc.methods import (
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
 from host.frontends.open_requests import OpenRequests
+from host.frontends.receive_budget import ReservedBytes
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.inference.call import Call
 from host.inference.request import (
@@ -86,11 +87,16 @@ class GrpcService:
         return services
 
     def start_infer(
-        self, data: bytes, done: ResponseCallback, context: RpcContext = EMPTY_CONTEXT
+        self,
+        data: bytes,
+        done: ResponseCallback,
+        context: RpcContext = EMPTY_CONTEXT,
+        reserved: ReservedBytes | None = None,
     ) -> Call:
         """ModelInfer without a coroutine: calls `done` once, maybe before it returns.
 
-        The engine cancels the returned call. Raises HostError if there is no call.
+        `reserved` is the memory of `data`, if it is counted. The engine cancels the returned call.
+        Raises HostError if there is no call.
         """
         if self._inference_restricted:
             _check_restriction(self._restrictions, "inference", context)
@@ -101,6 +107,8 @@ class GrpcService:
             message = parse_infer_request(data, self._core.tensor_counts)
             request = self._build_request(message)
             self._request_cache.remember(data, message, request)
+        if reserved is not None:
+            request.reserved_memory = reserved
         if (
             self._forwards_headers
             or self._open_requests.draining
@@ -139,7 +147,7 @@ class GrpcService:
         return await self._open_requests.drain(timeout)
 
     def submit_stream_request(
-        self, data: bytes, context: RpcContext
+        self, data: bytes, context: RpcContext, reserved: ReservedBytes | None
     ) -> tuple[InferMessage, str, Call | HostError]:
         """Submits a request of a stream: returns the message, its id, and its call or its error."""
         message, request_id = InferMessage(), ""
@@ -153,6 +161,7 @@ class GrpcService:
                 request_id = message.id
                 request = self._build_request(message)
                 self._request_cache.remember(data, message, request)
+            request.reserved_memory = reserved
             return message, request_id, self._submit_request(request, context, unary=False)
         except HostError as early:
             return message, request_id, early

@@ -14,6 +14,7 @@ from host.frontends.classification import classify
 from host.frontends.grpc.codec import InferMessage
 from host.frontends.grpc.encode import encode_empty_stream_response, encode_stream_response
 from host.frontends.grpc.methods import RpcContext, StreamWriter
+from host.frontends.receive_budget import ReservedBytes
 from host.inference.call import Call
 from host.inference.request import InferResponse
 
@@ -28,10 +29,10 @@ class StreamService(Protocol):
     """The service that a stream belongs to."""
 
     def submit_stream_request(
-        self, data: bytes, context: RpcContext
+        self, data: bytes, context: RpcContext, reserved: ReservedBytes | None
     ) -> tuple[InferMessage, str, Call | HostError]:
         """Submits a request: returns the message without tensors, its id, and its call or its
-        error."""
+        error. `reserved` is the memory of `data`, if it is counted."""
 
     def is_decoupled(self, message: InferMessage) -> bool:
         """Whether responses of its model may overtake others; False if it is unknown."""
@@ -90,10 +91,10 @@ class InferStream:
         self._closing_error = error
         self._close_if_done()
 
-    def message_received(self, message: bytes) -> bool:
+    def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
         """Submits a request; returns whether the next one may come before `resume_reading`."""
         understood, request_id, outcome = self._service.submit_stream_request(
-            message, self._context
+            message, self._context, reserved
         )
         pending = _PendingRequest(
             understood, request_id, not self._service.is_decoupled(understood)
