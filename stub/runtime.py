@@ -18,10 +18,10 @@ from stub.conversion import (
 )
 from stub.coroutines import current_batch
 from stub.host_calls import HOST_GONE, HostCalls
-from stub.log_budget import LogBudget
 from stub.memory import StubMemory
 from stub.text_limits import limit_text
 from stub.wire.arena import ArenaFull, Block
+from stub.wire.log_budget import LogBudget
 from stub.wire.messages import (
     BlsRequest,
     BlsResponse,

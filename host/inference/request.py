@@ -148,6 +148,8 @@ class InferRequest(msgspec.Struct):
 
     None if the request has no such key.
     """
+    reserved_memory: object = None
+    """Counts the memory of the received message until the tensors are in shared memory."""
     batch_size: int = 1  # set by validation: first dimension of the inputs of a batching model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +16,19 @@ WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of a stub's three sockets, after its token."""
 
 _MAX_FRAMES_PER_TURN = 256  # frames handled before other callbacks of the loop run
+_MAX_TURN_SECONDS = 0.005  # after this time, too, other callbacks run
+_MAX_WAITING_FRAMES = 32  # frames of one socket of a stub that ZeroMQ receives ahead
 
 FrameHandler = Callable[[bytes], None]
 
 
 class Channel:
-    """One ROUTER socket in a private directory. Belongs to the event loop it was made in."""
+    """One ROUTER socket in a private directory. Belongs to the event loop it was made in.
+
+    ZeroMQ receives at most 32 frames ahead from each socket of a stub; the next ones wait in the
+    stub. So a stub that sends more than the host can handle does not fill the host's memory. No
+    frame is lost and nothing blocks for good, because the host never stops reading.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -29,7 +37,7 @@ class Channel:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the instances: one batch each
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, _MAX_WAITING_FRAMES)
         try:
             self._bind(self._folder)
         except OSError as error:
@@ -104,6 +112,7 @@ class Channel:
     def _read(self) -> None:
         self._reading = True
         receive = self._socket.recv
+        end = time.monotonic() + _MAX_TURN_SECONDS
         for _ in range(_MAX_FRAMES_PER_TURN):
             try:
                 identity = receive(zmq.NOBLOCK)
@@ -114,6 +123,8 @@ class Channel:
             handler = self._handlers.get(identity)
             if handler is not None:
                 handler(frame)
+                if time.monotonic() > end:
+                    break
         self._loop.call_soon(self._read)
 
     def close(self) -> None:

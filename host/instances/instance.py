@@ -36,6 +36,7 @@ from host.instances.transfer import ReleaseTimer, TensorTransfer, arena_full_err
 from host.logs.formats import Label
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull
+from stub.wire.log_budget import LogBudget
 from stub.wire.payload import WireRequest, WireResponse
 from stub.wire.session import ProtocolError, Session, State
 from stub.wire.spawn import NO_THREADS_STATUS, SpawnArguments
@@ -45,6 +46,7 @@ _log = logging.getLogger("pbhost")
 _CONNECT_TIMEOUT = 60.0  # start of the interpreter and imports, on a fully loaded machine
 _CLOSED_STATES = (State.ERROR, State.ENDED)
 _FINALIZABLE_STATES = (State.IDLE, State.AUTO_COMPLETED, State.SERVING)
+_LOG_BUDGET_FACTOR = 2  # more than the stub allows, as lines may arrive in bursts
 _EXIT_TIMEOUT = 5.0  # from the last message of the stub to its exit
 
 
@@ -74,6 +76,7 @@ class Instance:
         self._services = services
         file = services.arenas.create_arena()
         self._session = Session()
+        self._log_budget = LogBudget(factor=_LOG_BUDGET_FACTOR)
         self._link = Link(services.channel, services.busy_poller, self._on_frame, self._on_fault)
         self.set_log_levels(services.log_levels)
         self._process: StubProcess | None = None
@@ -349,6 +352,17 @@ class Instance:
     def _notify(self, message: m.ToStub) -> None:
         self._send_service([message])
 
+    def _on_log_line(self, line: m.LogLine) -> None:
+        """Logs a line of the model, or drops it if the model bypasses the limit of its stub."""
+        if self._log_budget.admit(len(line.text) + len(line.file)):
+            self._log_line(line, self.batches.calls_of_batch(line.batch))
+        self._report_dropped_log_lines()
+
+    def _report_dropped_log_lines(self, at_once: bool = False) -> None:
+        report = self._log_budget.report(at_once)
+        if report:
+            self._log_line(m.LogLine(1, "instance.py", 0, report))
+
     def _log_line(self, line: m.LogLine, calls: Sequence[Call] = ()) -> None:
         self._services.log_model_line(self.label, line, calls)
 
@@ -368,6 +382,7 @@ class Instance:
 
     def _on_exit(self, code: int) -> None:
         self._link.read_announced()  # its last messages
+        self._report_dropped_log_lines(at_once=True)
         expected = self._session.state is State.ENDED
         connected = self._session.state is not State.CONNECTING
         self._session.state = State.ENDED
@@ -436,7 +451,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     m.Initialized: lambda self, message: self._reply.set_reply(message),
     m.LoadFailed: lambda self, message: self._reply.set_reply(message),
     m.Finalized: lambda self, message: self._reply.set_reply(message),
-    m.LogLine: lambda self, line: self._log_line(line, self.batches.calls_of_batch(line.batch)),
+    m.LogLine: lambda self, line: self._on_log_line(line),
     m.BlockRelease: lambda self, message: self._transfer.release_blocks(message),
     m.CancelBls: lambda self, message: self.bls_requests.cancel_request(message.number),
     m.LoadModel: lambda self, message: self._host_calls.load_model(message),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,9 @@ from stub.wire.messages import (
 from stub.wire.ring import RingError, RingReader, RingWriter, create_ring_file, map_rings
 
 _MAX_FRAMES_PER_TURN = 128  # frames of one stub that are handled before other callbacks run
+_ALL_FRAMES = sys.maxsize
+_BYTES_PER_FRAME = 512  # more bytes count as further frames
+_MAX_OVERFLOW_FRAMES = 32  # frames that wait for earlier ones in the ring
 
 
 class Link:
@@ -91,7 +95,7 @@ class Link:
         """Reads the frames that were announced so far, all in this turn of the loop."""
         if self._open and not self._stopped_reading:
             self._receive_signal()
-            self._deliver_frames(self._announced)
+            self._deliver_frames(_ALL_FRAMES)
 
     def stop_reading(self) -> None:
         """Reads nothing more from a stub that breaks the protocol."""
@@ -133,8 +137,15 @@ class Link:
                 self._on_frame(frame)
             return
         self._overflow_frames.append(frame)
+        self._receive_signal()
+        if len(self._overflow_frames) > self._announced:
+            self._on_error(RingError("a frame came by ZeroMQ that was not announced"))
+            return
         self.caught_up.set()
-        self._deliver_frames()
+        if len(self._overflow_frames) > _MAX_OVERFLOW_FRAMES:
+            self._deliver_frames(_ALL_FRAMES)  # bounds their memory
+        else:
+            self._deliver_frames()
 
     def _deliver_later(self) -> None:
         if not self._delivers_later:
@@ -148,13 +159,13 @@ class Link:
     def _deliver_frames(self, most: int = _MAX_FRAMES_PER_TURN) -> None:
         """Delivers frames, up to one that was announced and has not arrived.
 
-        If there are more than `most`, the rest is delivered in a later turn of the loop.
+        If there are more than `most`, the rest is delivered in a later turn of the loop. Large
+        frames count as several.
         """
         while self._announced and self._open and not self._stopped_reading:
-            if not most:
+            if most <= 0:
                 self._deliver_later()
                 return
-            most -= 1
             try:
                 frame = None if self._awaiting_overflow else self._inbox.read_frame()
             except RingError as error:
@@ -167,4 +178,5 @@ class Link:
                     return
                 frame = self._overflow_frames.popleft()
             self._announced -= 1
+            most -= 1 + len(frame) // _BYTES_PER_FRAME
             self._on_frame(frame)

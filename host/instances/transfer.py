@@ -85,6 +85,8 @@ class TensorTransfer:
             if len(tensor.data) > INLINE_ALWAYS:
                 self._place_in_shared_memory(inputs, socket, batch_requests)
                 break
+        if request.reserved_memory is not None:
+            _release_message(request)
         return WireRequest(
             request.id,
             [
@@ -262,6 +264,14 @@ class TensorTransfer:
         if self._stub_arena is not None:
             self._stub_arena.set_drop_handler(None)
             self._stub_arena = None
+
+
+def _release_message(request: InferRequest) -> None:
+    """Releases the memory of the received message: its large tensors are in shared memory."""
+    for tensor in request.inputs:
+        if tensor.owner is None and isinstance(tensor.data, memoryview):
+            tensor.data = bytes(tensor.data)  # a view would keep the whole message
+    request.reserved_memory = None
 
 
 class ReleaseTimer:

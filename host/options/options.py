@@ -87,6 +87,11 @@ class Options:
         0.0, "Seconds at exit in which health checks already fail, but the server still accepts new"
         " requests. Triton does not have this flag.", check=values.not_negative)
 
+    receive_buffer_byte_size: int = _server(
+        0, "Maximum size in bytes of all requests together that the server receives, or that wait"
+        " for a model; 0 means half of the machine's memory, or half of the limit of the control"
+        " group. Triton does not have this flag.", SIZE)
+
     log_verbose: int = _logging(
         0, "Level of verbose log lines; 0 turns them off.", values.VERBOSITY)
     log_info: bool = _logging(True, "Write log lines of level INFO.")
@@ -377,9 +382,16 @@ class Options:
         """Maximum size of one process's arena in bytes."""
         if self.arena_byte_size:
             return self.arena_byte_size
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        group = MemoryGroup().limit()
+        machine, group = _machine_memory(), MemoryGroup().limit()
         return machine if group is None else min(machine, group // 2 // _PAGE * _PAGE)
+
+    @property
+    def receive_buffer_limit(self) -> int:
+        """Maximum size in bytes of the requests that the server receives or that wait."""
+        if self.receive_buffer_byte_size:
+            return self.receive_buffer_byte_size
+        machine, group = _machine_memory(), MemoryGroup().limit()
+        return machine // 2 if group is None else min(machine, group) // 2
 
     @property
     def environment_cache(self) -> Path:
@@ -443,6 +455,10 @@ class Options:
             )
             if allowed and port != 0
         ]
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 FLAGS = flags_of(Options)

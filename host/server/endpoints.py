@@ -20,6 +20,7 @@ from host.frontends.http.app import HttpApp
 from host.frontends.http.metrics_app import MetricsApp
 from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.listener import HttpListener
+from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import Restrictions
 from host.frontends.sockets import check_address
 from host.frontends.tls import TlsFiles
@@ -52,6 +53,7 @@ class Endpoints:
         self._http_app: HttpApp | None = None
         self._http: HttpListener | None = None
         self._metrics: HttpListener | None = None
+        self._receive_budget = ReceiveBudget(options.receive_buffer_limit)
         self._http_tls: ssl.SSLContext | None = None
         self._timeouts = Timeouts(
             header_timeout=options.http_header_timeout_secs,
@@ -101,9 +103,11 @@ class Endpoints:
                 handshake_timeout=options.grpc_handshake_timeout_secs,
                 data_rate_interval=options.grpc_body_timeout_secs,
             )
-            self._grpc = H2Frontend(service, address, port, settings, limits, connection_hooks)
+            self._grpc = H2Frontend(
+                service, address, port, settings, limits, connection_hooks, self._receive_budget
+            )
         else:
-            self._grpc = GrpcAioFrontend(service, address, port, settings)
+            self._grpc = GrpcAioFrontend(service, address, port, settings, self._receive_budget)
         self.grpc_port = await _start_service("GRPC", self._grpc.start())
         _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
 
@@ -116,6 +120,7 @@ class Endpoints:
             HeaderForwarding(options.http_header_forward_pattern),
             self._model_families,
             options.http_api_page,
+            self._receive_budget,
         )
         self._http = HttpListener(
             app,

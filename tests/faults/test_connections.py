@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 
+import grpc
 import numpy as np
 import pytest
 from hyperframe.frame import (
@@ -19,11 +20,14 @@ from hyperframe.frame import (
 )
 from tritonclient.grpc import service_pb2 as pb
 
+from tests import uploads
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.faults.campaign import REPEATS, fault
 from tests.faults.hostile_http2 import HostileConnection
 from tests.faults.models import add_models
 
+RECEIVE_BUFFER = 64 << 20
+"""Bytes of large requests that the host takes at a time."""
 WINDOW = SettingsFrame.INITIAL_WINDOW_SIZE
 
 
@@ -31,6 +35,7 @@ WINDOW = SettingsFrame.INITIAL_WINDOW_SIZE
 def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
     """A host whose clients may take two seconds for what they must do."""
     add_models(module_repository)
+    uploads.add_model(module_repository)
     return module_serve(
         module_repository,
         "--grpc-engine=h2",
@@ -38,6 +43,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
         "--http-body-timeout-secs=2",
         "--http-header-timeout-secs=2",
         "--response-send-timeout-secs=2",
+        f"--receive-buffer-byte-size={RECEIVE_BUFFER}",
     ).wait_started()
 
 
@@ -219,6 +225,31 @@ def half_send_messages(host: RunningHost) -> None:
             client.send([opened, DataFrame(opened.stream_id, data[:16384])])
 
 
+def send_more_than_there_is_memory_for(host: RunningHost) -> None:
+    """Eight clients send 40 MiB each, in turns; half of them leave before the end."""
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(upload(host, 40 << 20))
+            for upload in [uploads.GrpcUpload, uploads.HttpUpload] * 4
+        ]
+        for turn in range(41):
+            for client in clients if turn < 30 else clients[:4]:
+                client.send(1 << 20)
+    message = infer_message(60 << 18)
+    with grpc.insecure_channel(
+        host.url,
+        options=[("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)],
+    ) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", bytes, bytes)
+
+        def served() -> bool:
+            with suppress(grpc.RpcError):
+                return bool(infer(message, timeout=DEADLINE))
+            return False
+
+        wait_until(served, "the host to release the memory of all clients")
+
+
 def connect_and_close(host: RunningHost) -> None:
     """Connections that say nothing, half a preface, or nonsense."""
     ports = [host.port, int(host.http_url.rpartition(":")[2])]
@@ -286,6 +317,7 @@ FAULTS: list[Callable[[RunningHost], None]] = [
     leave_responses_unread,
     leave_connections_unread,
     half_send_messages,
+    send_more_than_there_is_memory_for,
     connect_and_close,
     hold_idle_connections,
     pipeline_http,

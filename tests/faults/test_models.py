@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +31,12 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     ).wait_started()
 
 
+BYPASS = (
+    "from pb_utils import _runtime\n"
+    "from stub.wire.messages import LogLine\n"
+    "channel = _runtime.current()._channel\n"
+)
+"""The way past the limit for log lines that the stub keeps."""
 SCRIPTS = {
     "prints 100,000 lines": "for n in range(100_000): print('line', n)",
     "prints 16 MB in one line": "print('a' * (16 << 20))",
@@ -51,6 +58,10 @@ SCRIPTS = {
         "[thread.start() for thread in threads]\n"
         "[thread.join() for thread in threads]"
     ),
+    "sends 200,000 log lines without their limit": BYPASS
+    + "for _ in range(400): channel.send([LogLine(0, 'file.py', 1, 'a' * 20)] * 500)",
+    "sends 300 log lines of 1 MB without their limit": BYPASS
+    + "for _ in range(300): channel.send([LogLine(0, 'file.py', 1, 'a' * (1 << 20))])",
     "allocates 512 MB": "return len(bytearray(512 << 20))",
     "starts 200 threads": (
         "done = threading.Event()\n"
@@ -104,6 +115,31 @@ def test_dropped_log_lines_are_counted(host: RunningHost) -> None:
     with host.client() as client:
         run_script(client, SCRIPTS["logs 100,000 lines"], client_timeout=DEADLINE)
     host.wait_for(r"script_0\] dropped \d+ log lines: an instance may log 2000 lines and 1 MiB")
+
+
+def test_log_lines_past_the_limit_of_the_stub_do_not_fill_the_host(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    """Half a gigabyte of them; those that the host drops are counted."""
+    repository.copy("script")
+    host = serve(repository).wait_started()
+    line = "LogLine(0, 'file.py', 1, 'a' * (1 << 19))"
+    script = f"{BYPASS}for _ in range(1000): channel.send([{line}])"
+    with host.client() as client:
+        assert run_script(client, "return 1") == 1
+        before = most_memory(host)
+        run_script(client, script, client_timeout=DEADLINE)  # the response comes after the lines
+        assert most_memory(host) - before < 128 << 20
+    host.wait_for(r"script_0\] dropped \d+ log lines: an instance may log 4000 lines and 2 MiB")
+    assert host.stop() == 0
+
+
+def most_memory(host: RunningHost) -> int:
+    """The most bytes that the host has had resident."""
+    status = Path(f"/proc/{host.process.pid}/status").read_text()
+    return next(
+        int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:")
+    )
 
 
 STOP_READING = """

@@ -28,6 +28,7 @@ from host.frontends.grpc.methods import (
     StreamWriter,
     UnaryMethod,
 )
+from host.frontends.receive_budget import ReceiveBudget, ReservedBytes
 from host.instances.busy_polling import no_connection_hook
 from tests.memory_transport import MemoryTransport
 
@@ -56,7 +57,9 @@ async def _echo(data: bytes, context: RpcContext) -> bytes:
     return data
 
 
-def _hold(data: bytes, done: ResponseCallback, context: RpcContext) -> _Held:
+def _hold(
+    data: bytes, done: ResponseCallback, context: RpcContext, reserved: ReservedBytes | None
+) -> _Held:
     return _Held()
 
 
@@ -73,7 +76,7 @@ class _Stream:
         self._waits = self._half_closed = False
         self.resume_writing()
 
-    def message_received(self, message: bytes) -> bool:
+    def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
         assert not self._half_closed, "a message after the end"
         return self._write(message)
 
@@ -175,8 +178,15 @@ async def _converse(data: bytes) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, what: problems.append(what))
     gone: list[H2Connection] = []
     router = Router(_SERVICES, GrpcOptions(), LIMITS)
+    budget = ReceiveBudget()
     made = H2Connection(
-        router.route, GrpcOptions(), LIMITS, lambda _: None, gone.append, no_connection_hook()
+        router.route,
+        GrpcOptions(),
+        LIMITS,
+        lambda _: None,
+        gone.append,
+        no_connection_hook(),
+        budget,
     )
     sink = MemoryTransport()
     made.connection_made(sink)
@@ -208,6 +218,7 @@ async def _converse(data: bytes) -> None:
     assert not problems, problems
     assert not made.streams and not made.send_buffer.waiting_streams
     assert gone == [made]
+    assert not budget.reserved_bytes, "memory of a closed connection is still counted"
 
 
 SEEDS = [

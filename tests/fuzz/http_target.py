@@ -20,6 +20,7 @@ from host.frontends.http.routes import find_route
 from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http1.connection import Http1Connection, Timeouts
 from host.frontends.http1.cycle import Message, Receive, Send
+from host.frontends.receive_budget import ReceiveBudget, ReservedBytes
 from host.instances.busy_polling import no_connection_hook
 from host.instances.regions import Regions
 from tests.memory_transport import MemoryTransport
@@ -63,7 +64,7 @@ async def _app(scope: Message, receive: Receive, send: Send) -> None:
         if find_route(scope["raw_path"]) is None:
             status = 404
         if headers.get(b"content-encoding") in (b"gzip", b"deflate"):
-            body = await decompress(body, MOST)
+            body = await decompress(body, MOST, ReservedBytes(ReceiveBudget()))
         length = headers.get(b"inference-header-content-length", b"")
         decode(body, min(int(length), len(body)) if length.isdigit() else len(body))
     except HostError:

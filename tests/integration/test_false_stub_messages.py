@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
+from tritonclient.utils import InferenceServerException
 
-from tests.clients import infer_error, tensor
+from tests.clients import infer_error, run_script, send_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 LIAR = """
@@ -57,3 +59,21 @@ def test_a_stub_that_lies_about_its_requests_is_ended_and_another_one_serves(
             wait_until(partial(client.is_model_ready, name), "another stub")
             honest: Any = client.infer(name, [tensor("x", np.array([-1], dtype=np.int32))])
             assert honest.as_numpy("y").tolist() == [-1]
+
+
+def test_a_frame_beside_the_ring_ends_its_stub(repository: RepositoryBuilder, serve: Serve) -> None:
+    """ZeroMQ carries only frames that the ring announces: others would collect in the host."""
+    repository.copy("script")
+    running = serve(repository).wait_started()
+    with running.client() as client:
+        script = "from pb_utils import _runtime\n_runtime.current()._channel._outbox.send(b'frame')"
+        send_command(client, script)
+        said = "script_0\\] the stub broke the protocol: .*a frame came by ZeroMQ that was not"
+        running.wait_for(said)
+
+        def served() -> bool:
+            with suppress(InferenceServerException):
+                return bool(run_script(client, "return 1") == 1)
+            return False
+
+        wait_until(served, "another stub")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from host.system.memory_group import MemoryGroup
+from tests import uploads
 from tests.clients import infer_error, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
@@ -56,7 +57,9 @@ def test_a_model_that_runs_out_of_memory_is_told_so(
 ) -> None:
     """The limit is named to the client; the server lives, and so does the other model."""
     repository.copy("script", "identity")
-    host = serve(repository, under=["sh", "-c", ENTER, str(group)]).wait_started()
+    under = ["sh", "-c", ENTER, str(group)]
+    flag = f"--receive-buffer-byte-size={LIMIT}"  # so that the bound of the arena is reached
+    host = serve(repository, flag, under=under).wait_started()
     with host.client() as client:
         before = host.stubs("identity_0")
         status, text = infer_error(
@@ -76,6 +79,33 @@ def test_a_model_that_runs_out_of_memory_is_told_so(
         assert client.is_server_live()
     assert host.stop() == 0
     assert os.path.exists(group)
+
+
+def test_large_requests_of_several_clients_do_not_run_the_server_out_of_memory(
+    repository: RepositoryBuilder, serve: Serve, group: Path
+) -> None:
+    """Their sum exceeds the limit. One of them is served, the others are refused."""
+    uploads.add_model(repository)
+    host = serve(
+        repository, "--grpc-engine=h2", under=["sh", "-c", ENTER, str(group)]
+    ).wait_started()
+    before = host.stubs()
+    size = 170 << 20
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(upload(host, size))
+            for upload in [uploads.GrpcUpload, uploads.HttpUpload] * 2
+        ]
+        for _ in range(18):
+            for client in clients:
+                client.send(10 << 20)
+        statuses = [client.wait_for_status() for client in clients]
+        assert sorted(statuses[::2]) in ([0, 8], [8, 8]), statuses
+        assert sorted(statuses[1::2]) in ([200, 503], [503, 503]), statuses
+        assert [client.refused for client in clients] == [status in (8, 503) for status in statuses]
+        assert any(status in (0, 200) for status in statuses), statuses
+    assert host.stubs() == before
+    assert host.stop() == 0
 
 
 def test_the_kernel_prefers_processes_of_models_to_the_server(

@@ -21,6 +21,12 @@ from host.frontends.grpc.methods import (
     to_host_error,
 )
 from host.frontends.grpc.service import GrpcService
+from host.frontends.receive_budget import (
+    SMALL_BYTES,
+    OutOfReceiveMemory,
+    ReceiveBudget,
+    ReservedBytes,
+)
 from host.frontends.sockets import listening_socket
 from host.frontends.tls import TlsFiles
 
@@ -42,11 +48,13 @@ class GrpcAioFrontend:
         address: str = "0.0.0.0",
         port: int = 8001,
         options: GrpcOptions | None = None,
+        receive_budget: ReceiveBudget | None = None,
     ) -> None:
         self._service = service
         self._address = address
         self._port = port
         self._options = options or GrpcOptions()
+        self._receive_budget = receive_budget or ReceiveBudget()
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
@@ -54,14 +62,15 @@ class GrpcAioFrontend:
 
         Raises HostError UNAVAILABLE if the port is taken.
         """
-        server = grpc.aio.server(options=_channel_arguments(self._options))
+        budget = self._receive_budget
+        server = grpc.aio.server(options=_channel_arguments(self._options, budget.limit))
         for name, methods in self._service.services().items():
             handlers = {
                 method.name: grpc.stream_stream_rpc_method_handler(
-                    _stream_behavior(method.open_stream)
+                    _stream_behavior(method.open_stream, budget)
                 )
                 if isinstance(method, StreamMethod)
-                else grpc.unary_unary_rpc_method_handler(_unary_behavior(method.handler))
+                else grpc.unary_unary_rpc_method_handler(_unary_behavior(method.handler, budget))
                 for method in methods
             }
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
@@ -139,13 +148,28 @@ class _AioContext:
         return list(self._rpc.invocation_metadata() or ())
 
 
-def _unary_behavior(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[bytes]]:
+def _reserve(budget: ReceiveBudget, message: bytes) -> ReservedBytes | None:
+    """Counts the memory of a message that grpcio has received. Raises OutOfReceiveMemory.
+
+    What grpcio holds of incomplete messages is not known.
+    """
+    return ReservedBytes(budget, len(message)) if len(message) > SMALL_BYTES else None
+
+
+def _unary_behavior(
+    handler: UnaryHandler, budget: ReceiveBudget
+) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def behavior(data: bytes, rpc: Any) -> bytes:
+        reserved = None
         try:
+            reserved = _reserve(budget, data)
             return await handler(data, _AioContext(rpc))
         except Exception as error:  # the top of a call: a defect is logged and answered
             _set_error_status(rpc, error)
             return b""
+        finally:
+            if reserved is not None:
+                reserved.release()
 
     return behavior
 
@@ -153,8 +177,9 @@ def _unary_behavior(handler: UnaryHandler) -> Callable[[bytes, Any], Awaitable[b
 class _AioStreamWriter:
     """A stream, carried by one coroutine that reads and one that writes."""
 
-    def __init__(self, rpc: Any) -> None:
+    def __init__(self, rpc: Any, budget: ReceiveBudget) -> None:
         self._rpc = rpc
+        self._budget = budget
         self._outgoing: asyncio.Queue[bytes | None] = (
             asyncio.Queue()
         )  # at most one message and the end
@@ -193,7 +218,7 @@ class _AioStreamWriter:
             if self._finished:
                 return
             self._may_read.clear()
-            if not handler.message_received(data):
+            if not handler.message_received(data, _reserve(self._budget, data)):
                 await self._may_read.wait()
         if not self._finished:
             handler.half_closed()
@@ -204,11 +229,11 @@ class _AioStreamWriter:
 
 
 def _stream_behavior(
-    open_stream: StreamHandlerFactory,
+    open_stream: StreamHandlerFactory, budget: ReceiveBudget
 ) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
     async def behavior(requests: AsyncIterator[bytes], rpc: Any) -> None:
         try:
-            writer = _AioStreamWriter(rpc)
+            writer = _AioStreamWriter(rpc, budget)
             await writer.serve(open_stream(writer, _AioContext(rpc)), requests)
         except grpc.aio.InternalError:
             pass  # nothing can be written any more: the client has cancelled the call
@@ -221,14 +246,17 @@ def _stream_behavior(
 def _set_error_status(rpc: Any, error: Exception) -> None:
     # Setting the status costs less than rpc.abort(), which raises through grpcio's layers.
     host_error = to_host_error(error)
-    rpc.set_code(_GRPCIO_STATUS[host_error.code])
+    if isinstance(error, OutOfReceiveMemory):
+        rpc.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+    else:
+        rpc.set_code(_GRPCIO_STATUS[host_error.code])
     rpc.set_details(host_error.message.encode("utf-8", "replace").decode())
 
 
-def _channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
+def _channel_arguments(options: GrpcOptions, max_message: int) -> list[tuple[str, int]]:
     arguments = [
         ("grpc.max_send_message_length", _INT_MAX),
-        ("grpc.max_receive_message_length", _INT_MAX),
+        ("grpc.max_receive_message_length", max_message),
         ("grpc.server_handshake_timeout_ms", options.handshake_timeout),
         ("grpc.keepalive_time_ms", options.keepalive_time),
         ("grpc.keepalive_timeout_ms", options.keepalive_timeout),

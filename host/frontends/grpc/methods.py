@@ -9,6 +9,7 @@ from typing import Protocol
 
 from host.errors import ErrorCode, HostError, unexpected_failure
 from host.frontends.forwarding import Header
+from host.frontends.receive_budget import ReservedBytes
 from host.frontends.tls import TlsFiles
 
 _log = logging.getLogger("pbhost")
@@ -79,8 +80,11 @@ class StreamWriter(Protocol):
 class StreamHandler(Protocol):
     """Serves one stream; the engine calls it directly, without tasks."""
 
-    def message_received(self, message: bytes) -> bool:
-        """Handles a message; returns whether the next one may come before `resume_reading`."""
+    def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
+        """Handles a message; returns whether the next one may come before `resume_reading`.
+
+        `reserved` is the memory of the message, if it is counted; the handler keeps it as long.
+        """
 
     def half_closed(self) -> None:
         """Called when the client has sent its last message."""
@@ -93,7 +97,7 @@ class StreamHandler(Protocol):
 
 
 UnaryHandler = Callable[[bytes, RpcContext], Awaitable[bytes]]
-CallbackHandler = Callable[[bytes, ResponseCallback, RpcContext], Cancellable]
+CallbackHandler = Callable[[bytes, ResponseCallback, RpcContext, ReservedBytes | None], Cancellable]
 StreamHandlerFactory = Callable[[StreamWriter, RpcContext], StreamHandler]
 
 
@@ -104,6 +108,7 @@ class UnaryMethod:
     The handler takes and returns message bytes, raises HostError, and is cancelled when the client
     has gone or its deadline has passed. `category`: what can be restricted. `callback_handler`:
     does the same without a coroutine, and calls its second argument once, maybe before it returns.
+    Its last argument is the memory of the message, if it is counted; it is kept with the message.
     """
 
     name: str

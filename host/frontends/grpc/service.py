@@ -34,6 +34,7 @@ from host.frontends.grpc.methods import (
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
 from host.frontends.open_requests import OpenRequests
+from host.frontends.receive_budget import ReservedBytes
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.inference.call import Call
 from host.inference.request import (
@@ -94,11 +95,16 @@ class GrpcService:
         return services
 
     def start_infer(
-        self, data: bytes, done: ResponseCallback, context: RpcContext = EMPTY_CONTEXT
+        self,
+        data: bytes,
+        done: ResponseCallback,
+        context: RpcContext = EMPTY_CONTEXT,
+        reserved: ReservedBytes | None = None,
     ) -> Cancellable:
         """ModelInfer without a coroutine: calls `done` once, maybe before it returns.
 
-        The engine cancels what is returned. Raises HostError if there is no call.
+        `reserved` is the memory of `data`, if it is counted. The engine cancels what is returned.
+        Raises HostError if there is no call.
         """
         if self._inference_restricted:
             _check_restriction(self._restrictions, "inference", context)
@@ -109,11 +115,15 @@ class GrpcService:
             message = parse_infer_request(data, self._core.tensor_counts)
             if len(data) >= MIN_LARGE_INPUT_BYTES and (large := message.large_inputs):
                 self._open_requests.count += 1
-                task = asyncio.ensure_future(self._infer_large(message, large, done, context))
+                task = asyncio.ensure_future(
+                    self._infer_large(message, large, done, context, reserved)
+                )
                 task.add_done_callback(lambda _: self._open_requests.request_finished())
                 return task
             request = self._build_request(message)
             self._request_cache.remember(data, message, request)
+        if reserved is not None:
+            request.reserved_memory = reserved
         return self._start_request(request, done, context)
 
     def _start_request(
@@ -146,10 +156,12 @@ class GrpcService:
         large: list[LargeInput],
         done: ResponseCallback,
         context: RpcContext,
+        reserved: ReservedBytes | None,
     ) -> None:
         try:
             await decode_inputs(large, message.model_name)
             request = self._build_request(message)
+            request.reserved_memory = reserved
             done(
                 await self._await_response(lambda done: self._start_request(request, done, context))
             )
@@ -173,7 +185,7 @@ class GrpcService:
         return await self._open_requests.drain(timeout)
 
     def submit_stream_request(
-        self, data: bytes, context: RpcContext
+        self, data: bytes, context: RpcContext, reserved: ReservedBytes | None
     ) -> tuple[InferMessage, str, Call | HostError | None]:
         """Submits a request of a stream: returns the message, its id, and its call or its error.
 
@@ -192,17 +204,20 @@ class GrpcService:
                     return message, request_id, None
                 request = self._build_request(message)
                 self._request_cache.remember(data, message, request)
+            request.reserved_memory = reserved
             return message, request_id, self._submit_request(request, context, unary=False)
         except HostError as early:
             return message, request_id, early
 
     async def submit_large_request(
-        self, message: InferMessage, context: RpcContext
+        self, message: InferMessage, context: RpcContext, reserved: ReservedBytes | None
     ) -> Call | HostError:
         """Decodes the large inputs of a request of a stream, and submits it."""
         await decode_inputs(message.large_inputs, message.model_name)
         try:
-            return self._submit_request(self._build_request(message), context, unary=False)
+            request = self._build_request(message)
+            request.reserved_memory = reserved
+            return self._submit_request(request, context, unary=False)
         except HostError as early:
             return early
 

@@ -15,6 +15,7 @@ from host.frontends.classification import classify
 from host.frontends.grpc.codec import InferMessage
 from host.frontends.grpc.encode import encode_empty_stream_response, encode_stream_response
 from host.frontends.grpc.methods import RpcContext, StreamWriter
+from host.frontends.receive_budget import ReservedBytes
 from host.inference.call import Call
 from host.inference.request import InferResponse
 
@@ -29,13 +30,14 @@ class StreamService(Protocol):
     """The service that a stream belongs to."""
 
     def submit_stream_request(
-        self, data: bytes, context: RpcContext
+        self, data: bytes, context: RpcContext, reserved: ReservedBytes | None
     ) -> tuple[InferMessage, str, Call | HostError | None]:
         """Submits a request: returns the message without tensors, its id, and its call or its
-        error. None: `submit_large_request` submits it."""
+        error. None: `submit_large_request` submits it. `reserved` is the memory of `data`, if it
+        is counted."""
 
     async def submit_large_request(
-        self, message: InferMessage, context: RpcContext
+        self, message: InferMessage, context: RpcContext, reserved: ReservedBytes | None
     ) -> Call | HostError:
         """Decodes the large inputs of a message, and submits the request."""
 
@@ -97,10 +99,10 @@ class InferStream:
         self._closing_error = error
         self._close_if_done()
 
-    def message_received(self, message: bytes) -> bool:
+    def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
         """Submits a request; returns whether the next one may come before `resume_reading`."""
         understood, request_id, outcome = self._service.submit_stream_request(
-            message, self._context
+            message, self._context, reserved
         )
         pending = _PendingRequest(
             understood, request_id, not self._service.is_decoupled(understood)
@@ -109,7 +111,7 @@ class InferStream:
         if pending.ordered:
             self._ordered_requests.append(pending)
         if outcome is None:
-            self._decoding = asyncio.ensure_future(self._submit_large(pending))
+            self._decoding = asyncio.ensure_future(self._submit_large(pending, reserved))
             return False
         return self._subscribe(pending, outcome)
 
@@ -123,10 +125,12 @@ class InferStream:
         self._reading_paused = len(self._open_requests) >= MAX_OPEN_REQUESTS
         return not self._reading_paused
 
-    async def _submit_large(self, pending: _PendingRequest) -> None:
+    async def _submit_large(self, pending: _PendingRequest, reserved: ReservedBytes | None) -> None:
         """Submits a request with large typed contents; nothing is read meanwhile."""
         try:
-            outcome = await self._service.submit_large_request(pending.message, self._context)
+            outcome = await self._service.submit_large_request(
+                pending.message, self._context, reserved
+            )
         except Exception as error:  # the engine logs a defect
             self._close_stream(error)
             return

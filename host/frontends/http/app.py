@@ -27,6 +27,7 @@ from host.frontends.http.shared_memory import SharedMemoryHandler
 from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http1.cycle import Message, Receive, Send
 from host.frontends.open_requests import OpenRequests
+from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.metrics.family import MetricFamily
 
@@ -51,7 +52,9 @@ class HttpApp:
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
         families: Callable[[], Iterable[MetricFamily]] = tuple,
         api_page: bool = True,
+        receive_budget: ReceiveBudget | None = None,
     ) -> None:
+        self._receive_budget = receive_budget or ReceiveBudget()
         self._restrictions = restrictions
         self._open_requests = OpenRequests()
         header_reader = InferenceHeaderReader(JsonInputLimit(max_input_size))
@@ -102,7 +105,7 @@ class HttpApp:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request; an ASGI 3 application."""
-        exchange = HttpExchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send, self._receive_budget)
         try:
             await self._handle_request(exchange, scope["raw_path"])
         except HostError as error:

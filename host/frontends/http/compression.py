@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Sequence
 
 from host.errors import HostError, invalid_argument
+from host.frontends.decompression import decompress_in_steps
+from host.frontends.receive_budget import ReservedBytes
 from host.inference.request import Buffer
 
 _MIN_THREAD_BYTES = 65536  # bytes; smaller bodies are compressed in the event loop
@@ -32,31 +34,25 @@ def decompressed_too_large(max_size: int) -> HostError:
     )
 
 
-async def decompress(body: bytes, max_size: int) -> bytes:
-    """Decompress a gzip or deflate body.
+async def decompress(body: bytes, max_size: int, reserved: ReservedBytes) -> bytes:
+    """Decompress a gzip or deflate body, whose memory is counted in `reserved`.
 
-    Raises HostError INVALID_ARG if the data exceeds `max_size` bytes, or is in neither format.
+    Raises HostError INVALID_ARG if the data exceeds `max_size` bytes, or is in neither format, and
+    OutOfReceiveMemory if the server has no memory for it.
     """
     if not body:
         raise invalid_argument("nothing to be decompressed")
     # The time depends on the decompressed size, which is not known yet.
-    if len(body) < 1024:
-        return _decompress(body, max_size)
-    return await asyncio.to_thread(_decompress, body, max_size)
-
-
-def _decompress(body: bytes, max_size: int) -> bytes:
-    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+    in_thread = len(body) >= 1024
     try:
-        # One byte over the limit is enough to detect that the data is too large.
-        data = stream.decompress(body, max_size + 1)
-        if len(data) <= max_size and not stream.eof:
-            data += stream.decompress(stream.unconsumed_tail, max_size + 1 - len(data))
+        data, complete = await decompress_in_steps(
+            body, _GZIP_OR_ZLIB, max_size, reserved, in_thread
+        )
     except zlib.error as error:
         raise invalid_argument(f"the request body cannot be decompressed: {error}") from None
     if len(data) > max_size:
         raise decompressed_too_large(max_size)
-    if not stream.eof:
+    if not complete:
         raise invalid_argument("the request body cannot be decompressed: its end is missing")
     return data
 

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from host.errors import ErrorCode, HostError, invalid_argument
 from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message
+from host.frontends.receive_budget import SMALL_BYTES, ReceiveBudget, ReservedBytes
+from host.frontends.receive_buffer import ReceiveBuffer
 from host.inference.request import Buffer
 
 JSON = b"application/json"
@@ -37,17 +39,30 @@ class ClientDisconnected(Exception):
 class HttpExchange:
     """A request and its response. `headers` has lowercase names, and the first of equal names."""
 
-    __slots__ = ("response_started", "headers", "method", "_receive", "_scope", "_send")
+    __slots__ = (
+        "response_started",
+        "headers",
+        "method",
+        "reserved",
+        "_budget",
+        "_receive",
+        "_scope",
+        "_send",
+    )
 
     def __init__(
         self,
         scope: Message,
         receive: Callable[[], Awaitable[Message]],
         send: Callable[[Message], Awaitable[None]],
+        budget: ReceiveBudget,
     ) -> None:
+        """`budget` limits the memory of the bodies of all requests."""
         self.method: str = scope["method"]
         self.response_started = False  # the response head is sent
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self.reserved = ReservedBytes(budget)  # the memory of the body
+        self._budget = budget
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -91,27 +106,42 @@ class HttpExchange:
     async def read_body(self, max_size: int, too_large: Callable[[int], HostError]) -> bytes:
         """Read the whole body. Raises `too_large(size)` if it exceeds `max_size` bytes.
 
-        A declared size is checked before the body is read, and the actual size on arrival.
+        A declared size is checked before the body is read, and the actual size on arrival. Raises
+        OutOfReceiveMemory if the server has no memory for the body.
         """
         declared = self.headers.get(b"content-length")
-        if declared is not None and int(declared) > max_size:
-            raise too_large(int(declared))
+        length = None if declared is None else int(declared)
+        if length is not None and length > max_size:
+            raise too_large(length)
+        if b"transfer-encoding" in self.headers:
+            length = None  # the chunks count
+        if length is not None and length > SMALL_BYTES:
+            self.reserved.check_room(length)
         message = await self._receive()
         first = self._body_part(message)
-        if not message.get("more_body"):
+        if not message.get("more_body") and len(first) <= SMALL_BYTES:
             if len(first) > max_size:
                 raise too_large(len(first))
             return first
-        parts, size = [first], len(first)
-        while message.get("more_body"):
-            if size > max_size:
-                raise too_large(size)
-            message = await self._receive()
-            parts.append(self._body_part(message))
-            size += len(parts[-1])
-        if size > max_size:
-            raise too_large(size)
-        return b"".join(parts)
+        body = ReceiveBuffer(self._budget, length)
+        try:
+            body.append(first)
+            while message.get("more_body") and body.size <= max_size:
+                message = await self._receive()
+                body.append(self._body_part(message))
+            if body.size > max_size:
+                raise too_large(body.size)
+            whole = body.finish()
+        except BaseException:  # also after a cancellation
+            body.discard()
+            raise
+        self.reserved = body.reserved
+        return whole
+
+    def release_body(self) -> ReservedBytes:
+        """Return the memory of the body, which the caller keeps from here on."""
+        reserved, self.reserved = self.reserved, ReservedBytes(self._budget)
+        return reserved
 
     @staticmethod
     def _body_part(message: Message) -> bytes:

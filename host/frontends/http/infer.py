@@ -83,6 +83,7 @@ class InferHandler:
         if self._forwarding:
             request.parameters.update(self._forwarding.to_parameters(exchange.raw_headers()))
         del body  # the request holds the parts that it needs
+        request.reserved_memory = exchange.release_body()
         outputs_in_shared_memory = request.output_placement or ()
         if tracing is None:
             response = await self._core.infer(request)
@@ -135,7 +136,7 @@ class InferHandler:
             packed = await exchange.read_body(
                 most, lambda size: decompressed_too_large(self._max_input_size)
             )
-            body = await decompress(packed, self._max_input_size)
+            body = await decompress(packed, self._max_input_size, exchange.reserved)
             header_length = exchange.length_header(_HEADER_LENGTH)
         elif encoding not in ("", "identity"):
             error = unsupported("Unsupported compression type")

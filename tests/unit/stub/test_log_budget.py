@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stub.log_budget import (
+from stub.wire.log_budget import (
     BURST_SECONDS,
     CHARACTERS_PER_SECOND,
     LINES_PER_SECOND,
@@ -79,3 +79,15 @@ def test_the_last_dropped_lines_can_be_reported_at_once(budget: LogBudget) -> No
     budget.admit(1)
     assert budget.report() == ""
     assert budget.report(at_once=True).startswith("dropped 1 log lines:")
+
+
+def test_the_host_allows_twice_as_much(clock: Clock) -> None:
+    budget = LogBudget(clock, factor=2)
+    most = 2 * LINES_PER_SECOND * BURST_SECONDS
+    assert [budget.admit(1) for _ in range(most + 1)].count(True) == most
+    clock.now += 1
+    assert [budget.admit(1) for _ in range(most)].count(True) == 2 * LINES_PER_SECOND
+    clock.now += BURST_SECONDS
+    assert budget.admit(2 * CHARACTERS_PER_SECOND * BURST_SECONDS)
+    assert not budget.admit(1)
+    assert "an instance may log 4000 lines and 2 MiB of text per second" in budget.report()

@@ -9,7 +9,6 @@ from host.errors import HostError
 from host.frontends.grpc.h2 import status
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, decompress
-from host.frontends.grpc.h2.reader import Piece
 from host.frontends.grpc.h2.rpc import Rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.h2.stream import Stream, StreamConnection
@@ -21,6 +20,8 @@ from host.frontends.grpc.methods import (
     UnaryMethod,
     to_host_error,
 )
+from host.frontends.receive_budget import ReservedBytes
+from host.frontends.receive_buffer import Piece
 
 _OK_TRAILERS = status.trailers(0)
 _TOO_SLOW = "The request did not arrive in time"
@@ -111,7 +112,7 @@ class _Call(Stream):
 class UnaryCall(_Call):
     """A call with one request message and one response message."""
 
-    __slots__ = ("_method", "_reader")
+    __slots__ = ("_method", "_reader", "_reserved")
 
     def __init__(
         self, connection: StreamConnection, stream_id: int, rpc: Rpc, method: UnaryMethod
@@ -119,6 +120,7 @@ class UnaryCall(_Call):
         super().__init__(connection, stream_id, rpc)
         self._method = method
         self._reader: MessageReader | None = None
+        self._reserved: ReservedBytes | None = None  # until the response, if there is no Call
 
     def on_opened(self) -> None:
         """Does nothing: the call starts when its message is complete."""
@@ -136,8 +138,11 @@ class UnaryCall(_Call):
         return self.pending_bytes
 
     def mark_closed(self) -> None:
-        """Drops the pending data and the deadline."""
+        """Drops the pending data, the message and the deadline."""
         super().mark_closed()
+        self._reserved = None
+        if self._reader is not None:
+            self._reader.discard()
         if self._deadline is not None:
             self._cancel_deadline()
 
@@ -150,12 +155,12 @@ class UnaryCall(_Call):
                 flag, length = PREFIX.unpack_from(piece)
                 if length == len(piece) - PREFIX.size:
                     message = bytes(piece[PREFIX.size :])
-                    if flag:
-                        self._handle_message(flag, message)
-                    else:
-                        self._start_call(message)
+                    self._handle_message(flag, message, None)
                     return
-            reader = self._reader = MessageReader(self.connection.limits.max_message_size)
+            connection = self.connection
+            reader = self._reader = MessageReader(
+                connection.limits.max_message_size, connection.receive_budget
+            )
         try:
             reader.feed(piece)
             if len(reader.messages) > 1 or (reader.messages and not reader.at_message_boundary):
@@ -169,28 +174,28 @@ class UnaryCall(_Call):
         except RpcError as fault:
             self._send_error(fault)
 
-    def _handle_message(self, flag: int, message: bytes) -> None:
-        if flag:
-            self._run_task(self._decompress_and_handle(message))
-        else:
-            self._start_call(message)
-
-    def _start_call(self, message: bytes) -> None:
+    def _handle_message(self, flag: int, message: bytes, reserved: ReservedBytes | None) -> None:
         method = self._method
+        if flag:
+            self._run_task(self._decompress_and_handle(message, reserved))
+            return
         if method.callback_handler is None:
+            self._reserved = reserved
             self._run_task(method.handler(message, self.rpc))
             return
         try:
-            running = method.callback_handler(message, self._done, self.rpc)
+            running = method.callback_handler(message, self._done, self.rpc, reserved)
         except Exception as error:  # a bug is logged and ends this call only
             self._send_error(error)
             return
         if not self.closed:
             self._running = running
 
-    async def _decompress_and_handle(self, message: bytes) -> bytes:
-        most = self.connection.limits.max_message_size
-        message = await decompress(message, self.rpc.encoding, most)
+    async def _decompress_and_handle(self, message: bytes, reserved: ReservedBytes | None) -> bytes:
+        connection = self.connection
+        reserved = self._reserved = reserved or ReservedBytes(connection.receive_budget)
+        most = connection.limits.max_message_size
+        message = await decompress(message, self.rpc.encoding, most, reserved)
         return await self._method.handler(message, self.rpc)
 
     def _run_task(self, work: Awaitable[bytes]) -> None:
@@ -199,6 +204,7 @@ class UnaryCall(_Call):
         task.add_done_callback(self._task_done)
 
     def _task_done(self, task: asyncio.Future[bytes]) -> None:
+        self._running = None  # else an error would keep the message, by its traceback
         if task.cancelled():
             self._send_error(RpcError(StatusCode.UNAVAILABLE, _SERVER_STOPPED))
             return
@@ -248,7 +254,7 @@ class StreamCall(_Call):
     ) -> None:
         super().__init__(connection, stream_id, rpc)
         self._method = method
-        self._reader = MessageReader(connection.limits.max_message_size)
+        self._reader = MessageReader(connection.limits.max_message_size, connection.receive_budget)
         self._handler: StreamHandler | None = None  # None when the call has ended
         self._reading_paused = False
         self._tasks: set[asyncio.Future[None]] = set()  # that compress or decompress
@@ -261,6 +267,11 @@ class StreamCall(_Call):
             if self._reader.at_message_boundary or self.unacknowledged_bytes
             else self._reader.bytes_received
         )
+
+    def mark_closed(self) -> None:
+        """Drops the pending data and the messages that the handler has not taken."""
+        super().mark_closed()
+        self._reader.discard()
 
     def on_opened(self) -> None:
         """Opens the handler."""
@@ -284,12 +295,12 @@ class StreamCall(_Call):
         messages = self._reader.messages
         try:
             while messages and not self._reading_paused and self._handler is not None:
-                flag, message = messages.popleft()
+                flag, message, reserved = messages.popleft()
                 if flag:
                     self._reading_paused = True
-                    self._start_task(self._decompress_and_deliver(message))
+                    self._start_task(self._decompress_and_deliver(message, reserved))
                 else:
-                    self._reading_paused = not self._handler.message_received(message)
+                    self._reading_paused = not self._handler.message_received(message, reserved)
             if messages:
                 return
             if self.unacknowledged_bytes:
@@ -347,10 +358,12 @@ class StreamCall(_Call):
         )
         self.connection.send_buffer.flush()
 
-    async def _decompress_and_deliver(self, message: bytes) -> None:
-        most = self.connection.limits.max_message_size
-        message = await decompress(message, self.rpc.encoding, most)
-        if self._handler is not None and self._handler.message_received(message):
+    async def _decompress_and_deliver(self, message: bytes, reserved: ReservedBytes | None) -> None:
+        connection = self.connection
+        reserved = reserved or ReservedBytes(connection.receive_budget)
+        most = connection.limits.max_message_size
+        message = await decompress(message, self.rpc.encoding, most, reserved)
+        if self._handler is not None and self._handler.message_received(message, reserved):
             self.resume_reading()
 
     async def _write_compressed(self, message: bytes) -> None:

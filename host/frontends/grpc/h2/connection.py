@@ -12,11 +12,13 @@ from host.frontends.grpc.h2.abuse_limits import MinDataRate, PingPolicy, TokenBu
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode, Setting
 from host.frontends.grpc.h2.headers import Fields, HeaderDecoder, MalformedRequest
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.grpc.h2.reader import FrameReader, Piece
+from host.frontends.grpc.h2.reader import FrameReader
 from host.frontends.grpc.h2.send_buffer import SendBuffer
 from host.frontends.grpc.h2.stream import Route, Stream
 from host.frontends.grpc.h2.timers import ConnectionTimers
 from host.frontends.grpc.methods import GrpcOptions
+from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_buffer import Piece
 from host.frontends.sockets import unsent_bytes
 
 _log = logging.getLogger("pbhost")
@@ -38,6 +40,7 @@ class H2Connection(asyncio.Protocol):
         on_opened: Called when the client is connected and TLS is established.
         on_closed: Called when the connection is closed.
         on_activity: Called with each input that may hold a request, before the input is read.
+        receive_budget: Limits the memory of the requests of all connections.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class H2Connection(asyncio.Protocol):
         on_opened: Callable[[H2Connection], None],
         on_closed: Callable[[H2Connection], None],
         on_activity: Callable[[], None],
+        receive_budget: ReceiveBudget,
     ) -> None:
         self.limits = limits
+        self.receive_budget = receive_budget
         self.streams: dict[int, Stream] = {}
         self.send_buffer = SendBuffer(limits)
         self.last_received_at = 0.0  # seconds, by the clock of the loop

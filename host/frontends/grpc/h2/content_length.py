@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from host.frontends.grpc.h2.calls import StreamCall, UnaryCall
 from host.frontends.grpc.h2.frames import H2ErrorCode
-from host.frontends.grpc.h2.reader import Piece
 from host.frontends.grpc.h2.stream import Stream
+from host.frontends.receive_buffer import Piece
 
 
 class _ContentLengthCheck(Stream):

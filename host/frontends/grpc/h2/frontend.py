@@ -10,6 +10,7 @@ from host.frontends.grpc.h2.connection import H2Connection
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.route import Router
 from host.frontends.grpc.methods import GrpcOptions, Services
+from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.sockets import listening_socket
 from host.frontends.tls import TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
@@ -38,6 +39,7 @@ class H2Frontend:
         options: GrpcOptions | None = None,
         limits: ConnectionLimits | None = None,
         connection_hooks: ConnectionHooks = no_connection_hook,
+        receive_budget: ReceiveBudget | None = None,
     ) -> None:
         self._service = service
         self._connection_hooks = connection_hooks
@@ -45,6 +47,7 @@ class H2Frontend:
         self._port = port
         self._options = options or GrpcOptions()
         self._limits = limits or ConnectionLimits()
+        self._receive_budget = receive_budget or ReceiveBudget()
         self._server: asyncio.Server | None = None
         self._connections: set[H2Connection] = set()
         self._all_closed = asyncio.Event()
@@ -65,6 +68,7 @@ class H2Frontend:
                 self._connection_opened,
                 self._connection_closed,
                 self._connection_hooks(),
+                self._receive_budget,
             )
 
         tls, context = self._options.tls, None

@@ -14,8 +14,9 @@ from typing import Protocol
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.grpc.h2.reader import Piece
 from host.frontends.grpc.h2.send_buffer import SendBuffer
+from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_buffer import Piece
 
 
 class StreamConnection(Protocol):
@@ -24,12 +25,14 @@ class StreamConnection(Protocol):
     Attributes:
         loop: The event loop of the connection.
         limits: The limits of the connection.
+        receive_budget: Limits the memory of incoming messages.
         send_buffer: Sends the frames of all streams.
         streams: The open streams, by id.
     """
 
     loop: asyncio.AbstractEventLoop
     limits: ConnectionLimits
+    receive_budget: ReceiveBudget
     send_buffer: SendBuffer
     streams: dict[int, Stream]
 

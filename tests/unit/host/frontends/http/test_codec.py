@@ -29,6 +29,7 @@ from host.frontends.http.routes import find_route
 from host.frontends.http.settings import trace_change
 from host.frontends.http.steps import run_in_turns
 from host.frontends.http.tensors import JsonInputLimit
+from host.frontends.receive_budget import ReceiveBudget, ReservedBytes
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
 
@@ -397,7 +398,12 @@ def test_any_path_has_a_route_or_none(path: bytes, beginning: bytes) -> None:
 @given(st.binary(max_size=30) | st.integers().map(lambda number: b"%d" % number))
 def test_any_content_length_is_parsed_or_rejected(value: bytes) -> None:
     scope = {"method": "POST", "headers": [(b"content-length", value)]}
-    exchange = HttpExchange(scope, None, None)  # type: ignore[arg-type]  # only headers are read
+    exchange = HttpExchange(
+        scope,
+        None,  # type: ignore[arg-type]  # only headers are read
+        None,  # type: ignore[arg-type]
+        ReceiveBudget(),
+    )
     try:
         length = exchange.content_length()
     except HostError as error:
@@ -417,6 +423,7 @@ def test_any_accept_encoding_has_a_chosen_encoding(value: bytes) -> None:
 @given(st.lists(st.binary(max_size=300)), st.sampled_from(["gzip", "deflate"]))
 def test_compression_round_trip(parts: list[bytes], encoding: str) -> None:
     async def both() -> bytes:
-        return await decompress(await compress(parts, encoding), 1 << 20)
+        packed = await compress(parts, encoding)
+        return await decompress(packed, 1 << 20, ReservedBytes(ReceiveBudget()))
 
     assert asyncio.run(both()) == b"".join(parts)

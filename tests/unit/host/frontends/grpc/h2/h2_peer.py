@@ -37,6 +37,7 @@ from host.frontends.grpc.methods import (
     StreamWriter,
     UnaryMethod,
 )
+from host.frontends.receive_budget import ReservedBytes
 from tests.conftest import DEADLINE, wait_until
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -71,7 +72,7 @@ class Echo:
     def __init__(self, client: StreamWriter) -> None:
         self._client = client
 
-    def message_received(self, message: bytes) -> bool:
+    def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
         return self._client.write_message(message, False)
 
     def resume_writing(self) -> None:
@@ -92,7 +93,7 @@ class _Flood:
         self._count = self._size = 0
         self._half_closed = self._waits = False
 
-    def message_received(self, message: bytes) -> bool:
+    def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
         self._count, self._size = map(int, message.split())
         self.resume_writing()
         return True
@@ -131,7 +132,7 @@ class _Sink:
         self._may_take = True
         self._client.resume_reading()
 
-    def message_received(self, message: bytes) -> bool:
+    def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
         self._taken += 1
         return self._may_take
 
@@ -180,11 +181,23 @@ class TestService:
         self.metadata.put(list(context.invocation_metadata()))
         return data
 
-    def _quick(self, data: bytes, done: ResponseCallback, context: RpcContext) -> _Work:
+    def _quick(
+        self,
+        data: bytes,
+        done: ResponseCallback,
+        context: RpcContext,
+        reserved: ReservedBytes | None,
+    ) -> _Work:
         done(data)
         return _Work(data, done, self.cancelled)
 
-    def _hold(self, data: bytes, done: ResponseCallback, context: RpcContext) -> _Work:
+    def _hold(
+        self,
+        data: bytes,
+        done: ResponseCallback,
+        context: RpcContext,
+        reserved: ReservedBytes | None,
+    ) -> _Work:
         work = _Work(data, done, self.cancelled)
         self.held.put(work)
         return work

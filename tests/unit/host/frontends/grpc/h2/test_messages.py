@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.frontends.grpc.h2 import messages
+from host.frontends import receive_buffer
 from host.frontends.grpc.h2.messages import PREFIX, MessageReader
 from host.frontends.grpc.h2.status import RpcError
+from host.frontends.receive_budget import ReceiveBudget
 
 MIB = 1 << 20
 
@@ -21,12 +22,12 @@ def framed(*parts: bytes) -> bytes:
 
 def read(data: bytes, cuts: list[int]) -> list[bytes]:
     """The messages in data that arrives in pieces."""
-    reader = MessageReader(1 << 30)
+    reader = MessageReader(1 << 30, ReceiveBudget())
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     for start, stop in zip(places, places[1:], strict=False):
         reader.feed(data[start:stop])
     assert reader.at_message_boundary
-    return [message for _, message in reader.messages]
+    return [message for _, message, _ in reader.messages]
 
 
 @given(
@@ -38,7 +39,7 @@ def test_messages_do_not_depend_on_the_pieces(
     parts: list[bytes], cuts: list[int], limit: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "_MIN_FILLED_BYTES", limit)
+        patch.setattr(receive_buffer, "_MIN_FILLED_BYTES", limit)
         assert read(framed(*parts), cuts) == parts
 
 
@@ -52,7 +53,7 @@ def test_a_large_message_is_whole(size: int) -> None:
 
 
 def test_memory_is_taken_for_what_has_arrived_and_not_for_what_is_announced() -> None:
-    reader = MessageReader(1 << 31)
+    reader = MessageReader(1 << 31, ReceiveBudget())
     tracemalloc.start()
     try:
         reader.feed(PREFIX.pack(0, 1 << 30))
@@ -67,7 +68,7 @@ def test_a_message_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     def no_memory(size: int) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(messages, "_FilledMessage", no_memory)
-    reader = MessageReader(1 << 31)
+    monkeypatch.setattr(receive_buffer, "_FilledMessage", no_memory)
+    reader = MessageReader(1 << 31, ReceiveBudget())
     with pytest.raises(RpcError, match="no memory for a message of 16777216 bytes"):
         reader.feed(PREFIX.pack(0, 16 * MIB) + bytes(8 * MIB))

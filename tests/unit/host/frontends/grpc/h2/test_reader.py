@@ -18,9 +18,11 @@ from host.frontends.grpc.h2.abuse_limits import TokenBucket
 from host.frontends.grpc.h2.connection import H2Connection
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.grpc.h2.reader import FrameReader, Piece
+from host.frontends.grpc.h2.reader import FrameReader
 from host.frontends.grpc.h2.route import Router
 from host.frontends.grpc.methods import GrpcOptions
+from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_buffer import Piece
 from host.instances.busy_polling import no_connection_hook
 from tests.memory_transport import MemoryTransport
 from tests.unit.host.frontends.grpc.h2.h2_peer import PREFACE, TestService, grpc_message
@@ -139,7 +141,13 @@ def test_other_connections_have_their_turn_while_many_requests_are_read() -> Non
 def connection(limits: ConnectionLimits = LIMITS) -> tuple[H2Connection, MemoryTransport]:
     router = Router(TestService().services(), GrpcOptions(), limits)
     made = H2Connection(
-        router.route, GrpcOptions(), limits, lambda _: None, lambda _: None, no_connection_hook()
+        router.route,
+        GrpcOptions(),
+        limits,
+        lambda _: None,
+        lambda _: None,
+        no_connection_hook(),
+        ReceiveBudget(),
     )
     sink = MemoryTransport()
     made.connection_made(sink)

@@ -1,4 +1,8 @@
-"""Limits the log lines of one stub, as the event loop of the host writes those of all stubs."""
+"""Limits the log lines of one stub, as the event loop of the host writes those of all stubs.
+
+The stub keeps the limit. The host allows twice as much: only lines of a model that bypasses the
+limit of its stub exceed that.
+"""
 
 import threading
 import time
@@ -11,13 +15,18 @@ BURST_SECONDS = 5
 
 
 class LogBudget:
-    """Counts the lines of a stub against its budget, from any thread."""
+    """Counts the lines of a stub against its budget, from any thread.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    `factor`: how many times the limits above it allows.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, factor: int = 1) -> None:
         self._clock = clock
+        self._lines_per_second = LINES_PER_SECOND * factor
+        self._characters_per_second = CHARACTERS_PER_SECOND * factor
         self._lock = threading.RLock()  # a finaliser may log while this thread logs
-        self._lines = float(LINES_PER_SECOND * BURST_SECONDS)
-        self._characters = float(CHARACTERS_PER_SECOND * BURST_SECONDS)
+        self._lines = float(self._lines_per_second * BURST_SECONDS)
+        self._characters = float(self._characters_per_second * BURST_SECONDS)
         self._updated_at = clock()
         self._reported_at = float("-inf")
         self._dropped = 0
@@ -27,8 +36,8 @@ class LogBudget:
         with self._lock:
             now = self._clock()
             seconds, self._updated_at = now - self._updated_at, now
-            self._lines = _refill(self._lines, seconds, LINES_PER_SECOND)
-            self._characters = _refill(self._characters, seconds, CHARACTERS_PER_SECOND)
+            self._lines = _refill(self._lines, seconds, self._lines_per_second)
+            self._characters = _refill(self._characters, seconds, self._characters_per_second)
             if self._lines < 1 or self._characters < characters:
                 self._dropped += 1
                 return False
@@ -49,8 +58,8 @@ class LogBudget:
                 return ""
             dropped, self._dropped, self._reported_at = self._dropped, 0, now
         return (
-            f"dropped {dropped} log lines: an instance may log {LINES_PER_SECOND} lines and"
-            f" {CHARACTERS_PER_SECOND >> 20} MiB of text per second"
+            f"dropped {dropped} log lines: an instance may log {self._lines_per_second} lines"
+            f" and {self._characters_per_second >> 20} MiB of text per second"
         )
 
 

@@ -1,0 +1,115 @@
+"""Joins the received pieces of a message or body, and reserves their memory."""
+
+from __future__ import annotations
+
+import ctypes
+
+from host.frontends.receive_budget import OutOfReceiveMemory, ReceiveBudget, ReservedBytes
+
+Piece = bytes | memoryview
+"""Received data; a view if it is large."""
+
+_MIN_UNJOINED_BYTES = 4096  # bytes; smaller pieces are joined in a buffer
+_MIN_FILLED_BYTES = 16 << 20  # bytes; joining a smaller message takes a few milliseconds at most
+
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
+_address = ctypes.pythonapi.PyBytes_AsString
+_address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object,)
+
+
+class _FilledMessage:
+    """A new bytes object that is filled piece by piece before it is used.
+
+    Joining the pieces of a large message would hold up the event loop: for 64 MiB, 30 ms. Python's
+    C API allows filling an object that PyBytes_FromStringAndSize(NULL, size) has returned.
+    """
+
+    __slots__ = ("message", "_memory", "_filled")
+
+    def __init__(self, size: int) -> None:
+        self.message: bytes = _new_bytes(None, size)
+        address = _address(self.message)
+        self._memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+        self._filled = 0
+
+    def append(self, part: Piece | bytearray) -> None:
+        """Copies the next piece."""
+        end = self._filled + len(part)
+        self._memory[self._filled : end] = part
+        self._filled = end
+
+
+class ReceiveBuffer:
+    """Collects the pieces of one message or body.
+
+    Memory is reserved as the pieces arrive, not for what a client announces: a client must send a
+    quarter of that before memory for all is taken.
+
+    Attributes:
+        size: The number of bytes received so far.
+        reserved: The memory of the pieces, and then of the message.
+    """
+
+    __slots__ = ("size", "reserved", "_announced", "_chunks", "_filled")
+
+    def __init__(self, budget: ReceiveBudget, announced: int | None) -> None:
+        """`announced`: bytes of the whole message, None if it is not known.
+
+        Raises OutOfReceiveMemory if the budget has no room for them now.
+        """
+        self.size = 0
+        self.reserved = ReservedBytes(budget)
+        self._announced = announced
+        self._chunks: list[Piece | bytearray] = []
+        self._filled: _FilledMessage | None = None  # instead of the chunks
+        if announced is not None:
+            self.reserved.check_room(announced)
+
+    def append(self, part: Piece) -> None:
+        """Adds a piece. Raises OutOfReceiveMemory."""
+        self.size += len(part)
+        if self._filled is not None:
+            self._filled.append(part)
+            return
+        announced, chunks = self._announced or 0, self._chunks
+        self.reserved.add(len(part), announced)
+        if len(part) >= _MIN_UNJOINED_BYTES or (self.size == announced and not chunks):
+            chunks.append(part)
+        elif chunks and isinstance(chunks[-1], bytearray):
+            chunks[-1] += part
+        else:
+            chunks.append(bytearray(part))
+        if announced >= _MIN_FILLED_BYTES and self.size >= announced // 4:
+            self._start_filling(announced)
+
+    def _start_filling(self, size: int) -> None:
+        self.reserved.add(size - self.size, size)
+        try:
+            filled = self._filled = _FilledMessage(size)
+        except MemoryError:
+            raise OutOfReceiveMemory(
+                f"The server has no memory for a message of {size} bytes"
+            ) from None
+        chunks = self._chunks
+        chunks.reverse()
+        while chunks:  # each one is freed when it is copied
+            filled.append(chunks.pop())
+
+    def finish(self) -> bytes:
+        """Returns the message. Raises OutOfReceiveMemory."""
+        filled, self._filled = self._filled, None
+        if filled is not None:
+            return filled.message
+        chunks, self._chunks = self._chunks, []
+        if len(chunks) == 1 and isinstance(chunks[0], bytes):
+            return chunks[0]
+        if self.size >= _MIN_FILLED_BYTES:
+            self.reserved.check_room(2 * self.size)  # the pieces and the message, for a moment
+        return b"".join(chunks)
+
+    def discard(self) -> None:
+        """Drops the pieces and releases their memory."""
+        self._chunks, self._filled = [], None
+        self.reserved.release()
