@@ -24,6 +24,8 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from host.system.private_directory import PrivateDirectory
 
@@ -33,6 +35,9 @@ settings.register_profile(
     "fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fixed")
+# Hypothesis also tries constants of the modules that are loaded. Here, these depend on the tests
+# that ran before in the same process.
+providers.HypothesisProvider._local_constants = Constants()  # type: ignore[method-assign, assignment]
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "models"

@@ -159,12 +159,21 @@ class CutText:
                     pass
 
     def original_error(self, error: HostError) -> HostError:
-        """Return a syntax error in `rest` with its position in the whole text."""
+        """Return the first syntax error of the whole text, for one in `rest`."""
         found = _POSITION.search(error.message)
         if found is None:
             return error
-        removed = [count for end, count in self._removed if end <= int(found.group())]
-        return _moved(error, removed[-1] if removed else 0)
+        position, moved = int(found.group()), error
+        for (end, removed), array in zip(self._removed, self._arrays.values(), strict=True):
+            if end > position:
+                break
+            moved = _moved(error, removed)
+            try:
+                for _ in array:
+                    pass
+            except HostError as earlier:
+                return earlier
+        return moved
 
 
 def _blank_brackets(found: re.Match[bytes]) -> bytes:
@@ -210,13 +219,16 @@ def _array_at(text: bytes, start: int, piece_bytes: int) -> LargeArray | None:
             if of_strings:
                 structure = _STRING.sub(b"s", piece).translate(None, _WHITESPACE)
             before = b"" if not pieces else b"s" if of_strings else b","
-            depths = _nesting(before + structure, depth, of_strings)
+            after = b"" if of_strings else b","
+            depths = _nesting(before + structure + after, depth, of_strings)
             if depths is None:
                 return None
             if not depths[-1]:
                 pieces.append((begin, begin + _closing_place(piece, depth, of_strings) + 1))
                 return LargeArray(text, pieces, of_strings)
             depth = int(depths[-1])
+        elif piece.lstrip(_WHITESPACE)[:1] in (b"", b","):
+            return None  # no number between two commas
         pieces.append((begin, end))
         time.sleep(_PAUSE)
     return None

@@ -183,7 +183,7 @@ class _Reader:
             flat: list[Any] = json.loads(part.decode("ascii").replace("Inf", "Infinity"))
         except (ValueError, RecursionError):
             return None
-        if b"Inf" not in part and (math.inf in flat or -math.inf in flat):
+        if flat.count(math.inf) + flat.count(-math.inf) > part.count(b"Inf"):
             return None  # a number that is too large for a double
         self._position = end.end()
         return flat

@@ -106,6 +106,23 @@ def test_damaged_texts_are_refused_in_pieces_too(
     assert read_in_pieces(damaged) == expected
 
 
+def test_the_first_of_two_errors_is_reported() -> None:
+    """The array that is cut out ends early, with an error, and its rest is one too."""
+    text = b'[{"data":[[nul] , Infinity , null]] , "shape":[1]}]'
+    with pytest.raises(HostError, match="Invalid value. at 14"):
+        read_at_once(text)
+    with pytest.raises(HostError, match="Invalid value. at 14"):
+        read_in_pieces(text)
+
+
+@pytest.mark.parametrize(
+    "array", [b"[1,2,3, ,4]", b"[1,2,3,,4]", b"[[1,2],,3]", b"[1,2,3,4,]", b"[1,[2],[,3]]"]
+)
+def test_a_missing_number_is_an_error(array: bytes) -> None:
+    with pytest.raises(HostError, match="Invalid value"):
+        read_in_pieces(b'[{"data":' + array + b"}]")
+
+
 def request(data: bytes, datatype: bytes = b"INT32", shape: bytes = b"[100000]") -> bytes:
     return b'{"id":"1","inputs":[{"name":"i","datatype":"%b","shape":%b,"data":%b}]}' % (
         datatype,

@@ -29,6 +29,11 @@ WRONG: dict[str, tuple[bytes, str, int]] = {
     "no fraction": (b"1.", "Miss fraction part in number.", 2),
     "no exponent": (b"1e", "Miss exponent in number.", 2),
     "no double": (b"1e999", "Number too big to be stored in double.", 0),
+    "no double beside infinity": (
+        b"[Infinity,1e999]",
+        "Number too big to be stored in double.",
+        10,
+    ),
 }
 
 
