@@ -383,6 +383,9 @@ class Instance:
     def _on_exit(self, code: int) -> None:
         self._link.read_announced()  # its last messages
         self._report_dropped_log_lines(at_once=True)
+        if self._link.dropped_frames:
+            text = f"dropped {self._link.dropped_frames} frames that the ring did not announce"
+            self._log_line(m.LogLine(1, "instance.py", 0, text))
         expected = self._session.state is State.ENDED
         connected = self._session.state is not State.CONNECTING
         self._session.state = State.ENDED

@@ -365,3 +365,35 @@ def test_link_without_free_descriptors_leaks_none(room: int) -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(main())
+
+
+def test_few_frames_wait_for_an_announcement_and_the_others_are_dropped() -> None:
+    def test(ends: LinkWithStub) -> None:
+        ends.hello()
+        ends.received.clear()
+        for number in range(1000):
+            ends.say(b"%d" % number)
+        assert ends.link.dropped_frames == 968
+        for _ in range(32):
+            ends.put_overflow_marker()
+        ends.link.read_announced()
+        assert ends.received == [b"%d" % number for number in range(32)]
+        assert not ends.faults
+
+    with_link(test)
+
+
+def test_few_frames_wait_for_earlier_ones_in_the_ring() -> None:
+    def test(ends: LinkWithStub) -> None:
+        ends.hello()
+        ends.received.clear()
+        for _ in range(10_000):
+            ends.put(b"small")
+        for _ in range(100):
+            ends.put_overflow_marker()
+        for number in range(100):
+            ends.say(b"%d" % number)
+        assert ends.received == [b"small"] * 10_000 + [b"%d" % number for number in range(100)]
+        assert ends.link.dropped_frames == 0
+
+    with_link(test)
