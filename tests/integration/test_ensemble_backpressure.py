@@ -182,18 +182,28 @@ def test_cancelled_streams_leave_the_limit_to_the_others(
             wait_until(lambda: run.count("consume") == limit, "the first stream to use the limit")
     for stream in streams[:cancelled]:
         stream.cancel()
-    if cancelled < STREAMS:
-        run.touch("gate")
+    run.touch("gate")
     for number, stream in enumerate(streams[cancelled:], cancelled):
         assert sorted(read_indexes(stream, number)) == list(range(LENGTH))
     later = [ModelStream(host) for _ in range(STREAMS)]
     try:
-        # If all were cancelled, the models of the first stream still run.
         assert_all_served(Run(module_repository), later, limit)
     finally:
-        run.touch("gate")
         for stream in later:
             stream.__exit__()
+
+
+@pytest.mark.parametrize("limit", [1, 4])
+def test_cancelled_stream_does_not_count_for_the_limit_while_its_models_still_run(
+    module_repository: RepositoryBuilder, streams: list[ModelStream], run: Run, limit: int
+) -> None:
+    cancelled, *others = streams
+    run.send_request(cancelled, limit, 0)
+    wait_until(lambda: run.count("consume") == limit, "the first stream to use the limit")
+    cancelled.cancel()
+    assert_all_served(Run(module_repository), others, limit)
+    assert run.count("consume") == limit and not run.count("done")
+    run.touch("gate")
 
 
 @pytest.mark.parametrize("limit", [1, 4])
