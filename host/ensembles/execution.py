@@ -166,9 +166,10 @@ class EnsembleExecution(CallHolder):
         if self._limiter is None:
             self._submit_step(execution, request)
         else:
-            execution.permit = Permit(step.index, partial(self._submit_step, execution, request))
-            self._limiter.request_permit(execution.permit)
-            if execution.permit.waits:
+            permit = Permit(step.index, partial(self._submit_step, execution, request))
+            execution.permit = permit  # a step that ends at once gives it back
+            self._limiter.request_permit(permit)
+            if permit.waits:
                 execution.waits = True
                 self._flow_control.step_waits()
 

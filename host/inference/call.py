@@ -212,9 +212,7 @@ class Call:
     def _end_with_exception(self, error: Exception) -> InferResponse:
         """Logs an unexpected exception and ends the call; returns the response for the caller."""
         request = self.request
-        _log.error(
-            "unexpected failure of a request to model '%s'", request.model_name, exc_info=error
-        )
+        self._log_exception(error)
         self.failed = True
         if self.state is not _FINISHED:
             if not self.ended:
@@ -231,6 +229,13 @@ class Call:
             request.model_version,
             request.id,
             error=unexpected_failure(error),
+        )
+
+    def _log_exception(self, error: Exception) -> None:
+        _log.error(
+            "unexpected failure of a request to model '%s'",
+            self.request.model_name,
+            exc_info=error,
         )
 
     def _withdraw_from_holder(self) -> None:
@@ -262,9 +267,16 @@ class Call:
         return False
 
     def acknowledge_response(self, response: InferResponse) -> None:
-        """Called when the caller has processed a response; the model may send the next one."""
+        """Called when the caller has processed a response; the model may send the next one.
+
+        If the model raises an exception, it is logged, and the call ends with an INTERNAL error.
+        """
         if self.on_response_acknowledged is not None and not self.finished:
-            self.on_response_acknowledged(response)
+            try:
+                self.on_response_acknowledged(response)
+            except Exception as error:
+                self._log_exception(error)
+                self.abort(unexpected_failure(error))
 
     def fail(self, error: HostError) -> None:
         """Ends the call with an error response."""

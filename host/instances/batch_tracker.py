@@ -22,11 +22,12 @@ from stub.wire.payload import WireResponse
 Action = Callable[[], None]
 """An effect of a message, carried out once the whole frame was decoded."""
 
-_ACK_COUNT, _ACK_BYTES = 32, 1 << 20
-"""Responses, and their bytes, after which the stub is told that they were acknowledged.
+_ACK_COUNT, _ACK_BYTES, _ACK_NS = 32, 1 << 20, 250_000_000
+"""Responses, their bytes, and the time, after which the stub is told that they were acknowledged.
 
-They are below the limits on outstanding responses, so that a sender never waits for an
-acknowledgement that is only delayed.
+The first two are below the limits on outstanding responses, so that a sender never waits for an
+acknowledgement that is only delayed. With the third, a sender sees that a slow caller makes
+progress before its `send_timeout` is over.
 """
 
 
@@ -47,7 +48,7 @@ NOT_RESCHEDULED = (
 class BatchTracker:
     """`send`: sends a message to the stub's service thread. `log`: logs a line about calls.
 
-    `bls_requests`: the BLS requests of its batches.
+    `bls_requests`: the BLS requests of its batches. `clock`: returns the time in nanoseconds.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class BatchTracker:
         send: Callable[[m.ToStub], None],
         log: Callable[[m.LogLine, Sequence[Call]], None],
         bls_requests: BlsRequests,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.name = ""
         self.version = -1
@@ -68,6 +70,7 @@ class BatchTracker:
         self._send = send
         self._log = log
         self._bls_requests = bls_requests
+        self._clock = clock
         self._number = 0
         self._batches: dict[int, Batch] = {}  # running, or with outstanding responses
         self._prefetched: list[Call] = []
@@ -164,7 +167,7 @@ class BatchTracker:
             # Outputs in memory of the client do not count as bytes here.
             single = request.output_placement or request.max_outstanding_responses == 1
             limit = 1 if single else min(_ACK_COUNT, max(1, self.max_outstanding_responses // 2))
-            acks = _ResponseAckSender(self._send, batch.number, index, limit)
+            acks = _ResponseAckSender(self._send, batch.number, index, limit, self._clock)
             call.on_response_acknowledged = acks.count_response
         return partial(call.respond, answer, message.final)
 
@@ -370,10 +373,19 @@ class BatchTracker:
 class _ResponseAckSender:
     """Collects acknowledged responses of one request until the stub is told."""
 
-    __slots__ = ("_batch", "_bytes", "_count", "_index", "_limit", "_ack")
+    __slots__ = ("_ack", "_batch", "_bytes", "_clock", "_count", "_index", "_limit", "_told_ns")
 
-    def __init__(self, ack: Callable[[m.ToStub], None], batch: int, index: int, limit: int) -> None:
+    def __init__(
+        self,
+        ack: Callable[[m.ToStub], None],
+        batch: int,
+        index: int,
+        limit: int,
+        clock: Callable[[], int],
+    ) -> None:
         self._ack = ack
+        self._clock = clock
+        self._told_ns = clock()  # when the stub was told last
         self._limit = limit
         self._batch = batch
         self._index = index
@@ -382,9 +394,15 @@ class _ResponseAckSender:
     def count_response(self, response: InferResponse) -> None:
         self._count += 1
         self._bytes += sum(len(output.data) for output in response.outputs)
-        if self._count >= self._limit or self._bytes >= _ACK_BYTES:
+        now = self._clock()
+        if (
+            self._count >= self._limit
+            or self._bytes >= _ACK_BYTES
+            or now - self._told_ns >= _ACK_NS
+        ):
             self._ack(m.ResponseAck(self._batch, self._index, self._count))
             self._count = self._bytes = 0
+            self._told_ns = now
 
 
 class _DetachedCall(CallHolder):

@@ -18,7 +18,8 @@ class DirectScheduler(InstanceQueue):
     """The scheduler of a model whose configuration names none.
 
     The only instance of a model gets the next calls (prefetch) while it still runs one, as many as
-    it accepts. They count as queued until they have started.
+    it accepts. They count as queued until they have started. There is no prefetch while another
+    instance is being replaced, which may be free earlier.
     """
 
     def __init__(self) -> None:
@@ -106,7 +107,7 @@ class DirectScheduler(InstanceQueue):
 
     def _prefetching_instance(self, call: Call) -> InstanceSlot | None:
         """The only instance, if it is busy and accepts the call as prefetch."""
-        if len(self.instances) != 1:
+        if len(self.instances) != 1 or self.may_recover():
             return None
         instance = self.instances[0]
         return instance if instance.accepts_prefetch(call, len(self._ahead)) else None

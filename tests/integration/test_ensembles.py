@@ -165,6 +165,15 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
         repository, "limited", "I", "O", [("gate", {"X": "I"}, {"A": "O"})],
         scheduling="max_inflight_requests: 1",
     )  # fmt: skip
+    add_member(
+        repository, "kept", 'return {"A": x + 1}', inputs="X", outputs="A",
+        extra="response_cache { enable: true }",
+    )  # fmt: skip
+    add_ensemble(
+        repository, "limited_kept", "I", "O",
+        [("count", {"X": "I"}, {"A": "t"}), ("kept", {"X": "t"}, {"A": "O"})],
+        scheduling="max_inflight_requests: 1",
+    )  # fmt: skip
     add_ensemble(repository, "asking", "I", "O", [("asker", {"X": "I"}, {"A": "O"})])
     add_ensemble(repository, "selfish", "I", "O", [("asker", {"X": "I"}, {"A": "O"})])
     add_ensemble(repository, "killing", "I", "O", [("kill", {"X": "I"}, {"A": "O"})])
@@ -639,6 +648,18 @@ def test_responses_are_kept(client: Client) -> None:
     (stats,) = client.get_inference_statistics("cached").model_stats
     assert stats.inference_stats.cache_hit.count == 1
     assert stats.inference_stats.cache_miss.count == 1
+
+
+def test_a_limited_ensemble_gets_kept_responses_of_a_member(
+    client: Client, host: RunningHost
+) -> None:
+    for _ in range(3):
+        with ModelStream(host) as stream:
+            stream.infer("limited_kept", [3])
+            found = [outputs["O"] for outputs in stream.outputs()]
+        assert found == [[1], [2], [3]]
+    (stats,) = client.get_inference_statistics("kept").model_stats
+    assert stats.inference_stats.cache_hit.count >= 6
 
 
 def test_inputs_and_outputs_may_lie_in_the_clients_memory(client: Client) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from host.errors import ErrorCode, HostError, internal, invalid_argument
+from host.inference.request import InferResponse
 from tests.unit.host.ensembles.members import (
     MAX_OUTSTANDING,
     Caller,
@@ -216,6 +217,81 @@ def test_defect_between_steps_cancels_the_running_ones(limit: str) -> None:
         graph.memory.error = None
         assert not graph.infer(I=1, J=1).finals  # its steps have their permits
         assert len(slow.waiting) == len(source.waiting) == 1
+
+    with_loop(test)
+
+
+@pytest.mark.parametrize("limit", ["", "max_inflight_requests: 1"])
+def test_step_that_is_refused_at_once_does_not_cancel_the_running_ones(
+    limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def test() -> None:
+        slow = InMemoryModel("slow", paused=True)
+        maker, taker = InMemoryModel("maker", lambda v: {}), InMemoryModel("taker")
+        graph = Graph(
+            (slow, {"X": "I"}, {"A": "P"}),
+            (maker, {"X": "I"}, {"A": "a"}),
+            (taker, {"X": "a"}, {"A": "O"}),
+            outputs="O P",
+            scheduling=limit,
+        )
+        caller = graph.infer(I=1)
+        assert not caller.finals and len(slow.waiting) == 1 and not slow.cancelled
+        slow.run_next()
+        assert caller.error is not None and caller.error.code is ErrorCode.INVALID_ARG
+        assert caller.finals == [True] and graph.idle
+
+    with_loop(test)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_defect_of_a_step_in_the_middle_of_a_limited_stream_fails_that_stream_only(
+    limit: int,
+) -> None:
+    def refuse_twelve(values: Values) -> Outputs:
+        return raise_defect(values) if values["X"] == 12 else {"A": values["X"]}
+
+    def test() -> None:
+        stream = InMemoryModel("stream", stream=count_up(5))
+        slow = InMemoryModel("slow", paused=True)
+        last = InMemoryModel("last", refuse_twelve)
+        graph = chain(stream, slow, last, scheduling=f"max_inflight_requests: {limit}")
+        failing, other = graph.infer(I=10), graph.infer(I=20)
+        while slow.waiting:
+            slow.run_next()
+        assert failing.error is not None and failing.finals[-1]
+        assert failing.error.message == "in ensemble 'graph', unexpected failure: RuntimeError"
+        assert other.error is None
+        assert [values["O"] for values in other.outputs] == [20 + n for n in range(1, 6)]
+        assert graph.idle
+        graph.infer(I=30)
+        assert len(slow.waiting) == limit  # the failed steps have given their permits back
+
+    with_loop(test)
+
+
+@pytest.mark.parametrize("limit", ["", "max_inflight_requests: 1"])
+def test_defect_of_an_acknowledgement_fails_its_stream_only(limit: str) -> None:
+    def test() -> None:
+        stream = InMemoryModel("stream", stream=count_up(5))
+        slow = InMemoryModel("slow", paused=True)
+        graph = chain(stream, slow, scheduling=limit)
+        failing = graph.infer(I=10)
+
+        def refuse(response: InferResponse) -> None:
+            raise RuntimeError("a defect")
+
+        for call in list(stream._calls):
+            call.on_response_acknowledged = refuse
+        other = graph.infer(I=20)
+        for _ in range(20):
+            if slow.waiting:
+                slow.run_next()
+        assert failing.error is not None and failing.finals[-1]
+        assert failing.error.message == "in ensemble 'graph', unexpected failure: RuntimeError"
+        assert [values["O"] for values in other.outputs] == [20 + n for n in range(1, 6)]
+        assert other.error is None and graph.idle
 
     with_loop(test)
 

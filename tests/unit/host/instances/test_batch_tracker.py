@@ -43,7 +43,10 @@ class Tracked:
         arena = pool.arenas.create_arena()
         transfer = TensorTransfer(pool.arenas, arena, ReleaseTimer(lambda: None))
         bls_requests = BlsRequests(pool, lambda *response: None)
-        self.tracker = BatchTracker(transfer, self.sent.append, self.log, bls_requests)
+        self.now = 0
+        self.tracker = BatchTracker(
+            transfer, self.sent.append, self.log, bls_requests, lambda: self.now
+        )
         self.tracker.name, self.tracker.version = "m_0", 3
 
     def log(self, line: m.LogLine, calls: Sequence[Call]) -> None:
@@ -332,6 +335,21 @@ def test_acknowledged_responses_are_reported_to_the_stub_once_they_are_a_megabyt
         _, (call,) = t.batch("a")
         acknowledge_all(t, call, 4, bytes(300_000))
         assert t.sent == [m.ResponseAck(1, 0, 4)]
+
+    tracked(test)
+
+
+def test_acknowledged_responses_of_a_slow_caller_are_reported_to_the_stub_without_delay() -> None:
+    def test(t: Tracked) -> None:
+        t.tracker.decoupled = True
+        _, (call,) = t.batch("a")
+        acknowledge_all(t, call, 3)
+        assert t.sent == []
+        for _ in range(2):
+            t.now += 10**9
+            acknowledge_all(t, call, 2)
+        # The first one after a second is reported, together with those before it.
+        assert t.sent == [m.ResponseAck(1, 0, 4), m.ResponseAck(1, 0, 2)]
 
     tracked(test)
 

@@ -131,3 +131,20 @@ def test_prefetched_calls_of_a_dead_instance_keep_their_order() -> None:
     for _ in range(4):
         other.finish()
     assert other.batches == [[call] for call in calls[1:]]
+
+
+def test_no_call_is_prefetched_while_a_dead_instance_is_being_replaced() -> None:
+    scheduler = DirectScheduler()
+    scheduler.may_recover = lambda: True
+    busy = FakeInstanceSlot(scheduler, eager=1)
+    scheduler.instance_ready(busy)
+    first, second, third = call_of(), call_of(), call_of()
+    scheduler.submit(first)
+    scheduler.submit(second)
+    scheduler.submit(third)
+    assert busy.batches == [[first]] and scheduler.queued == 2
+    replacement = FakeInstanceSlot(scheduler)
+    scheduler.instance_ready(replacement)
+    assert replacement.batches == [[second]]  # it does not wait for the end of the first one
+    busy.finish()
+    assert busy.batches == [[first], [third]]
