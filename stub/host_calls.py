@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Callable, Dict, Mapping, Optional, Sequence, Union
 
 import pb_utils
 from stub.wire import messages as m
