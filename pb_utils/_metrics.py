@@ -36,27 +36,45 @@ _UNSUPPORTED = {
 }
 
 
+class _EndedRuntime(_runtime.NoHostRuntime):
+    """The runtime of families that outlive their model instance."""
+
+    def change_metric(self, metric: int, change: str, value: float) -> None:
+        """Does nothing: the metrics of the instance have been removed."""
+
+    def _unsupported(self, what: str) -> TritonModelException:
+        return TritonModelException(f"{what} cannot be used: its model instance has ended")
+
+
+_ENDED = _EndedRuntime()
+
+
 class _FamilyState:
     """The state that a registered family shares with its metrics.
 
     Metrics refer to this object and not to the ``MetricFamily``, so they do not keep the family
-    alive.
+    alive. It does not keep the runtime alive: in a process that binds functions, a runtime holds
+    the memory and the descriptors of an instance that may have ended.
     """
 
-    __slots__ = ("deleted", "kind", "lock", "metrics", "number", "runtime")
+    __slots__ = ("_runtime", "deleted", "kind", "lock", "metrics", "number")
 
     def __init__(self, runtime: _runtime.Runtime, number: int, kind: MetricKind) -> None:
-        self.runtime = runtime
+        self._runtime = weakref.ref(runtime)
         self.number = number
         self.kind = kind
         self.deleted = False
         self.metrics: dict[Key, int] = {}
         self.lock = threading.Lock()
 
+    def runtime(self) -> _runtime.Runtime:
+        """Returns the runtime, or one that rejects calls if the instance has ended."""
+        return self._runtime() or _ENDED
+
     def delete(self) -> None:
         """Removes the metrics of the family. A finaliser calls it, so it takes no lock."""
         self.deleted = True
-        self.runtime.drop_metrics([self.number], list(self.metrics.values()))
+        self.runtime().drop_metrics([self.number], list(self.metrics.values()))
 
 
 class Metric(metaclass=SuggestingType):
@@ -135,7 +153,7 @@ class Metric(metaclass=SuggestingType):
         """
         self._check_allowed("get", "value")
         try:
-            return self._family.runtime.read_metric(self._number)
+            return self._family.runtime().read_metric(self._number)
         except TritonModelException as error:
             raise _operation_error("get", str(error)) from None
 
@@ -147,9 +165,9 @@ class Metric(metaclass=SuggestingType):
                 "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by "
                 "non-negative values."
             )
-            raise _operation_error(change, self._family.runtime.error_message(text))
+            raise _operation_error(change, self._family.runtime().error_message(text))
         try:
-            self._family.runtime.change_metric(self._number, change, number)
+            self._family.runtime().change_metric(self._number, change, number)
         except TritonModelException as error:
             raise _operation_error(change, str(error)) from None
 
@@ -167,7 +185,7 @@ class Metric(metaclass=SuggestingType):
                 f"TRITONSERVER_METRIC_KIND_{family.kind.name} does not support "
                 f"{operation.capitalize()}"
             )
-            raise _operation_error(verb, family.runtime.error_message(text))
+            raise _operation_error(verb, family.runtime().error_message(text))
 
 
 _Metric = Metric  # in the class body, the method hides the class of the same name
@@ -253,7 +271,7 @@ class MetricFamily(metaclass=SuggestingType):
             if number is None:
                 number = _create_or_raise(
                     "Metric",
-                    lambda: family.runtime.new_metric(family.number, json.loads(text), bounds),
+                    lambda: family.runtime().new_metric(family.number, json.loads(text), bounds),
                 )
                 family.metrics[text, bounds] = number
         return _Metric._create(family, number)

@@ -93,12 +93,16 @@ class Channel:
 
         Raises RuntimeError in a forked child, whose frames would fall into the parent's.
         """
-        if os.getpid() != self._pid:
-            raise RuntimeError("a forked child cannot use its parent's connection to the host")
+        self.check_process()
         frame = encode(messages)
         with self._lock:
             self._unsent.append((frame, messages))
             self._send_unsent()
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a forked child."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("a forked child cannot use its parent's connection to the host")
 
     def _send_unsent(self) -> None:
         """Sends the waiting frames, unless a caller on this thread already sends them."""

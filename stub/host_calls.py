@@ -2,13 +2,16 @@
 
 import itertools
 import threading
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Callable, Dict, Mapping, Optional, Sequence, Union
 
 import pb_utils
 from stub.wire import messages as m
 
 HOST_GONE = "the host has ended"
 """The error of calls that wait for a host that has ended."""
+
+INSTANCE_ENDED = "the model instance has ended"
+"""The error of calls that wait when their instance has been unloaded."""
 
 Value = Union[None, bool, int, float]
 MessageFactory = Callable[[int], m.ToHost]
@@ -26,21 +29,21 @@ class _PendingCall:
 class HostCalls:
     """Sends numbered calls to the host and waits for their replies; any thread may call.
 
-    `take_deferred` returns the messages that finalisers have queued. They are sent first, because a
-    metric family that was dropped may be created again.
+    `send_after_deferred` sends the messages that finalisers have queued first, because a metric
+    family that was dropped may be created again.
     """
 
     def __init__(
         self,
         send: Callable[[Sequence[m.ToHost]], None],
-        take_deferred: Callable[[], List[m.ToHost]],
+        send_after_deferred: Callable[[Sequence[m.ToHost]], None],
     ) -> None:
         self._send = send
-        self._take_deferred = take_deferred
+        self._send_after_deferred = send_after_deferred
         self._numbers = itertools.count(1)
         self._metric_numbers = itertools.count(1)  # numbers of metrics and families
         self._pending: Dict[int, _PendingCall] = {}
-        self._host_gone = False
+        self._ended = ""  # why no reply arrives any more
         self._name = ""
         self.allowed = False
         self.control_allowed = True
@@ -56,15 +59,15 @@ class HostCalls:
         call.reply = reply
         call.done.release()
 
-    def fail_pending_calls(self) -> None:
-        """Ends the calls that wait for a reply, and later ones, with an error: the host is gone."""
-        self._host_gone = True
+    def fail_pending_calls(self, reason: str) -> None:
+        """Ends the calls that wait for a reply, and later ones, with an error."""
+        self._ended = reason
         for number in list(self._pending):
             self._fail_call(number)
 
     def _fail_call(self, number: int) -> None:
         if call := self._pending.pop(number, None):
-            call.reply = m.HostReply(number, HOST_GONE)
+            call.reply = m.HostReply(number, self._ended)
             call.done.release()
 
     def error_message(self, text: str) -> str:
@@ -76,8 +79,8 @@ class HostCalls:
         self._check_allowed()
         number = next(self._numbers)
         call = self._pending[number] = _PendingCall()
-        self._send([*self._take_deferred(), message(number)])
-        if self._host_gone:  # checked after the call is registered, or it could be missed
+        self._send_after_deferred([message(number)])
+        if self._ended:  # checked after the call is registered, or it could be missed
             self._fail_call(number)
         call.done.acquire()
         reply = call.reply

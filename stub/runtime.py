@@ -3,7 +3,8 @@
 import itertools
 import threading
 from collections import deque
-from typing import Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from contextlib import contextmanager
+from typing import Callable, Deque, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import pb_utils
 from pb_utils._request_fields import RequestFields
@@ -17,7 +18,7 @@ from stub.conversion import (
     response_from_wire,
 )
 from stub.coroutines import current_batch
-from stub.host_calls import HOST_GONE, HostCalls
+from stub.host_calls import HostCalls
 from stub.memory import StubMemory
 from stub.text_limits import limit_text
 from stub.wire.arena import ArenaFull, Block
@@ -47,7 +48,7 @@ class StubRuntime:
     """Implements `pb_utils._runtime.Runtime` over the channel; any thread may call.
 
     `handle_other` handles messages that arrive with a BLS response; `wake` wakes the service
-    thread, which calls `take_deferred_messages`.
+    thread, which calls `send_after_deferred`.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class StubRuntime:
         handle_other: Callable[[ToStub], None],
         wake: Callable[[], None],
     ) -> None:
-        self.host_calls = HostCalls(channel.send, self.take_deferred_messages)
+        self.host_calls = HostCalls(channel.send, self.send_after_deferred)
         self._channel = channel
         self._memory = memory
         self._handle_other = handle_other
@@ -65,11 +66,13 @@ class StubRuntime:
         self._bls_numbers = itertools.count(1)
         self._bls_receivers: Dict[int, WireResponseReceiver] = {}
         self._deferred: Deque[ToHost] = deque()
+        # Reentrant, because a finaliser of the model may make a call inside `send_after_deferred`.
+        self._deferred_lock = threading.RLock()
         self._main_thread = threading.main_thread().ident
         self._batch = 0  # the batch of the main thread, 0 between batches
         self._model_dir = ""
         self._bls_allowed = False
-        self._host_gone = False
+        self._ended = ""  # why no response arrives any more
         self._log_budget = LogBudget()
 
     def set_model_dir(self, model_dir: str) -> None:
@@ -84,6 +87,15 @@ class StubRuntime:
     def allow_bls(self, allowed: bool) -> None:
         """Allows or forbids BLS: allowed from the end of `initialize` to `finalize`."""
         self._bls_allowed = allowed
+
+    @contextmanager
+    def forbid_bls(self) -> Iterator[None]:
+        """Forbids BLS within a `with` block."""
+        before, self._bls_allowed = self._bls_allowed, False
+        try:
+            yield
+        finally:
+            self._bls_allowed = before
 
     def allocate_output(self, size: int) -> Tuple[Block, memoryview]:
         """Returns a block for an output, and a writable view of it. Raises ArenaFull."""
@@ -111,25 +123,33 @@ class StubRuntime:
             receive = self._bls_receivers[message.number]
         receive(message.response, message.final)
 
-    def fail_pending_calls(self) -> None:
-        """Ends all calls that wait for the host, and later ones, with an error: it is gone."""
-        self._host_gone = True
-        self.host_calls.fail_pending_calls()
+    def fail_pending_calls(self, reason: str) -> None:
+        """Ends all calls that wait for the host, and later ones, with an error.
+
+        The reason of the first call of this method is the text of the errors.
+        """
+        self._ended = self._ended or reason
+        self.host_calls.fail_pending_calls(self._ended)
         for number in list(self._bls_receivers):
             self._fail_bls_request(number)
 
     def _fail_bls_request(self, number: int) -> None:
         if receive := self._bls_receivers.pop(number, None):
-            receive(error_response(HOST_GONE), True)
+            receive(error_response(self._ended), True)
 
-    def take_deferred_messages(self) -> List[ToHost]:
-        """Returns the messages that finalisers queued since the last call."""
-        messages: List[ToHost] = []
-        try:
-            while True:
-                messages.append(self._deferred.popleft())
-        except IndexError:
-            return messages  # empty; another thread may have taken the last ones
+    def send_after_deferred(self, messages: Sequence[ToHost]) -> None:
+        """Sends the messages that finalisers have queued, then `messages`.
+
+        The queued ones have a frame of their own: they are sent even if `messages` cannot be
+        encoded. Raises RuntimeError in a forked child.
+        """
+        self._channel.check_process()  # first, as a forked child may inherit a locked lock
+        with self._deferred_lock:  # other threads send nothing between the queue and the channel
+            deferred = [self._deferred.popleft() for _ in range(len(self._deferred))]
+            if deferred:
+                self._channel.send(deferred)
+        if messages:
+            self._channel.send(messages)
 
     # The interface of pb_utils
 
@@ -219,7 +239,7 @@ class StubRuntime:
         except BaseException:  # the request was not sent; raised again
             self._bls_receivers.pop(number, None)
             raise
-        if self._host_gone:  # checked after the receiver is registered, or it could be missed
+        if self._ended:  # checked after the receiver is registered, or it could be missed
             self._fail_bls_request(number)
 
     def next_bls_number(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 import pb_utils
 from stub.channel import HostGone
 from stub.forked_children import ForkedChildren
+from stub.host_calls import HOST_GONE
 from stub.user_model import ModelFailure, UserModel
 from stub.wire import messages as m
 from stub.wire.fork_protocol import (
@@ -80,10 +81,10 @@ class ThreadWorker(Worker):
         except HostGone:
             pass
         finally:
-            self._runtime.fail_pending_calls()  # the model's threads wait for no answer
             self._coroutines.stop()
             if self._model is not None:
-                self._model.finalize()
+                with self._runtime.forbid_bls():  # also if no Finalize message has come
+                    self._model.finalize()
 
     def _serve_service(self) -> None:
         self._install_runtime()
@@ -104,7 +105,7 @@ class ThreadWorker(Worker):
 
     def _on_host_gone(self) -> None:
         self._channel.mark_host_gone()
-        self._runtime.fail_pending_calls()
+        self._runtime.fail_pending_calls(HOST_GONE)
 
     def _on_service_failure(self) -> None:
         traceback.print_exc()

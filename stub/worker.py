@@ -17,6 +17,7 @@ from stub.coroutines import CoroutineRunner
 from stub.cpu_affinity import BindingError, bind_process
 from stub.executor import Executor
 from stub.forked_children import ForkedChildren
+from stub.host_calls import INSTANCE_ENDED
 from stub.memory import StubMemory
 from stub.process import set_title
 from stub.readiness import ReadinessChecker
@@ -72,6 +73,8 @@ class Worker:
             self._wake_service_thread()
             service.join()
             self._service_ended = True
+            # The model's threads may wait for replies, which arrive on the service thread.
+            self._runtime.fail_pending_calls(INSTANCE_ENDED)
             self._channel.close()
 
     # Overridden by stub.thread_worker, where the stub is a thread of another process
@@ -278,12 +281,7 @@ class Worker:
     def _send_deferred_messages(self) -> None:
         """Sends messages of finalisers, which must not send themselves: they may run anywhere."""
         placed: List[Block] = []  # alive until the messages are sent
-        messages = [
-            *self._registry.take_responses_to_dropped_requests(placed),
-            *self._runtime.take_deferred_messages(),
-        ]
-        if messages:
-            self._channel.send(messages)
+        self._runtime.send_after_deferred(self._registry.take_responses_to_dropped_requests(placed))
 
     def _handle_service(self, message: m.ToStub) -> None:
         if isinstance(message, m.BlsResponse):

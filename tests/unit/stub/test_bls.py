@@ -36,6 +36,7 @@ Result = TypeVar("Result")
 
 REFUSED = "BLS is only supported during the 'execute' function."
 HOST_GONE = "the host has ended"
+INSTANCE_ENDED = "the model instance has ended"
 
 
 def bls_request(value: int = 1) -> pb_utils.InferenceRequest:
@@ -404,6 +405,41 @@ def test_a_request_in_finalize_is_refused_and_the_stub_ends(start_stub: StartStu
     assert model.refusals == [REFUSED] * 2
     assert finalized.error is not None and REFUSED in finalized.error
     assert host.received(m.BlsRequest) == []
+    host.wait_for_end()
+
+
+def test_a_request_in_finalize_after_the_end_of_the_host_is_refused(
+    start_stub: StartStub,
+) -> None:
+    model = BlsInFinalize()
+    host = start_stub(model)
+    host.end_host()
+    host.wait_for_end()
+    assert model.refusals == [REFUSED] * 2
+
+
+def test_calls_that_wait_when_their_instance_is_unloaded_end_with_an_error(
+    start_stub: StartStub,
+) -> None:
+    waiting: list[Future[Any]] = []
+
+    def execute(requests: Requests) -> Responses:
+        waiting.append(start_thread(lambda: error_of(bls_request().exec())))
+        waiting.append(
+            start_thread(lambda: [error_of(one) for one in bls_request().exec(decoupled=True)])
+        )
+        waiting.append(start_thread(lambda: pb_utils.is_model_ready("other")))
+        return [response(0)]
+
+    host = start_stub(execute)
+    host.run_batch(wire_request(0))
+    for kind in (m.BlsRequest, m.BlsRequest, m.IsModelReady):
+        host.receive(kind)
+    host.finalize()
+    assert waiting[0].result(DEADLINE) == INSTANCE_ENDED
+    assert waiting[1].result(DEADLINE) == [INSTANCE_ENDED]
+    with pytest.raises(pb_utils.TritonModelException, match=INSTANCE_ENDED):
+        waiting[2].result(DEADLINE)
     host.wait_for_end()
 
 

@@ -133,6 +133,55 @@ def test_metrics_are_created_changed_read_and_dropped_by_number(start_stub: Star
     assert (families, metrics) == ([family.family], [metric.metric])
 
 
+def test_a_family_is_dropped_before_it_is_created_again(start_stub: StartStub) -> None:
+    rounds = 300
+
+    def execute(requests: Requests) -> Responses:
+        for _ in range(rounds):
+            pb_utils.MetricFamily("jobs", "All jobs", pb_utils.MetricFamily.GAUGE)
+        return [response(1)]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(0))
+    dropped: list[int] = []
+    created: list[int] = []
+    while len(created) < rounds:
+        for message in host.receive_frame():
+            if isinstance(message, m.DropMetrics):
+                dropped += message.families
+            elif isinstance(message, m.NewMetricFamily):
+                assert dropped == created
+                created.append(message.family)
+                host.send_service(m.HostReply(message.number, None))
+    host.receive(m.BatchDone)
+
+
+def test_a_family_is_dropped_although_the_next_call_cannot_be_encoded(
+    start_stub: StartStub,
+) -> None:
+    rounds = 20
+
+    def execute(requests: Requests) -> Responses:
+        kept = pb_utils.MetricFamily("kept", "", pb_utils.MetricFamily.GAUGE)
+        for _ in range(rounds):
+            pb_utils.MetricFamily("jobs", "All jobs", pb_utils.MetricFamily.GAUGE)
+            with pytest.raises(UnicodeEncodeError):
+                kept.Metric({"label": "\ud800"})
+        return [response(1)]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(0))
+    created: list[int] = []
+    for _ in range(rounds + 1):
+        family = host.receive(m.NewMetricFamily)
+        created.append(family.family)
+        host.send_service(m.HostReply(family.number, None))
+    host.receive(m.BatchDone)
+    dropped: list[int] = []
+    while sorted(dropped) != created:  # `kept` is dropped when `execute` returns
+        dropped += host.receive(m.DropMetrics).families
+
+
 def test_log_lines_carry_their_level_place_and_batch(start_stub: StartStub) -> None:
     def execute(requests: Requests) -> Responses:
         pb_utils.Logger.log_info("a")

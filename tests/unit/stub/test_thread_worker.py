@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pb_utils
-from tests.unit.stub.host_peer import Model, StartStub, wire_request
+from stub.wire import messages as m
+from tests.descriptors import descriptors
+from tests.unit.stub.host_peer import Model, StartStub, Stubs, response, wire_request
 
 Requests = list[pb_utils.InferenceRequest]
 
@@ -47,3 +50,38 @@ def test_a_sender_that_is_freed_together_with_its_worker_writes_to_no_closed_des
     gc.collect()
     assert sender() is None
     assert errors == []
+
+
+class KeepFamily(Model):
+    """A model that keeps a metric family."""
+
+    def __init__(self) -> None:
+        self.families: list[pb_utils.MetricFamily] = []
+
+    def execute(self, requests: Requests) -> list[pb_utils.InferenceResponse]:
+        """Creates a family."""
+        self.families.append(pb_utils.MetricFamily("jobs", "", pb_utils.MetricFamily.COUNTER))
+        self.metric = self.families[0].Metric()
+        return [response(1)]
+
+
+def test_a_kept_metric_family_keeps_no_descriptor_of_its_ended_instance(
+    tmp_path: Path,
+) -> None:
+    gc.collect()  # descriptors of earlier tests
+    before = descriptors()
+    model = KeepFamily()
+    stubs = Stubs(tmp_path)
+    host = stubs.start(model)
+    host.send_batch(wire_request(1))
+    host.send_service(m.HostReply(host.receive(m.NewMetricFamily).number, None))
+    host.send_service(m.HostReply(host.receive(m.NewMetric).number, None))
+    host.receive(m.BatchDone)
+    host.finalize()
+    stubs.close()
+    del host
+    gc.collect()
+    assert descriptors() - before == set()
+    model.metric.increment(1)  # does nothing, as before the runtime is freed
+    with pytest.raises(pb_utils.TritonModelException, match="its model instance has ended"):
+        model.metric.value()
