@@ -116,6 +116,7 @@ class Endpoints:
             HeaderForwarding(options.http_header_forward_pattern),
             self._model_families,
             options.http_api_page,
+            options.allow_openai,
         )
         self._http = HttpListener(
             app,
