@@ -15,6 +15,7 @@ from host.frontends.http.routes import Route
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai import routes
 from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.embeddings import EmbeddingsHandler
 from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_model
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
@@ -44,9 +45,10 @@ class OpenAIApp:
         self._open_requests = open_requests
         self._models = ModelDirectory(core)
         self._created = int(time.time())
-        self._generation = GenerationHandler(
-            core, self._models, BodyReader(max_input_size), forwarding, PromptRenderer()
-        )
+        bodies = BodyReader(max_input_size)
+        prompts = PromptRenderer(core, max_input_size)
+        self._generation = GenerationHandler(core, self._models, bodies, forwarding, prompts)
+        self._embeddings = EmbeddingsHandler(core, self._models, bodies, forwarding)
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
         """Answer one request."""
@@ -90,8 +92,11 @@ class OpenAIApp:
             raise unavailable("Server exiting")
         self._open_requests.count += 1
         try:
-            name = CHAT if route.endpoint is routes.CHAT_COMPLETIONS else COMPLETIONS
-            await self._generation.answer(exchange, name)
+            if route.endpoint is routes.EMBEDDINGS:
+                await self._embeddings.answer(exchange)
+            else:
+                name = CHAT if route.endpoint is routes.CHAT_COMPLETIONS else COMPLETIONS
+                await self._generation.answer(exchange, name)
         finally:
             self._open_requests.request_finished()
 

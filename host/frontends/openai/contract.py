@@ -152,7 +152,9 @@ def _compile(config: ModelConfig, template_found: bool) -> Contract:
             )
     outputs = _output_meanings(config, meanings)
     template = _parameter(config, "OPENAI_CHAT_TEMPLATE")
-    taken = {entry.source for entry in inputs}
+    taken = {
+        entry.source for entry in inputs if entry.source != "input" or entry.datatype == "BYTES"
+    }
     given = set(outputs.values())
     detected = _detect_routes(config, asked, bool(template) or template_found)
     refusals: dict[str, str] = {}
@@ -297,9 +299,9 @@ def _refusal(
     if route == EMBEDDINGS:
         if config.model_transaction_policy.decoupled:
             return f"OPENAI asks for embeddings, but model '{name}' is decoupled"
-        if "embedding" not in given and "response" not in given:
+        if "embedding" not in given:
             return f"OPENAI asks for embeddings, but model '{name}' has no floating-point output"
-        if not taken & {"input", "prompt", "request", "tokens"}:
+        if not taken & {"input", "prompt"}:
             return f"OPENAI asks for embeddings, but model '{name}' has no input for texts"
         return ""
     if not given & {"text", "response"}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,9 @@ _NEED_AN_INPUT = (
 
 _NEVER_PARAMETERS = frozenset(
     "model messages prompt input tools tool_choice response_format functions function_call stream"
-    " stream_options n echo best_of encoding_format max_completion_tokens logprobs top_logprobs"
-    " reasoning_effort verbosity modalities service_tier store metadata safety_identifier"
-    " prompt_cache_key parallel_tool_calls user chat_template_kwargs".split()
+    " stream_options n echo dimensions best_of encoding_format max_completion_tokens logprobs"
+    " top_logprobs reasoning_effort verbosity modalities service_tier store metadata"
+    " safety_identifier prompt_cache_key parallel_tool_calls user chat_template_kwargs".split()
 )
 _RESERVED = frozenset(
     "sequence_id sequence_start sequence_end headers binary_data_output priority timeout"
@@ -132,6 +132,17 @@ def build_request(
             " check_embedding_ctx_length=False",
             "prompt",
         )
+    request.parameters = build_parameters(contract, fields, route, filled)
+    return request
+
+
+def build_parameters(
+    contract: Contract, fields: Fields, route: str, filled: Set[str]
+) -> dict[str, Parameter]:
+    """Return the fields without an input as parameters of a request. Raises OpenAIError.
+
+    `filled`: the sources of the inputs that the request has.
+    """
     carried = contract.takes_whole_request
     sampling = contract.takes("sampling")
     parameters: dict[str, Parameter] = {}
@@ -154,8 +165,7 @@ def build_request(
     parameters["openai_route"] = _ROUTE_PARAMETERS.get(route, route)
     if "user" in fields:
         parameters["user"] = fields["user"]
-    request.parameters = parameters
-    return request
+    return parameters
 
 
 def _source_value(

@@ -83,7 +83,8 @@ class ModelDirectory:
         key = (name, version)
         known = self._contracts.get(key)
         if known is None or known[0] is not config:
-            known = self._contracts[key] = (config, compile_contract(config))
+            has_template = self._core.chat_template(name, version) is not None
+            known = self._contracts[key] = (config, compile_contract(config, has_template))
         return known[1]
 
 

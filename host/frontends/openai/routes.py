@@ -18,6 +18,7 @@ _PREFIX = b"/v1/"
 _FIXED = {
     b"/v1/chat/completions": Route(CHAT_COMPLETIONS),
     b"/v1/completions": Route(COMPLETIONS),
+    b"/v1/embeddings": Route(EMBEDDINGS),
     b"/v1/models": Route(MODELS),
     b"/health": Route(HEALTH),
     b"/health/ready": Route(HEALTH),
