@@ -28,6 +28,7 @@ from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http1.cycle import Message, Receive, Send
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai.app import OpenAIApp
+from host.frontends.openai.keys import ApiKeys
 from host.frontends.openai.routes import find_openai_route
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.metrics.family import MetricFamily
@@ -54,6 +55,7 @@ class HttpApp:
         families: Callable[[], Iterable[MetricFamily]] = tuple,
         api_page: bool = True,
         openai: bool = True,
+        openai_keys: ApiKeys | None = None,
     ) -> None:
         self._restrictions = restrictions
         self._open_requests = OpenRequests()
@@ -70,7 +72,9 @@ class HttpApp:
         memory = SharedMemoryHandler(core, max_input_size)
         settings = SettingsHandler(core, max_input_size)
         self._openai = (
-            OpenAIApp(core, max_input_size, restrictions, forwarding, self._open_requests)
+            OpenAIApp(
+                core, max_input_size, restrictions, forwarding, self._open_requests, openai_keys
+            )
             if openai
             else None
         )

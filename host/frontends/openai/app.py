@@ -19,6 +19,7 @@ from host.frontends.openai.embeddings import EmbeddingsHandler
 from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_model
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
+from host.frontends.openai.keys import ApiKeys
 from host.frontends.openai.models import ModelDirectory, describe_model
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.restrictions import Restrictions
@@ -30,6 +31,7 @@ class OpenAIApp:
     """Serves the OpenAI routes of one core. Call it in the thread of the event loop only.
 
     `max_input_size` is `--http-max-input-size`. `open_requests` counts inference requests.
+    `keys`: what clients must send; None lets every client in.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class OpenAIApp:
         restrictions: Restrictions,
         forwarding: HeaderForwarding,
         open_requests: OpenRequests,
+        keys: ApiKeys | None = None,
     ) -> None:
+        self._keys = keys
         self._core = core
         self._restrictions = restrictions
         self._open_requests = open_requests
@@ -71,6 +75,8 @@ class OpenAIApp:
 
     async def _dispatch(self, exchange: HttpExchange, route: Route) -> None:
         endpoint = route.endpoint
+        if self._keys is not None and endpoint is not routes.HEALTH:
+            self._keys.check(exchange.header("authorization"))
         if endpoint is routes.UNKNOWN:
             raise OpenAIError("this server has no such URL", "unknown_url", None, 404)
         lacking = self._restrictions.missing_header(endpoint.category, exchange.header)
