@@ -169,8 +169,15 @@ def sum_usage(usages: Sequence[dict[str, Any] | None], per_prompt: int) -> dict[
         return None
     if len(usages) == 1:
         return counted[0]
-    prompts = [usage["prompt_tokens"] for usage in usages[::per_prompt] if usage is not None]
-    return usage_object(sum(prompts), sum(usage["completion_tokens"] for usage in counted))
+    prompts = [_count(usage, "prompt_tokens") for usage in usages[::per_prompt]]
+    completions = [_count(usage, "completion_tokens") for usage in usages]
+    return usage_object(sum(prompts), sum(completions))
+
+
+def _count(usage: dict[str, Any] | None, name: str) -> int:
+    """Return a count of a usage object, which the model may have made."""
+    count = 0 if usage is None else usage.get(name)
+    return count if isinstance(count, int) else 0
 
 
 def _completion_reason(reason: str | None) -> str | None:

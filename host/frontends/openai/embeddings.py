@@ -199,7 +199,10 @@ def read_vectors(model: str, tensor: Tensor) -> Vectors:
             values = np.frombuffer(data, _DTYPES[tensor.datatype]).astype("<f4")
     else:
         raise model_failure(f"output '{tensor.name}' of model '{model}' has no floating point")
-    return values.reshape(-1, tensor.shape[-1] if tensor.shape else 1)
+    width = tensor.shape[-1] if tensor.shape else 1
+    if not width:
+        raise model_failure(f"output '{tensor.name}' of model '{model}' has vectors of length 0")
+    return values.reshape(-1, width)
 
 
 def _prompt_tokens(response: InferResponse) -> int:
