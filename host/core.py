@@ -28,6 +28,7 @@ from host.models.registry import (
     VersionState,
     parse_version,
 )
+from host.repository.chat_template import ChatTemplate
 from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
 
@@ -130,6 +131,10 @@ class Core:
     def model_config(self, name: str, version: str) -> ModelConfig:
         """The complete configuration of a model. Raises HostError if it is missing."""
         return self._find(name, version).config
+
+    def chat_template(self, name: str, version: str) -> ChatTemplate | None:
+        """The chat template of a model, None if it has none. Raises HostError if it is missing."""
+        return self._find(name, version).chat_template
 
     def tensor_counts(self, name: str, version: str) -> tuple[int, int]:
         """The numbers of inputs and outputs of a model; (0, 0) if it is missing."""

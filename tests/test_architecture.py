@@ -59,6 +59,7 @@ ONE_PLACE = {
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
     "uvloop": {"host.cli.serve", "host.cli.bound"},
     "re2": {"host.options.header_patterns"},
+    "jinja2": {"host.frontends.openai.jinja_template"},
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},
     "prometheus_client": {"host.metrics.exposition"},

@@ -21,6 +21,7 @@ from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.models.registry import LoadedModel, Registry
+from host.repository.chat_template import ChatTemplate
 
 
 class Ensemble(DrainableModel):
@@ -40,6 +41,7 @@ class Ensemble(DrainableModel):
         self.version = version
         self.config = config
         self.labels = labels or {}
+        self.chat_template: ChatTemplate | None = None
         self.counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(
             config, version, self.counters, lambda: 0, metrics or MetricsSettings()

@@ -20,6 +20,7 @@ from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
+from host.repository.chat_template import ChatTemplate
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
 from host.scheduling.ordering import OrderedCall
@@ -47,6 +48,7 @@ class PythonModel(DrainableModel):
         self.version = version
         self.config = config
         self.labels = labels or {}
+        self.chat_template: ChatTemplate | None = None
         self.supervisors: list[Supervisor] = []
         self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None  # of its stubs; released at the end

@@ -15,6 +15,7 @@ from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
+from host.repository.chat_template import ChatTemplate
 from host.repository.qualified_name import split_qualified_name
 
 
@@ -27,6 +28,8 @@ class Model(Protocol):
     metrics: ModelMetrics
     labels: Mapping[str, Sequence[str]]
     """Names of classes, by output."""
+    chat_template: ChatTemplate | None
+    """How messages become a prompt; None if no file of the model says it."""
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid for this model."""

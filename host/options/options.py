@@ -160,6 +160,12 @@ class Options:
         check=values.http_restriction)
     http_api_page: bool = _http(
         True, "Serve GET /docs and GET /openapi.json. Triton does not have this flag.")
+    allow_openai: bool = _http(
+        True, "Serve the OpenAI routes under /v1 on the HTTP port, and GET /health. Triton does not"
+        " have this flag.")
+    openai_api_key_file: str = _http(
+        "", "File with the API keys of the OpenAI routes, one per line; without it, every client"
+        " may use them. It is read again after it has changed. Triton does not have this flag.")
     http_header_timeout_secs: float = _http(
         60.0, "Timeout in seconds for the TLS handshake, and for the headers of a request. Triton"
         " does not have this flag and the next two.", check=values.seconds)

@@ -20,6 +20,7 @@ from host.frontends.http.app import HttpApp
 from host.frontends.http.metrics_app import MetricsApp
 from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.listener import HttpListener
+from host.frontends.openai.keys import ApiKeys
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import Restrictions
 from host.frontends.sockets import check_address
@@ -121,6 +122,8 @@ class Endpoints:
             self._model_families,
             options.http_api_page,
             self._receive_budget,
+            options.allow_openai,
+            ApiKeys(options.openai_api_key_file) if options.openai_api_key_file else None,
         )
         self._http = HttpListener(
             app,

@@ -27,6 +27,9 @@ from host.frontends.http.shared_memory import SharedMemoryHandler
 from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http1.cycle import Message, Receive, Send
 from host.frontends.open_requests import OpenRequests
+from host.frontends.openai.app import OpenAIApp
+from host.frontends.openai.keys import ApiKeys
+from host.frontends.openai.routes import find_openai_route
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.metrics.family import MetricFamily
@@ -53,6 +56,8 @@ class HttpApp:
         families: Callable[[], Iterable[MetricFamily]] = tuple,
         api_page: bool = True,
         receive_budget: ReceiveBudget | None = None,
+        openai: bool = True,
+        openai_keys: ApiKeys | None = None,
     ) -> None:
         self._receive_budget = receive_budget or ReceiveBudget()
         self._restrictions = restrictions
@@ -69,6 +74,13 @@ class HttpApp:
         admin = AdminHandler(core, max_input_size)
         memory = SharedMemoryHandler(core, max_input_size)
         settings = SettingsHandler(core, max_input_size)
+        self._openai = (
+            OpenAIApp(
+                core, max_input_size, restrictions, forwarding, self._open_requests, openai_keys
+            )
+            if openai
+            else None
+        )
         api_page_handler = page.ApiPageHandler(core, restrictions)
         self._api_page_routes = page.ROUTES if api_page else {}
         self._handlers: dict[Endpoint, Handler] = {
@@ -123,6 +135,11 @@ class HttpApp:
 
     async def _handle_request(self, exchange: HttpExchange, path: bytes) -> None:
         route = find_route(path) or self._api_page_routes.get(path)
+        if route is None and self._openai is not None:
+            openai_route = find_openai_route(path)
+            if openai_route is not None:
+                await self._openai.handle(exchange, openai_route)
+                return
         if route is None:
             await exchange.send_error(internal("Not Found"), status=404)
             return

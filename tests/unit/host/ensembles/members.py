@@ -21,6 +21,7 @@ from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
+from host.repository.chat_template import ChatTemplate
 
 Values = Mapping[str, int]
 Outputs = Values | HostError
@@ -72,6 +73,7 @@ class InMemoryModel(DrainableModel, CallHolder):
         super().__init__()
         self.name, self.version = name, 1
         self.labels: Mapping[str, Sequence[str]] = {}
+        self.chat_template: ChatTemplate | None = None
         self.config: ModelConfig = parse_pbtxt(
             f'name: "{name}" input [ {tensors(inputs)} ] output [ {tensors(outputs)} ]'
             f" model_transaction_policy {{ decoupled: {str(stream is not None).lower()} }}",

@@ -21,6 +21,7 @@ from host.model_control.lifecycle import ModelLifecycle
 from host.models.draining import DrainableModel
 from host.models.loading import LoadSettings, RepositoryReadError, VersionLoadError
 from host.models.registry import LoadedModel, Registry, VersionState
+from host.repository.chat_template import ChatTemplate
 from host.repository.override import Override
 from host.repository.repository import Repository
 from tests.conftest import DEADLINE, RepositoryBuilder
@@ -53,6 +54,7 @@ class ProcesslessModel(DrainableModel):
         self.version = version
         self.config = config
         self.labels: Mapping[str, Sequence[str]] = {}
+        self.chat_template: ChatTemplate | None = None
         counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(config, version, counters, lambda: 0, MetricsSettings())
         self._events = events

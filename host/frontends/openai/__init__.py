@@ -1,0 +1,1 @@
+"""The OpenAI-compatible routes under /v1, over the models of the core."""

@@ -1,0 +1,124 @@
+"""Routes the requests under /v1 to their handlers, and answers errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from host.core import Core
+from host.errors import HostError, unavailable, unexpected_failure
+from host.frontends.forwarding import HeaderForwarding
+from host.frontends.http import json_text as json
+from host.frontends.http.exchange import JSON, HttpExchange
+from host.frontends.http.routes import Route
+from host.frontends.open_requests import OpenRequests
+from host.frontends.openai import routes
+from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.embeddings import EmbeddingsHandler
+from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_model
+from host.frontends.openai.fields import CHAT, COMPLETIONS
+from host.frontends.openai.generation import GenerationHandler
+from host.frontends.openai.keys import ApiKeys
+from host.frontends.openai.models import ModelDirectory, describe_model
+from host.frontends.openai.template import PromptRenderer
+from host.frontends.restrictions import Restrictions
+
+_log = logging.getLogger("pbhost")
+
+
+class OpenAIApp:
+    """Serves the OpenAI routes of one core. Call it in the thread of the event loop only.
+
+    `max_input_size` is `--http-max-input-size`. `open_requests` counts inference requests.
+    `keys`: what clients must send; None lets every client in.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        max_input_size: int,
+        restrictions: Restrictions,
+        forwarding: HeaderForwarding,
+        open_requests: OpenRequests,
+        keys: ApiKeys | None = None,
+    ) -> None:
+        self._keys = keys
+        self._core = core
+        self._restrictions = restrictions
+        self._open_requests = open_requests
+        self._models = ModelDirectory(core)
+        self._created = int(time.time())
+        bodies = BodyReader(max_input_size)
+        prompts = PromptRenderer(core, max_input_size)
+        self._generation = GenerationHandler(core, self._models, bodies, forwarding, prompts)
+        self._embeddings = EmbeddingsHandler(core, self._models, bodies, forwarding)
+
+    async def handle(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer one request."""
+        try:
+            await self._dispatch(exchange, route)
+        except OpenAIError as error:
+            await _send_error(exchange, error)
+        except HostError as error:
+            await _send_error(exchange, from_host_error(error))
+        except asyncio.CancelledError:
+            # The client has disconnected, or the exit timeout of the server has passed.
+            if exchange.response_started:
+                raise
+            await _send_error(exchange, from_host_error(unavailable("Server exiting")))
+        except Exception as error:  # a defect of ours
+            _log.error("unexpected failure of an OpenAI request", exc_info=error)
+            if exchange.response_started:
+                raise
+            await _send_error(exchange, from_host_error(unexpected_failure(error)))
+
+    async def _dispatch(self, exchange: HttpExchange, route: Route) -> None:
+        endpoint = route.endpoint
+        if self._keys is not None and endpoint is not routes.HEALTH:
+            self._keys.check(exchange.header("authorization"))
+        if endpoint is routes.UNKNOWN:
+            raise OpenAIError("this server has no such URL", "unknown_url", None, 404)
+        lacking = self._restrictions.missing_header(endpoint.category, exchange.header)
+        if lacking is not None:
+            text = f"This API is restricted, expecting header '{lacking}'"
+            raise OpenAIError(text, "restricted", None, 403, "permission_error")
+        if exchange.method not in endpoint.methods:
+            allow = (b"allow", ", ".join(endpoint.methods).encode())
+            raise OpenAIError("Method Not Allowed", None, None, 405, headers=(allow,))
+        if endpoint.category == "inference":
+            await self._infer(exchange, route)
+        elif endpoint is routes.HEALTH:
+            await self._health(exchange)
+        else:
+            await self._describe_models(exchange, route)
+
+    async def _infer(self, exchange: HttpExchange, route: Route) -> None:
+        if self._open_requests.draining:
+            raise unavailable("Server exiting")
+        self._open_requests.count += 1
+        try:
+            if route.endpoint is routes.EMBEDDINGS:
+                await self._embeddings.answer(exchange)
+            else:
+                name = CHAT if route.endpoint is routes.CHAT_COMPLETIONS else COMPLETIONS
+                await self._generation.answer(exchange, name)
+        finally:
+            self._open_requests.request_finished()
+
+    async def _health(self, exchange: HttpExchange) -> None:
+        status = 200 if await self._core.health.ready() else 503
+        await exchange.send_response(JSON, (), (), status)
+
+    async def _describe_models(self, exchange: HttpExchange, route: Route) -> None:
+        if route.endpoint is routes.MODEL:
+            if not self._models.find_any(route.resource).contract.routes:
+                raise unknown_model(route.resource)
+            await exchange.send_json(json.dump(describe_model(route.resource, self._created)))
+            return
+        data = [describe_model(name, self._created) for name in self._models.list_names()]
+        await exchange.send_json(json.dump({"object": "list", "data": data}))
+
+
+async def _send_error(exchange: HttpExchange, error: OpenAIError) -> None:
+    await exchange.send_response(JSON, (error.body(),), error.headers, error.status)

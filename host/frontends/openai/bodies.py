@@ -1,0 +1,70 @@
+"""Reads the bodies of requests as JSON objects, within limits and with compression."""
+
+from __future__ import annotations
+
+import asyncio
+
+from host.errors import ErrorCode, HostError
+from host.frontends.http.compression import SUPPORTED_ENCODINGS, decompress, max_compressed_size
+from host.frontends.http.exchange import HttpExchange
+from host.frontends.http.inference_header import MAX_INLINE_BYTES
+from host.frontends.openai.errors import OpenAIError, invalid_value
+from host.frontends.openai.fields import Fields, model_name, parse_object
+
+
+class _TooLarge(HostError):
+    """The body is too large; carries no text of its own."""
+
+
+class BodyReader:
+    """Reads bodies of at most `max_size` bytes (`--http-max-input-size`)."""
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+
+    async def read(self, exchange: HttpExchange) -> tuple[int, Fields, str]:
+        """Return the size of a body, its fields, and the model that it names.
+
+        Raises OpenAIError. A body that declares too large a size is refused before it is read.
+        """
+        body = await self._read_bytes(exchange)
+        if len(body) > MAX_INLINE_BYTES:
+            fields = await asyncio.to_thread(parse_object, body)
+        else:
+            fields = parse_object(body)
+        return len(body), fields, model_name(fields)
+
+    def check_size(self, size: int) -> None:
+        """Raise OpenAIError if the inputs of a request exceed the limit."""
+        if size > self._max_size:
+            raise self._too_large(size)
+
+    async def _read_bytes(self, exchange: HttpExchange) -> bytes:
+        encoding = exchange.headers.get(b"content-encoding", b"identity").decode("latin-1")
+        try:
+            if encoding in SUPPORTED_ENCODINGS:
+                most = max_compressed_size(self._max_size)
+                packed = await exchange.read_body(most, self._refuse)
+                return await decompress(packed, self._max_size)
+            if encoding not in ("", "identity"):
+                raise invalid_value(
+                    f"content-encoding '{encoding[:80]}' is not supported; send gzip, deflate or"
+                    " none",
+                    "content-encoding",
+                )
+            return await exchange.read_body(self._max_size, self._refuse)
+        except _TooLarge as error:
+            raise self._too_large(int(error.message)) from None
+
+    @staticmethod
+    def _refuse(size: int) -> HostError:
+        return _TooLarge(ErrorCode.INVALID_ARG, str(size))
+
+    def _too_large(self, size: int) -> OpenAIError:
+        return OpenAIError(
+            f"the request has {size} bytes, at most {self._max_size} are allowed;"
+            " --http-max-input-size sets the limit",
+            "content_too_large",
+            None,
+            413,
+        )

@@ -1,0 +1,213 @@
+"""Answers `POST /v1/embeddings`: texts in, vectors out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from host.core import Core
+from host.errors import HostError
+from host.frontends.forwarding import HeaderForwarding
+from host.frontends.http import json_text as json
+from host.frontends.http.exchange import JSON, HttpExchange
+from host.frontends.http.inference_header import MAX_INLINE_BYTES
+from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.contract import Contract, Input
+from host.frontends.openai.errors import (
+    from_host_error,
+    invalid_value,
+    model_failure,
+    unsupported_field,
+)
+from host.frontends.openai.fields import EMBEDDINGS, Fields, check_fields, too_deep
+from host.frontends.openai.inputs import build_parameters, encode_input
+from host.frontends.openai.models import ModelDirectory
+from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
+
+Vectors = npt.NDArray[np.float32]
+
+_MAX_CALLS = 64  # of one request at a time
+_DTYPES = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+_COUNTS = ("prompt_tokens", "num_input_tokens")
+
+
+class EmbeddingsHandler:
+    """Answers embeddings requests. Raises OpenAIError or HostError."""
+
+    def __init__(
+        self, core: Core, models: ModelDirectory, bodies: BodyReader, forwarding: HeaderForwarding
+    ) -> None:
+        self._core = core
+        self._models = models
+        self._bodies = bodies
+        self._forwarding = forwarding
+
+    async def answer(self, exchange: HttpExchange) -> None:
+        """Answer one request."""
+        tracing = self._core.request_tracer
+        receive_started_ns = receive_started(tracing)
+        size, sent, name = await self._bodies.read(exchange)
+        contract, version = self._models.find(name, EMBEDDINGS)
+        if size > MAX_INLINE_BYTES:
+            prepare = asyncio.to_thread(_prepare, contract, sent, version, self._bodies)
+            fields, texts, requests = await prepare
+        else:
+            fields, texts, requests = _prepare(contract, sent, version, self._bodies)
+        if self._forwarding:
+            forwarded = self._forwarding.to_parameters(exchange.raw_headers())
+            for request in requests:
+                request.parameters.update(forwarded)
+        with trace_request(tracing, exchange, requests[0], receive_started_ns):
+            responses = await self._infer_all(requests)
+            body = await asyncio.to_thread(_write, contract, fields, len(texts), name, responses)
+            with trace_response(requests[0]):
+                await exchange.send_response(JSON, (body,))
+
+    async def _infer_all(self, requests: Sequence[InferRequest]) -> list[InferResponse]:
+        """Return the responses in order. An error of one request cancels the others."""
+        free = asyncio.Semaphore(_MAX_CALLS)
+
+        async def infer(request: InferRequest) -> InferResponse:
+            async with free:
+                return await self._core.infer(request)
+
+        tasks = [asyncio.create_task(infer(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except HostError as error:
+            raise from_host_error(error) from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _prepare(
+    contract: Contract, sent: Fields, version: int, bodies: BodyReader
+) -> tuple[Fields, list[str], list[InferRequest]]:
+    """Check the fields; return them, the texts, and the requests for the texts."""
+    fields = check_fields(sent, EMBEDDINGS, contract.defaults)
+    value = fields["input"]
+    texts = [value] if isinstance(value, str) else value
+    if not all(isinstance(text, str) for text in texts):
+        raise unsupported_field(
+            f"model '{contract.model}' takes text, not token ids; with LangChain, set"
+            " check_embedding_ctx_length=False",
+            "input",
+        )
+    others = {field: value for field, value in fields.items() if field != "input"}
+    try:  # every text gets all other fields
+        bodies.check_size(len(json.dump(others)) * len(texts))
+    except RecursionError:
+        raise too_deep() from None
+    entry = _text_input(contract)
+    size = _texts_per_request(contract, entry)
+    parameters = build_parameters(contract, fields, EMBEDDINGS, _filled(contract))
+    requests = []
+    for start in range(0, len(texts), size):
+        part = texts[start : start + size]
+        inputs = [_encode_texts(entry, part, contract.max_batch_size > 0)]
+        for other in contract.inputs:
+            if other is not entry and fields.get(other.source) is not None:
+                tensor = encode_input(other, fields[other.source])
+                if contract.max_batch_size > 0:  # every text of the batch gets the same value
+                    assert isinstance(tensor.data, bytes)
+                    tensor.shape[0], tensor.data = len(part), tensor.data * len(part)
+                inputs.append(tensor)
+        request = InferRequest(contract.model, inputs, version, parameters=dict(parameters))
+        request.requested_outputs = [
+            name for name, meaning in contract.outputs.items() if meaning == "embedding"
+        ]
+        requests.append(request)
+    return fields, texts, requests
+
+
+def _filled(contract: Contract) -> set[str]:
+    return {entry.source for entry in contract.inputs}
+
+
+def _text_input(contract: Contract) -> Input:
+    return next(entry for entry in contract.inputs if entry.source in ("input", "prompt"))
+
+
+def _texts_per_request(contract: Contract, entry: Input) -> int:
+    """Return how many texts a request has: a batch, all of them for `[-1]`, or one."""
+    if contract.max_batch_size > 0:
+        return contract.max_batch_size
+    return 1 << 31 if -1 in entry.dims else 1
+
+
+def _encode_texts(entry: Input, texts: list[str], batched: bool) -> Tensor:
+    tensor = encode_input(Input(entry.name, entry.source, entry.datatype, (-1,)), texts)
+    shape = [1 if dim == -1 else dim for dim in entry.dims]
+    shape[0 if batched or -1 not in entry.dims else entry.dims.index(-1)] = len(texts)
+    tensor.shape = shape
+    return tensor
+
+
+def _write(
+    contract: Contract, fields: Fields, count: int, name: str, responses: Sequence[InferResponse]
+) -> bytes:
+    """Write the answer. Raises OpenAIError."""
+    vectors: list[Vectors] = []
+    for response in responses:
+        for tensor in response.outputs:
+            if contract.outputs.get(tensor.name) == "embedding":
+                vectors.extend(read_vectors(contract.model, tensor))
+    if len(vectors) != count:
+        raise model_failure(
+            f"model '{contract.model}' gave {len(vectors)} embeddings for {count} texts"
+        )
+    wanted = fields.get("dimensions")
+    if wanted is not None and not contract.takes("dimensions") and wanted != len(vectors[0]):
+        raise invalid_value(
+            f"'dimensions' must be {len(vectors[0])}, which model '{contract.model}' gives, got"
+            f" {wanted}",
+            "dimensions",
+        )
+    as_text = fields.get("encoding_format") == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(vector.tobytes()).decode()
+            if as_text
+            else vector.tolist(),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    tokens = sum(_prompt_tokens(response) for response in responses)
+    usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return json.dump({"object": "list", "data": data, "model": name, "usage": usage})
+
+
+def read_vectors(model: str, tensor: Tensor) -> Vectors:
+    """Return an output as FP32 rows, shape [N, D]; the last dimension is the vector."""
+    data = copy_from_shared_memory(tensor).data
+    assert isinstance(data, (bytes, memoryview))
+    if tensor.datatype == "BF16":
+        wide = np.frombuffer(data, "<u2").astype("<u4") << 16
+        values = wide.view("<f4")
+    elif tensor.datatype in _DTYPES:
+        with np.errstate(over="ignore"):
+            values = np.frombuffer(data, _DTYPES[tensor.datatype]).astype("<f4")
+    else:
+        raise model_failure(f"output '{tensor.name}' of model '{model}' has no floating point")
+    width = tensor.shape[-1] if tensor.shape else 1
+    if not width:
+        raise model_failure(f"output '{tensor.name}' of model '{model}' has vectors of length 0")
+    return values.reshape(-1, width)
+
+
+def _prompt_tokens(response: InferResponse) -> int:
+    for name in _COUNTS:
+        count = response.parameters.get(name)
+        if isinstance(count, int):
+            return count
+    return 0

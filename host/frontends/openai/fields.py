@@ -1,0 +1,431 @@
+"""Checks the fields of requests: JSON types, ranges and contradictions.
+
+The fields are in docs/how-to/openai.md. `null` means that a field is absent. Fields that are not
+checked here pass as they are: models may have inputs of any name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from host.errors import HostError
+from host.frontends.http import json_text as json
+from host.frontends.openai.errors import (
+    OpenAIError,
+    invalid_json,
+    invalid_type,
+    invalid_value,
+    missing_field,
+)
+
+Fields = dict[str, Any]
+Check = Callable[[str, Any], None]
+"""Checks the value at a place of the body, such as `messages[0].role`. Raises OpenAIError."""
+
+CHAT, COMPLETIONS, EMBEDDINGS = "chat", "completions", "embeddings"
+MAX_CHOICES = 128
+"""The maximum number of choices of a request, over all its prompts."""
+MAX_TEXTS = 2048
+"""The maximum number of texts of one embeddings request."""
+
+_MAX_STOPS = 16
+_INT64 = 1 << 63
+_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def read_fields(body: bytes, route: str, defaults: Mapping[str, Any] | None = None) -> Fields:
+    """Parse and check a body; return its fields without those that are `null`.
+
+    Raises OpenAIError.
+    """
+    return check_fields(parse_object(body), route, defaults)
+
+
+def parse_object(body: bytes) -> Fields:
+    """Parse a JSON object in UTF-8; the first of equal names counts. Raises OpenAIError."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        text = f"the body is not JSON: byte {error.start} is not valid UTF-8"
+        raise invalid_json(text) from None
+    try:
+        document = json.parse(body)
+    except HostError as error:
+        raise invalid_json(f"the body is not JSON: {error.message}") from None
+    if not isinstance(document, dict):
+        raise invalid_json("the body is not a JSON object")
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def check_fields(sent: Fields, route: str, defaults: Mapping[str, Any] | None = None) -> Fields:
+    """Check the fields of a request, with the defaults of its model. Raises OpenAIError."""
+    fields = {**(defaults or {}), **sent}
+    for name in _REQUIRED[route]:
+        if name not in fields:
+            raise missing_field(name)
+    for name, check in _CHECKS[route].items():
+        if name in fields:
+            check(name, fields[name])
+    _check_contradictions(fields, route)
+    return fields
+
+
+def _check_contradictions(fields: Fields, route: str) -> None:
+    if "stream_options" in fields and not fields.get("stream"):
+        raise invalid_value("'stream_options' needs 'stream': true", "stream_options")
+    if route == CHAT:
+        for old in ("functions", "function_call"):
+            if old in fields:
+                raise invalid_value(f"'{old}' is not supported; use 'tools'", old)
+        if "top_logprobs" in fields and not fields.get("logprobs"):
+            raise invalid_value("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+        choice = fields.get("tool_choice")
+        if choice is not None and choice != "none" and "tools" not in fields:
+            raise invalid_value("'tool_choice' needs 'tools'", "tool_choice")
+        if isinstance(choice, dict):
+            name = choice["function"]["name"]
+            if name not in [tool["function"]["name"] for tool in fields["tools"]]:
+                raise invalid_value(
+                    f"'tool_choice' names '{name}', which is not in 'tools'", "tool_choice"
+                )
+    if route == COMPLETIONS:
+        if fields.get("max_tokens") == 0 and not fields.get("echo"):
+            raise invalid_value("'max_tokens' of 0 needs 'echo': true", "max_tokens")
+        if fields.get("best_of", 1) != 1:
+            raise invalid_value("'best_of' must be 1", "best_of")
+
+
+# Scalars
+
+
+def _string(place: str, value: Any) -> None:
+    if type(value) is not str:
+        raise invalid_type(place, "a string", value)
+
+
+def _boolean(place: str, value: Any) -> None:
+    if type(value) is not bool:
+        raise invalid_type(place, "a boolean", value)
+
+
+def _number(low: float, high: float) -> Check:
+    def check(place: str, value: Any) -> None:
+        if type(value) not in (int, float):
+            raise invalid_type(place, "a number", value)
+        if not low <= value <= high:
+            raise invalid_value(f"'{place}' must be from {low} to {high}, got {value}", place)
+
+    return check
+
+
+def _integer(low: int, high: int | None = None) -> Check:
+    def check(place: str, value: Any) -> None:
+        if type(value) is not int:
+            raise invalid_type(place, "an integer", value)
+        if value < low or (high is not None and value > high):
+            limits = f"{low} or more" if high is None else f"from {low} to {high}"
+            raise invalid_value(f"'{place}' must be {limits}, got {value}", place)
+
+    return check
+
+
+def _one_of(allowed: Sequence[str]) -> Check:
+    def check(place: str, value: Any) -> None:
+        _string(place, value)
+        if value not in allowed:
+            names = ", ".join(f"'{name}'" for name in allowed)
+            raise invalid_value(f"'{place}' must be one of {names}; got '{value[:80]}'", place)
+
+    return check
+
+
+def _not_empty_string(place: str, value: Any) -> None:
+    _string(place, value)
+    if not value:
+        raise invalid_value(f"'{place}' must not be empty", place)
+
+
+# Arrays and objects
+
+
+def _array(place: str, value: Any, low: int, high: int | None) -> None:
+    if type(value) is not list:
+        raise invalid_type(place, "an array", value)
+    if len(value) < low or (high is not None and len(value) > high):
+        limits = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise invalid_value(f"'{place}' must have {limits} elements, got {len(value)}", place)
+
+
+def _object(place: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise invalid_type(place, "an object", value)
+
+
+def _check_member(place: str, owner: Any, name: str, check: Check, required: bool = True) -> None:
+    value = owner.get(name)
+    if value is not None:
+        check(f"{place}.{name}", value)
+    elif required:
+        raise missing_field(f"{place}.{name}")
+
+
+def _stop(place: str, value: Any) -> None:
+    if type(value) is str:
+        _not_empty_string(place, value)
+        return
+    if type(value) is not list:
+        raise invalid_type(place, "a string or an array of strings", value)
+    _array(place, value, 1, _MAX_STOPS)
+    for index, text in enumerate(value):
+        _not_empty_string(f"{place}[{index}]", text)
+
+
+def _stream_options(place: str, value: Any) -> None:
+    _object(place, value)
+    for name in ("include_usage", "include_obfuscation"):
+        _check_member(place, value, name, _boolean, required=False)
+
+
+def _logit_bias(place: str, value: Any) -> None:
+    _object(place, value)
+    for token, bias in value.items():
+        _number(-100, 100)(f"{place}.{token[:80]}", bias)
+
+
+def _metadata(place: str, value: Any) -> None:
+    _object(place, value)
+    for name, text in value.items():
+        _string(f"{place}.{name[:80]}", text)
+
+
+def _tools(place: str, value: Any) -> None:
+    _array(place, value, 1, 128)
+    for index, tool in enumerate(value):
+        inner = f"{place}[{index}]"
+        _object(inner, tool)
+        _check_member(inner, tool, "type", _one_of(("function",)))
+        _check_member(inner, tool, "function", _function)
+
+
+def _function(place: str, value: Any) -> None:
+    _object(place, value)
+    _check_member(place, value, "name", _tool_name)
+    _check_member(place, value, "description", _string, required=False)
+    _check_member(place, value, "parameters", _object, required=False)
+    _check_member(place, value, "strict", _boolean, required=False)
+
+
+def _tool_name(place: str, value: Any) -> None:
+    _string(place, value)
+    if not _TOOL_NAME.fullmatch(value):
+        raise invalid_value(
+            f"'{place}' must have 1 to 64 characters of a-z, A-Z, 0-9, '_' and '-'", place
+        )
+
+
+def _tool_choice(place: str, value: Any) -> None:
+    if type(value) is str:
+        _one_of(("none", "auto", "required"))(place, value)
+        return
+    if not isinstance(value, dict):
+        raise invalid_type(place, "a string or an object", value)
+    _check_member(place, value, "type", _one_of(("function",)))
+    _check_member(place, value, "function", _object)
+    _check_member(f"{place}.function", value["function"], "name", _tool_name)
+
+
+def _response_format(place: str, value: Any) -> None:
+    _object(place, value)
+    _check_member(place, value, "type", _one_of(("text", "json_object", "json_schema")))
+    if value["type"] == "json_schema":
+        _check_member(place, value, "json_schema", _object)
+        inner, schema = f"{place}.json_schema", value["json_schema"]
+        _check_member(inner, schema, "name", _tool_name)
+        _check_member(inner, schema, "schema", _object, required=False)
+        _check_member(inner, schema, "strict", _boolean, required=False)
+        _check_member(inner, schema, "description", _string, required=False)
+
+
+# Messages
+
+
+def _messages(place: str, value: Any) -> None:
+    _array(place, value, 1, None)
+    for index, message in enumerate(value):
+        _message(f"{place}[{index}]", message)
+
+
+def _message(place: str, value: Any) -> None:
+    _object(place, value)
+    _check_member(place, value, "role", _one_of(_ROLES))
+    role = value["role"]
+    if role == "tool":
+        _check_member(place, value, "tool_call_id", _string)
+    _check_member(place, value, "name", _string, required=False)
+    _check_member(place, value, "tool_calls", _tool_calls, required=False)
+    may_lack_content = role == "assistant" and value.get("tool_calls") is not None
+    _check_member(place, value, "content", _content, required=not may_lack_content)
+
+
+def _tool_calls(place: str, value: Any) -> None:
+    _array(place, value, 1, None)
+    for index, call in enumerate(value):
+        inner = f"{place}[{index}]"
+        _object(inner, call)
+        _check_member(inner, call, "id", _string)
+        _check_member(inner, call, "type", _one_of(("function",)))
+        _check_member(inner, call, "function", _object)
+        _check_member(f"{inner}.function", call["function"], "name", _string)
+        _check_member(f"{inner}.function", call["function"], "arguments", _string)
+
+
+def _content(place: str, value: Any) -> None:
+    if type(value) is str:
+        return
+    if type(value) is not list:
+        raise invalid_type(place, "a string or an array", value)
+    _array(place, value, 1, None)
+    for index, part in enumerate(value):
+        inner = f"{place}[{index}]"
+        _object(inner, part)
+        _check_member(inner, part, "type", _one_of(tuple(_PARTS)))
+        name, check = _PARTS[part["type"]]
+        _check_member(inner, part, name, check)
+
+
+def _image_url(place: str, value: Any) -> None:
+    _object(place, value)
+    _check_member(place, value, "url", _string)
+    _check_member(place, value, "detail", _string, required=False)
+    if not value["url"].startswith("data:image/"):
+        raise invalid_value(
+            "images must be sent along, as data:image/...;base64,...: this server fetches nothing",
+            f"{place}.url",
+        )
+
+
+def _input_audio(place: str, value: Any) -> None:
+    _object(place, value)
+    _check_member(place, value, "data", _string)
+    _check_member(place, value, "format", _one_of(("wav", "mp3")))
+
+
+_PARTS: dict[str, tuple[str, Check]] = {
+    "text": ("text", _string),
+    "refusal": ("refusal", _string),
+    "image_url": ("image_url", _image_url),
+    "input_audio": ("input_audio", _input_audio),
+    "file": ("file", _object),
+}
+
+
+# Prompts and texts
+
+
+def _texts(high: int, may_be_empty: bool) -> Check:
+    """Check a text, an array of texts, an array of token ids, or an array of such arrays."""
+    text = _string if may_be_empty else _not_empty_string
+
+    def check(place: str, value: Any) -> None:
+        if type(value) is str:
+            text(place, value)
+            return
+        if type(value) is not list:
+            raise invalid_type(place, "a string or an array", value)
+        if value and type(value[0]) is int:
+            _token_ids(place, value)
+            return
+        _array(place, value, 1, high)
+        is_text = type(value[0]) is str
+        for index, element in enumerate(value):
+            (text if is_text else _token_ids)(f"{place}[{index}]", element)
+
+    return check
+
+
+def _token_ids(place: str, value: Any) -> None:
+    _array(place, value, 1, None)
+    for index, token in enumerate(value):
+        _integer(0, _INT64 - 1)(f"{place}[{index}]", token)
+
+
+_COMMON: dict[str, Check] = {
+    "model": _string,
+    "stream": _boolean,
+    "stream_options": _stream_options,
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1),
+    "frequency_penalty": _number(-2, 2),
+    "presence_penalty": _number(-2, 2),
+    "seed": _integer(-_INT64, _INT64 - 1),
+    "stop": _stop,
+    "n": _integer(1, MAX_CHOICES),
+    "logit_bias": _logit_bias,
+    "user": _string,
+}
+_CHECKS: dict[str, dict[str, Check]] = {
+    CHAT: {
+        **_COMMON,
+        "messages": _messages,
+        "max_completion_tokens": _integer(1),
+        "max_tokens": _integer(1),
+        "logprobs": _boolean,
+        "top_logprobs": _integer(0, 20),
+        "tools": _tools,
+        "tool_choice": _tool_choice,
+        "parallel_tool_calls": _boolean,
+        "response_format": _response_format,
+        "safety_identifier": _string,
+        "prompt_cache_key": _string,
+        "metadata": _metadata,
+        "reasoning_effort": _string,
+        "verbosity": _string,
+        "modalities": lambda place, value: _array(place, value, 1, None),
+        "audio": _object,
+        "prediction": _object,
+        "web_search_options": _object,
+        "service_tier": _string,
+        "store": _boolean,
+    },
+    COMPLETIONS: {
+        **_COMMON,
+        "prompt": _texts(MAX_CHOICES, may_be_empty=True),
+        "max_tokens": _integer(0),
+        "logprobs": _integer(0, 5),
+        "echo": _boolean,
+        "suffix": _string,
+        "best_of": _integer(1),
+    },
+    EMBEDDINGS: {
+        "model": _string,
+        "input": _texts(MAX_TEXTS, may_be_empty=False),
+        "dimensions": _integer(1),
+        "encoding_format": _one_of(("float", "base64")),
+        "user": _string,
+    },
+}
+_REQUIRED = {
+    CHAT: ("model", "messages"),
+    COMPLETIONS: ("model", "prompt"),
+    EMBEDDINGS: ("model", "input"),
+}
+KNOWN_FIELDS = {
+    route: frozenset(checks) | {"functions", "function_call"} for route, checks in _CHECKS.items()
+}
+"""The fields of OpenAI by route."""
+
+
+def model_name(fields: Fields) -> str:
+    """Return the model that a request names. Raises OpenAIError."""
+    if "model" not in fields:
+        raise missing_field("model")
+    _string("model", fields["model"])
+    return str(fields["model"])
+
+
+def too_deep() -> OpenAIError:
+    """The body has more nested arrays or objects than can be written as JSON again."""
+    return invalid_json("the body is nested too deeply")

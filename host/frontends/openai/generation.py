@@ -1,0 +1,293 @@
+"""Answers chats and completions: one call per choice, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from host.core import Core
+from host.errors import HostError
+from host.frontends.forwarding import HeaderForwarding
+from host.frontends.http.exchange import JSON, Header, HttpExchange
+from host.frontends.http.inference_header import MAX_INLINE_BYTES
+from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.openai.answers import Answer, sum_usage
+from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.contract import Contract
+from host.frontends.openai.errors import OpenAIError, from_host_error, invalid_value
+from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields, too_deep
+from host.frontends.openai.inputs import build_request, choice_fields, prepare_fields
+from host.frontends.openai.models import ModelDirectory
+from host.frontends.openai.outputs import Delta, JsonReader, ResponseReader, TextReader
+from host.frontends.openai.template import PromptRenderer
+from host.inference.request import InferRequest
+
+_STREAM_HEADERS: tuple[Header, ...] = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+
+@dataclass(slots=True)
+class _Generation:
+    """The calls of one request: each has its reader. `echoes`: the text before each choice."""
+
+    requests: list[InferRequest]
+    readers: list[ResponseReader]
+    echoes: list[str]
+    per_prompt: int
+    without_model: bool = False  # only echoes are wanted
+
+
+class GenerationHandler:
+    """Answers `POST /v1/chat/completions` and `POST /v1/completions`. Raises OpenAIError."""
+
+    def __init__(
+        self,
+        core: Core,
+        models: ModelDirectory,
+        bodies: BodyReader,
+        forwarding: HeaderForwarding,
+        prompts: PromptRenderer,
+    ) -> None:
+        self._core = core
+        self._models = models
+        self._bodies = bodies
+        self._forwarding = forwarding
+        self._prompts = prompts
+
+    async def answer(self, exchange: HttpExchange, route: str) -> None:
+        """Answer one request. Raises OpenAIError before the first event of a stream."""
+        tracing = self._core.request_tracer
+        receive_started_ns = receive_started(tracing)
+        size, sent, name = await self._bodies.read(exchange)
+        contract, version = self._models.find(name, route)
+        large = size > MAX_INLINE_BYTES
+        fields = await _run(large, check_fields, sent, route, contract.defaults)
+        fields = prepare_fields(contract, fields, route)
+        options = fields.get("stream_options", {})
+        answer = Answer(route, name, bool(options.get("include_usage")))
+        request_id = _request_id(exchange, answer.id)
+        prompts: Sequence[str | list[int] | None]
+        if route == CHAT:
+            takes_prompt = contract.takes("prompt") and not contract.takes_whole_request
+            prompts = [
+                await self._prompts.render(contract, fields, version) if takes_prompt else None
+            ]
+        else:
+            prompts = _prompts(fields["prompt"])
+        self._check_sizes(contract, fields, prompts, size)
+        generation = await _run(
+            large, _build, contract, fields, route, prompts, version, request_id
+        )
+        if self._forwarding:
+            forwarded = self._forwarding.to_parameters(exchange.raw_headers())
+            for request in generation.requests:
+                request.parameters.update(forwarded)
+        headers: tuple[Header, ...] = ((b"x-request-id", request_id.encode()),)
+        deltas = self._deltas(generation)
+        with trace_request(tracing, exchange, generation.requests[0], receive_started_ns):
+            async with aclosing(deltas):
+                if fields.get("stream"):
+                    await self._stream(exchange, answer, generation, deltas, headers)
+                else:
+                    await self._send_whole(exchange, answer, generation, deltas, headers)
+
+    def _check_sizes(
+        self, contract: Contract, fields: Fields, prompts: Sequence[Any], size: int
+    ) -> None:
+        """Refuse a request whose choices together would take too much memory."""
+        if contract.takes_whole_request:
+            return
+        choices = fields.get("n", 1)
+        if len(prompts) * choices > MAX_CHOICES:
+            raise invalid_value(
+                f"'n' and 'prompt' ask for {len(prompts) * choices} choices, at most"
+                f" {MAX_CHOICES} are possible",
+                "n",
+            )
+        prompt_size = sum(len(prompt) for prompt in prompts if prompt is not None)
+        rest = max(size - prompt_size, 0)
+        self._bodies.check_size((prompt_size + rest * len(prompts)) * choices)
+
+    async def _send_whole(
+        self,
+        exchange: HttpExchange,
+        answer: Answer,
+        generation: _Generation,
+        deltas: AsyncIterator[list[Delta]],
+        headers: tuple[Header, ...],
+    ) -> None:
+        joined: list[Delta] = []
+        async for some in deltas:
+            joined += some
+        with trace_response(generation.requests[0]):
+            body = answer.whole(joined, _usage(generation))
+            await exchange.send_response(JSON, (body,), headers)
+
+    async def _stream(
+        self,
+        exchange: HttpExchange,
+        answer: Answer,
+        generation: _Generation,
+        deltas: AsyncIterator[list[Delta]],
+        headers: tuple[Header, ...],
+    ) -> None:
+        """Send the events. An error after the head is an event, and the stream has no `[DONE]`."""
+        try:
+            async for some in deltas:
+                if not exchange.response_started:
+                    await exchange.start_response(_EVENT_STREAM, (*_STREAM_HEADERS, *headers))
+                events = b"".join(map(answer.chunks, some))
+                if events:
+                    with trace_response(generation.requests[0]):
+                        await exchange.send_chunk(events)
+            await exchange.send_chunk(answer.end(_usage(generation)), more=False)
+        except OpenAIError as error:
+            if not exchange.response_started:
+                raise
+            await exchange.send_chunk(b"data: %b\n\n" % error.body(), more=False)
+
+    async def _deltas(self, generation: _Generation) -> AsyncGenerator[list[Delta], None]:
+        """Yield the deltas of all choices as they come. Leaving early cancels the calls."""
+        echoes = [
+            Delta(index, {"content": text}) for index, text in enumerate(generation.echoes) if text
+        ]
+        if generation.without_model:
+            yield echoes
+            yield [Delta(index, {}, "length") for index in range(len(generation.readers))]
+            return
+        calls = [
+            self._read_call(request, reader)
+            for request, reader in zip(generation.requests, generation.readers, strict=True)
+        ]
+        responses = calls[0] if len(calls) == 1 else _merge(calls)
+        async with aclosing(responses):
+            async for deltas in responses:
+                yield echoes + deltas
+                echoes = []
+
+    async def _read_call(
+        self, request: InferRequest, reader: ResponseReader
+    ) -> AsyncGenerator[list[Delta], None]:
+        try:
+            call = self._core.infer(request)
+        except HostError as error:
+            raise from_host_error(error) from None
+        async with aclosing(aiter(call)) as responses:
+            async for response in responses:
+                yield reader.read(response)
+                if reader.stopped:
+                    break  # this cancels the call
+        yield reader.finish()
+
+
+def _build(
+    contract: Contract,
+    fields: Fields,
+    route: str,
+    prompts: Sequence[str | list[int] | None],
+    version: int,
+    request_id: str,
+) -> _Generation:
+    """Build the requests of all choices, and the readers of their responses."""
+    whole = contract.takes_whole_request
+    choices = 1 if whole else fields.get("n", 1)
+    prompts = [None] if whole else prompts
+    try:
+        requests = [
+            build_request(contract, variant, route, prompt, version, request_id)
+            for prompt in prompts
+            for variant in choice_fields(contract, fields, choices)
+        ]
+    except RecursionError:
+        raise too_deep() from None
+    readers: list[ResponseReader] = []
+    for index in range(len(requests)):
+        if contract.gives("response"):
+            readers.append(JsonReader(contract, index, fields.get("n", 1) if whole else 1))
+        else:
+            readers.append(_text_reader(contract, fields, index))
+    echoes: list[str] = []
+    if fields.get("echo") and not whole:
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                raise invalid_value("'echo' needs a prompt that is text", "echo")
+            echoes += [prompt] * choices
+    return _Generation(
+        requests, readers, echoes, choices, bool(echoes) and fields.get("max_tokens") == 0
+    )
+
+
+def _text_reader(contract: Contract, fields: Fields, index: int) -> TextReader:
+    carried = contract.takes("sampling") or contract.takes_whole_request
+    limit = fields.get("max_tokens")
+    return TextReader(
+        contract,
+        index,
+        () if carried or contract.takes("stop") else fields.get("stop", ()),
+        None if carried or contract.takes("max_tokens") else limit,
+        limit,
+    )
+
+
+def _usage(generation: _Generation) -> dict[str, Any] | None:
+    return sum_usage([reader.usage for reader in generation.readers], generation.per_prompt)
+
+
+def _prompts(value: Any) -> list[str | list[int] | None]:
+    """Return the prompts of a completion: texts, or arrays of token ids."""
+    if isinstance(value, str) or type(value[0]) is int:
+        return [value]
+    return list(value)
+
+
+def _request_id(exchange: HttpExchange, default: str) -> str:
+    """Return the id that the client has given, if it has 1 to 128 visible characters."""
+    sent = (exchange.header("x-request-id") or b"").decode("latin-1")
+    visible = sent.isascii() and sent.isprintable() and " " not in sent
+    return sent if sent and visible and len(sent) <= 128 else default
+
+
+async def _run(in_thread: bool, function: Any, *arguments: Any) -> Any:
+    """Run a function in a thread if it has much to do."""
+    if in_thread:
+        return await asyncio.to_thread(function, *arguments)
+    return function(*arguments)
+
+
+async def _merge(
+    streams: Sequence[AsyncGenerator[list[Delta], None]],
+) -> AsyncGenerator[list[Delta], None]:
+    """Yield what several streams yield, as it comes. An error of one ends all of them."""
+    queue: asyncio.Queue[list[Delta] | Exception | None] = asyncio.Queue(1)
+
+    async def forward(stream: AsyncGenerator[list[Delta], None]) -> None:
+        last: Exception | None = None
+        try:
+            async with aclosing(stream):
+                async for deltas in stream:
+                    await queue.put(deltas)
+        except Exception as error:  # raised again by the reader of the queue
+            last = error
+        await queue.put(last)
+
+    tasks = [asyncio.create_task(forward(stream)) for stream in streams]
+    try:
+        open_streams = len(tasks)
+        while open_streams:
+            deltas = await queue.get()
+            if isinstance(deltas, Exception):
+                raise deltas
+            if deltas is None:
+                open_streams -= 1
+            else:
+                yield deltas
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,286 @@
+"""Converts the fields of a request to the inputs and parameters of a model."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from host.errors import HostError
+from host.frontends.http import json_text as json
+from host.frontends.http.tensors import flatten, read_numbers
+from host.frontends.openai.contract import Contract, Input
+from host.frontends.openai.errors import invalid_type, unsupported_field
+from host.frontends.openai.fields import CHAT, KNOWN_FIELDS, Fields
+from host.inference.request import InferRequest, Parameter, Tensor
+
+_INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "seed",
+    "stop",
+    "max_tokens",
+)
+"""The fields of OpenAI that `sampling_parameters` can carry."""
+
+_NEED_AN_INPUT = (
+    "tools",
+    "response_format",
+    "logit_bias",
+    "logprobs",
+    "suffix",
+    "audio",
+    "prediction",
+    "web_search_options",
+)
+"""Fields that change the kind of the answer: a model that does not take them is not asked."""
+
+_NEVER_PARAMETERS = frozenset(
+    "model messages prompt input tools tool_choice response_format functions function_call stream"
+    " stream_options n echo dimensions best_of encoding_format max_completion_tokens logprobs"
+    " top_logprobs reasoning_effort verbosity modalities service_tier store metadata"
+    " safety_identifier prompt_cache_key parallel_tool_calls user chat_template_kwargs".split()
+)
+_RESERVED = frozenset(
+    "sequence_id sequence_start sequence_end headers binary_data_output priority timeout"
+    " openai_route".split()
+)
+_DEFAULT_MAX_TOKENS = {CHAT: 1024}
+_COMPLETION_TOKENS = 16
+_ROUTE_PARAMETERS = {CHAT: "chat/completions"}
+
+
+def prepare_fields(contract: Contract, fields: Fields, route: str) -> Fields:
+    """Return the fields with one name for each meaning. Raises OpenAIError.
+
+    Refuses the fields that the model does not take, and that change the kind of its answer.
+    """
+    fields = dict(fields)
+    if "max_completion_tokens" in fields:
+        fields["max_tokens"] = fields["max_completion_tokens"]
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
+    if contract.takes_whole_request:
+        return fields
+    for name in _NEED_AN_INPUT:
+        if name in fields and not contract.takes(name) and not _is_without_effect(name, fields):
+            raise _not_taken(contract, name)
+    if "audio" in fields.get("modalities", ()) and not contract.takes("modalities"):
+        raise _not_taken(contract, "modalities")
+    if route == CHAT and not contract.takes("messages"):
+        _check_text_only(contract, fields["messages"])
+    return fields
+
+
+def _is_without_effect(name: str, fields: Fields) -> bool:
+    value = fields[name]
+    match name:
+        case "tools":
+            return bool(fields.get("tool_choice") == "none")
+        case "response_format":
+            return bool(value["type"] == "text")
+        case "logprobs":
+            return value is False
+    return False
+
+
+def _not_taken(contract: Contract, name: str) -> Exception:
+    return unsupported_field(
+        f"model '{contract.model}' does not take '{name}': it has no input '{name}' or"
+        " 'openai_request'",
+        name,
+    )
+
+
+def _check_text_only(contract: Contract, messages: list[Any]) -> None:
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for part_index, part in enumerate(content if isinstance(content, list) else ()):
+            if part["type"] not in ("text", "refusal"):
+                place = f"messages[{index}].content[{part_index}]"
+                raise unsupported_field(
+                    f"model '{contract.model}' does not take '{place}': it takes only text", place
+                )
+
+
+def build_request(
+    contract: Contract,
+    fields: Fields,
+    route: str,
+    prompt: str | list[int] | None,
+    version: int,
+    request_id: str,
+) -> InferRequest:
+    """Build the request for one prompt and one choice. Raises OpenAIError."""
+    request = InferRequest(contract.model, [], version, request_id)
+    request.requested_outputs = list(contract.outputs)
+    filled: set[str] = set()
+    for entry in contract.inputs:
+        value = _source_value(contract, entry, fields, route, prompt)
+        if value is not None:
+            filled.add(entry.source)
+            request.inputs.append(encode_input(entry, value))
+    if isinstance(prompt, list) and "tokens" not in filled and not contract.takes_whole_request:
+        raise unsupported_field(
+            f"model '{contract.model}' takes text, not token ids; with LangChain, set"
+            " check_embedding_ctx_length=False",
+            "prompt",
+        )
+    request.parameters = build_parameters(contract, fields, route, filled)
+    return request
+
+
+def build_parameters(
+    contract: Contract, fields: Fields, route: str, filled: Set[str]
+) -> dict[str, Parameter]:
+    """Return the fields without an input as parameters of a request. Raises OpenAIError.
+
+    `filled`: the sources of the inputs that the request has.
+    """
+    carried = contract.takes_whole_request
+    sampling = contract.takes("sampling")
+    parameters: dict[str, Parameter] = {}
+    for name, value in fields.items():
+        if name in filled or name in _NEVER_PARAMETERS or carried:
+            continue
+        if sampling and (name in _SAMPLING or name not in KNOWN_FIELDS[route]):
+            continue
+        if name == "stop":
+            continue  # the host searches the text
+        if name in _RESERVED or name.startswith("triton_"):
+            raise unsupported_field(f"'{name}' is reserved and cannot be sent", name)
+        if contract.cached:
+            raise unsupported_field(
+                f"model '{contract.model}' does not take '{name}': it has a response cache and no"
+                f" input '{name}'",
+                name,
+            )
+        parameters[name] = _parameter(value)
+    parameters["openai_route"] = _ROUTE_PARAMETERS.get(route, route)
+    if "user" in fields:
+        parameters["user"] = fields["user"]
+    return parameters
+
+
+def _source_value(
+    contract: Contract, entry: Input, fields: Fields, route: str, prompt: str | list[int] | None
+) -> Any:
+    """Return the value of an input as JSON types; None leaves the input out."""
+    match entry.source:
+        case "prompt":
+            return prompt if isinstance(prompt, str) else None
+        case "tokens":
+            return prompt if isinstance(prompt, list) else None
+        case "messages":
+            return dump_text(fields["messages"]) if "messages" in fields else None
+        case "request":
+            return dump_text(fields)
+        case "sampling":
+            return dump_text(_sampling(fields, route))
+        case "stream":
+            return fields.get("stream", False)
+        case "no_echo" | "yes":
+            return True
+        case "nothing":
+            return None
+        case "schema":
+            return fields.get("response_format", {}).get("json_schema", {}).get("schema")
+    return fields.get(entry.source)
+
+
+def _sampling(fields: Fields, route: str) -> Fields:
+    """Return the content of `sampling_parameters`, as the vLLM backend of Triton reads it."""
+    chosen = {name: fields[name] for name in _SAMPLING if name in fields}
+    chosen.setdefault("max_tokens", _DEFAULT_MAX_TOKENS.get(route, _COMPLETION_TOKENS))
+    others = {
+        name: value
+        for name, value in fields.items()
+        if name not in KNOWN_FIELDS[route] and name not in _NEVER_PARAMETERS
+    }
+    return {**chosen, **others}
+
+
+def _parameter(value: Any) -> Parameter:
+    if type(value) in (bool, str, float) or json.is_signed(value):
+        plain: Parameter = value
+        return plain
+    return dump_text(value)
+
+
+def dump_text(value: Any) -> str:
+    """Write a value as JSON text."""
+    return json.dump(value).decode()
+
+
+def encode_input(entry: Input, value: Any) -> Tensor:
+    """Convert a JSON value to a tensor. Raises OpenAIError."""
+    values = flatten(value) if isinstance(value, list) else [value]
+    datatype = entry.datatype
+    if datatype == "BYTES":
+        texts = [
+            item.encode() if isinstance(item, str) else json.dump(item)
+            for item in ([value] if entry.source in _JSON_SOURCES else values)
+        ]
+        data = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        return Tensor(entry.name, datatype, _shape(entry, len(texts)), data)
+    limits = np.iinfo(datatype.lower() if datatype in _INTEGERS else "int64")
+    for item in values:
+        if datatype == "BOOL":
+            fits = type(item) is bool
+        elif datatype in _INTEGERS:
+            fits = type(item) is int and limits.min <= item <= limits.max
+        else:
+            fits = type(item) in (int, float)
+        if not fits:
+            raise invalid_type(entry.source, f"{_expected(datatype)} of {datatype}", item)
+    try:
+        data = read_numbers(datatype, values)
+    except HostError:
+        raise invalid_type(entry.source, f"{_expected(datatype)} of {datatype}", value) from None
+    return Tensor(entry.name, datatype, _shape(entry, len(values)), data)
+
+
+_JSON_SOURCES = ("tools", "tool_choice", "response_format", "schema", "metadata", "logit_bias")
+
+
+def _expected(datatype: str) -> str:
+    return {"BOOL": "a boolean"}.get(
+        datatype, "an integer" if datatype in _INTEGERS else "a number"
+    )
+
+
+def _shape(entry: Input, count: int) -> list[int]:
+    """Return a shape of `count` elements; the innermost variable dimension takes them."""
+    dims: Sequence[int] = entry.dims
+    shape = [1 if dim == -1 else dim for dim in dims]
+    for index in range(len(dims) - 1, -1, -1):
+        if dims[index] == -1:
+            shape[index] = count
+            return shape
+    fixed = 1
+    for dim in shape:
+        fixed *= dim
+    if fixed != count:
+        raise unsupported_field(
+            f"input '{entry.name}' takes {fixed} elements, got {count}", entry.source
+        )
+    return shape
+
+
+def choice_fields(contract: Contract, fields: Fields, count: int) -> list[Fields]:
+    """Return the fields of each of several choices, which differ in their seeds.
+
+    Choices without a seed get random ones: equal defaults of the model would make equal choices.
+    """
+    takes_seed = contract.takes("seed") or contract.takes("sampling")
+    if count == 1 or not takes_seed:
+        return [fields] * count
+    if "seed" not in fields:
+        return [{**fields, "seed": random.getrandbits(31)} for _ in range(count)]
+    return [{**fields, "seed": (fields["seed"] + index) % (1 << 63)} for index in range(count)]

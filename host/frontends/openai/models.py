@@ -1,0 +1,93 @@
+"""Finds the models that speak the OpenAI routes, by the names that clients use."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from host.config.model_config import ModelConfig
+from host.core import Core
+from host.errors import HostError
+from host.frontends.openai.contract import Contract, compile_contract
+from host.frontends.openai.errors import unknown_model, unsupported_route
+
+
+class FoundModel(NamedTuple):
+    """A model that a request names; version -1 is the latest one."""
+
+    contract: Contract
+    version: int
+
+
+class ModelDirectory:
+    """The contracts of ready models. Belongs to the event loop.
+
+    Contracts are compiled once for each loaded version.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._contracts: dict[tuple[str, str], tuple[ModelConfig, Contract]] = {}
+
+    def find(self, name: str, route: str) -> FoundModel:
+        """Return the model of a name that speaks the route. Raises OpenAIError."""
+        found = self.find_any(name)
+        refusal = found.contract.refusals.get(route)
+        if refusal is not None:
+            raise unsupported_route(refusal)
+        return found
+
+    def find_any(self, name: str) -> FoundModel:
+        """Return the model of a name, of another name, or of `NAME:VERSION`. Raises OpenAIError."""
+        found = self._find_version(name, "")
+        if found is None and ":" in name:
+            owner, _, version = name.rpartition(":")
+            if version.isascii() and version.isdigit() and len(version) < 19:
+                found = self._find_version(owner, version)
+        if found is None:
+            raise unknown_model(name)
+        return found
+
+    def _find_version(self, name: str, version: str) -> FoundModel | None:
+        number = int(version) if version else -1
+        contract = self._contract(name, version)
+        if contract is not None:
+            return FoundModel(contract, number)
+        for owner in self._ready_names():
+            contract = self._contract(owner, "")
+            if contract is not None and name in contract.other_names:
+                contract = self._contract(owner, version)
+                return FoundModel(contract, number) if contract is not None else None
+        return None
+
+    def list_names(self) -> list[str]:
+        """Return the names of all models that speak a route, with their other names."""
+        names: list[str] = []
+        for name in self._ready_names():
+            contract = self._contract(name, "")
+            if contract is not None and contract.routes:
+                names += [name, *contract.other_names]
+        return names
+
+    def _ready_names(self) -> list[str]:
+        ready = list(dict.fromkeys(name for name, _ in self._core.list_ready_versions()))
+        if len(self._contracts) > 2 * len(ready) + 64:  # models were unloaded
+            self._contracts.clear()
+        return ready
+
+    def _contract(self, name: str, version: str) -> Contract | None:
+        """Return the contract of a ready version; None if there is none."""
+        try:
+            config = self._core.model_config(name, version)
+        except HostError:
+            return None
+        key = (name, version)
+        known = self._contracts.get(key)
+        if known is None or known[0] is not config:
+            has_template = self._core.chat_template(name, version) is not None
+            known = self._contracts[key] = (config, compile_contract(config, has_template))
+        return known[1]
+
+
+def describe_model(name: str, created: int) -> dict[str, object]:
+    """Return the model object of OpenAI."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "pbhost"}

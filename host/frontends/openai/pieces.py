@@ -1,0 +1,50 @@
+"""Cuts a streamed text: at stop sequences, and between complete characters of UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+
+class StopSearch:
+    """Searches a text, which comes in pieces, for the first of several stop sequences.
+
+    It holds back the longest end of the text that may begin a stop sequence.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self._longest = max(map(len, stops), default=0)
+        self.found = False
+
+    def feed(self, piece: str) -> str:
+        """Return the text that is certain by now; nothing after a stop sequence."""
+        if self.found or not self._stops:
+            return "" if self.found else piece
+        text = self._held + piece
+        ends = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
+            self.found = True
+            self._held = ""
+            return text[: min(ends)]
+        keep = self._possible_start(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """Return the text that was held back; the text is complete."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, text: str) -> int:
+        """Return the length of the longest end of the text that begins a stop sequence."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0
+
+
+def utf8_decoder() -> codecs.IncrementalDecoder:
+    """Return a decoder that holds half characters back; invalid bytes become U+FFFD."""
+    return codecs.getincrementaldecoder("utf-8")("replace")

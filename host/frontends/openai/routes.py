@@ -1,0 +1,43 @@
+"""The OpenAI routes, and the parser of their paths."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote_to_bytes
+
+from host.frontends.http.routes import Endpoint, Route
+
+CHAT_COMPLETIONS = Endpoint(("POST",), "inference")
+COMPLETIONS = Endpoint(("POST",), "inference")
+EMBEDDINGS = Endpoint(("POST",), "inference")
+MODELS = Endpoint(("GET",), "metadata")
+MODEL = Endpoint(("GET",), "metadata")
+HEALTH = Endpoint(("GET",), "health")
+UNKNOWN = Endpoint((), "")
+
+_PREFIX = b"/v1/"
+_FIXED = {
+    b"/v1/chat/completions": Route(CHAT_COMPLETIONS),
+    b"/v1/completions": Route(COMPLETIONS),
+    b"/v1/embeddings": Route(EMBEDDINGS),
+    b"/v1/models": Route(MODELS),
+    b"/health": Route(HEALTH),
+    b"/health/ready": Route(HEALTH),
+}
+_MODEL_PREFIX = b"/v1/models/"
+_UNKNOWN = Route(UNKNOWN)
+
+
+def find_openai_route(path: bytes) -> Route | None:
+    """Return the route of a path (not decoded, without its query).
+
+    The endpoint of other paths under `/v1/` is UNKNOWN; for all other paths, None is returned.
+    """
+    route = _FIXED.get(path)
+    if route is not None:
+        return route
+    if not path.startswith(_PREFIX):
+        return None
+    name = path[len(_MODEL_PREFIX) :] if path.startswith(_MODEL_PREFIX) else b""
+    if not name:
+        return _UNKNOWN
+    return Route(MODEL, unquote_to_bytes(name).decode("utf-8", "replace"))

@@ -1,0 +1,164 @@
+"""Renders the messages of a chat as the prompt of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from host.core import Core
+from host.errors import HostError
+from host.frontends.http import json_text as json
+from host.frontends.openai.contract import Contract
+from host.frontends.openai.errors import invalid_value, model_failure, unsupported_route
+from host.frontends.openai.fields import Fields
+from host.frontends.openai.jinja_template import Render, compile_template
+from host.repository.chat_template import BUILT_IN_TEMPLATES, ChatTemplate
+
+_TIME_LIMIT = 5.0  # seconds of one rendering
+_MAX_THREADS = 4
+
+
+class PromptRenderer:
+    """Renders prompts by the templates of models, in threads.
+
+    `max_size`: characters of a prompt. Belongs to the event loop.
+    """
+
+    def __init__(self, core: Core, max_size: int) -> None:
+        self._core = core
+        self._max_size = max_size
+        self._free_threads = asyncio.Semaphore(_MAX_THREADS)
+        self._compiled: dict[tuple[str, int], tuple[ChatTemplate, Render]] = {}
+
+    async def render(self, contract: Contract, fields: Fields, version: int) -> str:
+        """Return the prompt. Raises OpenAIError."""
+        messages = fields["messages"]
+        if contract.template in BUILT_IN_TEMPLATES:
+            return render_built_in(contract.template, messages)
+        template = self._core.chat_template(contract.model, "" if version == -1 else str(version))
+        if template is None:
+            raise unsupported_route(f"model '{contract.model}' has no chat template")
+        if template.complaint:
+            raise unsupported_route(template.complaint)
+        async with self._free_threads:
+            render = partial(self._render, contract.model, version, template, fields)
+            return await run_with_time_limit(render, _TIME_LIMIT, contract.model)
+
+    def _render(self, model: str, version: int, template: ChatTemplate, fields: Fields) -> str:
+        key = (model, version)
+        known = self._compiled.get(key)
+        if known is None or known[0] is not template:
+            try:
+                render = compile_template(template.text, model, self._max_size)
+            except ValueError as error:
+                raise unsupported_route(f"the chat template of model '{model}': {error}") from None
+            known = self._compiled[key] = (template, render)
+        messages = [
+            template_message(message, index, "developer" in template.text)
+            for index, message in enumerate(fields["messages"])
+        ]
+        extra = fields.get("chat_template_kwargs")
+        variables = {
+            **template.special_tokens,
+            **(extra if isinstance(extra, dict) else {}),
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        return known[1](variables)
+
+
+class _TimeLimitExceeded(SystemExit):
+    """Ends the thread of a rendering; templates and Jinja do not catch it."""
+
+
+async def run_with_time_limit(render: Callable[[], str], seconds: float, model: str) -> str:
+    """Return what `render` returns, run in a thread of its own, which the time limit ends.
+
+    Raises OpenAIError if the time is over.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[str] = loop.create_future()
+
+    def deliver(text: str | None, error: Exception | None) -> None:
+        if result.done():  # the client has gone, or the time is over
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(text or "")
+
+    def run() -> None:
+        text: str | None = None
+        error: Exception | None = None
+        with suppress(RuntimeError, _TimeLimitExceeded):  # the loop is closed; the time is over
+            try:
+                text = render()
+            except Exception as raised:  # raised again by the caller
+                error = raised
+            loop.call_soon_threadsafe(deliver, text, error)
+
+    thread = threading.Thread(target=run, name="chat template", daemon=True)
+    thread.start()
+    try:
+        return await asyncio.wait_for(result, seconds)
+    except asyncio.TimeoutError:
+        raise model_failure(
+            f"the chat template of model '{model}' ran for more than {seconds:g} s"
+        ) from None
+    finally:
+        if thread.is_alive() and thread.ident is not None and result.cancelled():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(_TimeLimitExceeded)
+            )
+
+
+def render_built_in(name: str, messages: list[dict[str, Any]]) -> str:
+    """Render messages by a built-in template."""
+    if name == "chatml":
+        turns = [
+            f"<|im_start|>{message['role']}\n{message_text(message)}<|im_end|>\n"
+            for message in messages
+        ]
+        return "".join(turns) + "<|im_start|>assistant\n"
+    if name == "plain":
+        turns = [f"{message['role']}: {message_text(message)}\n" for message in messages]
+        return "".join(turns) + "assistant:"
+    users = [message for message in messages if message["role"] == "user"]
+    return message_text(users[-1]) if users else ""
+
+
+def message_text(message: dict[str, Any]) -> str:
+    """Return the text of a message; the parts of an array are joined by newlines."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get(part["type"], "")) for part in content)
+
+
+def template_message(message: dict[str, Any], index: int, knows_developer: bool) -> dict[str, Any]:
+    """Return a message as Jinja templates expect it. Raises OpenAIError."""
+    changed = {**message, "content": message_text(message)}
+    if message["role"] == "developer" and not knows_developer:
+        changed["role"] = "system"
+    if message.get("tool_calls"):
+        changed["tool_calls"] = [
+            _parse_arguments(call, f"messages[{index}].tool_calls[{at}].function.arguments")
+            for at, call in enumerate(message["tool_calls"])
+        ]
+    return changed
+
+
+def _parse_arguments(call: dict[str, Any], place: str) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        arguments = json.parse(function["arguments"].encode())
+    except HostError:
+        raise invalid_value(f"'{place}' must be JSON", place) from None
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,90 @@
+"""Reads the chat template of a model from its folder (docs/how-to/openai.md, Chat templates)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from host.config.model_config import ModelConfig
+from host.system.regular_file import check_regular
+
+BUILT_IN_TEMPLATES = ("chatml", "plain", "last")
+"""The values of `OPENAI_CHAT_TEMPLATE` that name no file."""
+
+_PARAMETER = "OPENAI_CHAT_TEMPLATE"
+_MAX_BYTES = 8 << 20  # of a template, and of tokenizer_config.json
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A Jinja template and the special tokens that it may use, or why it cannot be read."""
+
+    text: str = ""
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    complaint: str = ""
+
+
+def read_chat_template(directory: Path, version: int, config: ModelConfig) -> ChatTemplate | None:
+    """Return the chat template of a version; None if it has none. Blocks.
+
+    The file of the parameter comes first, then `chat_template.jinja` and `tokenizer_config.json` of
+    the version and of the model. A file that cannot be read is a complaint and does not fail.
+    """
+    parameters = config.parameters
+    chosen = parameters[_PARAMETER].string_value.strip() if _PARAMETER in parameters else ""
+    if chosen in BUILT_IN_TEMPLATES:
+        return None
+    folders = (directory / str(version), directory)
+    try:
+        if chosen:
+            path = (directory / chosen).resolve()
+            if not path.is_relative_to(directory.resolve()):
+                return _complaint(config, f"'{chosen}' lies outside of the model's folder")
+            return ChatTemplate(_read(path), _special_tokens(folders))
+        for folder in folders:
+            if (folder / "chat_template.jinja").exists():
+                return ChatTemplate(_read(folder / "chat_template.jinja"), _special_tokens(folders))
+            text = _tokenizer_config(folder).get("chat_template")
+            if isinstance(text, list):  # several named templates
+                named = {entry.get("name"): entry for entry in text if isinstance(entry, dict)}
+                text = named.get("default", {}).get("template")
+            if isinstance(text, str):
+                return ChatTemplate(text, _special_tokens(folders))
+    except OSError as error:
+        name = chosen or Path(str(error.filename)).name
+        return _complaint(config, f"cannot read '{name}': {error.strerror or error}")
+    except (ValueError, RecursionError) as error:
+        return _complaint(config, f"cannot read '{chosen or 'the chat template'}': {error}")
+    return None
+
+
+def _complaint(config: ModelConfig, reason: str) -> ChatTemplate:
+    return ChatTemplate(complaint=f"{_PARAMETER} of model '{config.name}': {reason}")
+
+
+def _read(path: Path) -> str:
+    check_regular(path)
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+    return path.read_text(encoding="utf-8")
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    if not path.exists():
+        return {}
+    document = json.loads(_read(path))
+    return document if isinstance(document, dict) else {}
+
+
+def _special_tokens(folders: tuple[Path, ...]) -> dict[str, str]:
+    """Return `bos_token` and the like of tokenizer_config.json: texts, or objects of a text."""
+    tokens: dict[str, str] = {}
+    for folder in reversed(folders):
+        for name, value in _tokenizer_config(folder).items():
+            content = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(content, str):
+                tokens[name] = content
+    return tokens

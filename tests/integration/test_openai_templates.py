@@ -1,0 +1,116 @@
+"""Chat templates in the folders of models, on a real host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from host.frontends.openai.errors import OpenAIError
+from host.frontends.openai.jinja_template import compile_template
+from host.frontends.openai.template import render_built_in, run_with_time_limit
+from tests.conftest import RepositoryBuilder, RunningHost, Serve
+from tests.openai_models import WHOLE, WHOLE_CONFIG, chat, complete, send
+
+TEMPLATE = """
+{{- bos_token }}
+{%- for message in messages %}
+{%- if message.role == "function" %}{{ raise_exception("no functions, please") }}{% endif %}
+{%- generation %}[{{ message.role }}] {{ message.content }};{% endgeneration %}
+{%- endfor %}
+{%- if add_generation_prompt %} [answer]{% endif %}
+{%- if shout is defined %} {{ {"a": "<é>"} | tojson }}{% endif %}
+"""
+TOKENIZER = json.dumps({"bos_token": {"content": "<s>"}, "chat_template": "{{ messages[0].role }}"})
+CHOOSE = """
+parameters { key: "OPENAI" value { string_value: "chat" } }
+parameters { key: "OPENAI_CHAT_TEMPLATE" value { string_value: "%s" } }
+"""
+
+
+def text(host: RunningHost, content: object, **fields: object) -> str:
+    reply = chat(host, content, **fields)
+    assert reply.status == 200, reply.body
+    return str(reply.json["choices"][0]["message"]["content"])
+
+
+def test_templates_of_the_folder_render_chats(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    both = {"chat_template.jinja": TEMPLATE, "tokenizer_config.json": TOKENIZER}
+    repository.add("whole", WHOLE, WHOLE_CONFIG, files=both)
+    repository.add("tokenizer", WHOLE, WHOLE_CONFIG, files={"1/tokenizer_config.json": TOKENIZER})
+    chosen = WHOLE_CONFIG + CHOOSE % "my.jinja"
+    repository.add("chosen", WHOLE, chosen, files={**both, "my.jinja": "mine"})
+    repository.add("outside", WHOLE, WHOLE_CONFIG + CHOOSE % "../whole/chat_template.jinja")
+    repository.add("absent", WHOLE, WHOLE_CONFIG + CHOOSE % "absent.jinja")
+    broken = {"chat_template.jinja": "a\n{% for %}"}
+    repository.add("broken", WHOLE, WHOLE_CONFIG, files=broken)
+    host = serve(repository).wait_started()
+
+    assert text(host, "hi", model="whole") == "<S>[USER] HI; [ANSWER]"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert text(host, parts, model="whole") == "<S>[USER] A\nB; [ANSWER]"
+    shouted = text(host, "x", model="whole", chat_template_kwargs={"shout": True})
+    assert json.loads(shouted.split(" ", 3)[3].lower().replace("É".lower(), "e")) == {"a": "<e>"}
+    assert text(host, "hi", model="tokenizer") == "USER"
+    assert text(host, "hi", model="chosen") == "MINE"
+    messages = [{"role": "developer", "content": "d"}]
+    body = {"model": "whole", "messages": messages}
+    answer = send(host, "POST", "/v1/chat/completions", body).json
+    assert answer["choices"][0]["message"]["content"] == "<S>[SYSTEM] D; [ANSWER]"
+
+    body["messages"] = [{"role": "function", "content": "f"}]
+    refused = send(host, "POST", "/v1/chat/completions", body)
+    assert (refused.status, refused.error["message"]) == (400, "no functions, please")
+    for model, complaint in [
+        ("outside", "'../whole/chat_template.jinja' lies outside of the model's folder"),
+        ("absent", "cannot read 'absent.jinja': No such file or directory"),
+    ]:
+        reply = chat(host, "a", model=model)
+        assert reply.status == 400
+        assert reply.error["message"] == f"OPENAI_CHAT_TEMPLATE of model '{model}': {complaint}"
+    reply = chat(host, "a", model="broken")
+    assert reply.status == 400
+    assert reply.error["message"].startswith("the chat template of model 'broken': line 2: ")
+    assert complete(host, "a", model="broken").status == 200
+
+
+def test_a_template_that_runs_too_long_is_ended() -> None:
+    forever = (
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}"
+        "{% endfor %}{% endfor %}{% endfor %}"
+    )
+    render = compile_template(forever, "m", 1000)
+    with pytest.raises(OpenAIError, match=r"template of model 'm' ran for more than 0\.2 s"):
+        asyncio.run(run_with_time_limit(lambda: render({}), 0.2, "m"))
+
+
+@pytest.mark.parametrize(
+    ("template", "status"),
+    [
+        ("{% for a in range(9999) %}{{ a }}{% endfor %}", 413),
+        ("{{ 'a' * 999999999 }}", 500),
+        ("{{ 9 ** 999999999 }}", 500),
+        ("{{ ''.__class__.__mro__ }}", 500),
+        ("{{ messages.append(1) }}", 500),
+        ("{{ nothing.at.all }}", 500),
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox_or_take_much_memory(
+    template: str, status: int
+) -> None:
+    with pytest.raises(OpenAIError) as caught:
+        compile_template(template, "m", 1000)({"messages": []})
+    assert caught.value.status == status
+
+
+def test_built_in_templates() -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    assert render_built_in("last", messages) == "u"
+    assert render_built_in("plain", messages) == "system: s\nuser: u\nassistant:"
+    assert render_built_in("chatml", messages) == (
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+    )
