@@ -45,7 +45,7 @@ class BodyReader:
             if encoding in SUPPORTED_ENCODINGS:
                 most = max_compressed_size(self._max_size)
                 packed = await exchange.read_body(most, self._refuse)
-                return await decompress(packed, self._max_size)
+                return await decompress(packed, self._max_size, exchange.reserved)
             if encoding not in ("", "identity"):
                 raise invalid_value(
                     f"content-encoding '{encoding[:80]}' is not supported; send gzip, deflate or"
