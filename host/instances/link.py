@@ -20,7 +20,7 @@ from stub.wire.ring import RingError, RingReader, RingWriter, create_ring_file, 
 
 _MAX_FRAMES_PER_TURN = 128  # frames of one stub that are handled before other callbacks run
 _ALL_FRAMES = sys.maxsize
-_BYTES_PER_FRAME = 512  # more bytes count as further frames
+_BYTES_PER_FRAME = 128  # more bytes, with many messages, count as further frames
 _MAX_OVERFLOW_FRAMES = 32  # frames that wait for earlier ones in the ring, or for their marker
 
 

@@ -30,7 +30,7 @@ PIECE_BYTES = 32768
 """Bytes that are decoded at once, in about a millisecond."""
 
 _MAX_GAP = 65536  # bytes of brackets and white space, or of a number, in an array that is cut out
-_SEARCH_STEP = 1 << 22  # bytes; a search holds the interpreter
+_SEARCH_STEP = 1 << 18  # bytes; a search holds the interpreter for up to 2 ms
 _PAUSE = 1e-5  # seconds between two pieces, in which the event loop gets the interpreter
 
 
@@ -190,6 +190,7 @@ def _find_arrays(
         found = text.find(_NAME, position, stop)
         if found < 0:
             position = stop if stop == end else stop - len(_NAME) + 1
+            time.sleep(_PAUSE)
             continue
         position = found + len(_NAME)
         opening = _OPENING.match(text, found)
