@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 import sys
@@ -39,10 +40,10 @@ def _raise_file_limit() -> None:
 
 
 async def _serve(options: Options) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit status."""
+    """Serves until SIGINT or SIGTERM; returns the exit status. SIGHUP reads files again."""
     stop = asyncio.Event()
-    _install_signal_handlers(stop)
     server = Server(options)
+    _install_signal_handlers(stop, server)
     starting = asyncio.ensure_future(server.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -64,14 +65,23 @@ async def _serve(options: Options) -> int:
     return 0 if await server.stop() else 1
 
 
-def _install_signal_handlers(stop: asyncio.Event) -> None:
+def _install_signal_handlers(stop: asyncio.Event, server: Server) -> None:
     loop = asyncio.get_running_loop()
+    reloads: set[asyncio.Task[None]] = set()
 
     def received(number: int) -> None:
         if not stop.is_set():
             stop.set()
             write_if_room(sys.stdout.fileno(), f"Signal ({number}) received.\n".encode())
 
+    def reload() -> None:
+        task = loop.create_task(server.reload_files())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, received, number)
+    # At a terminal, SIGHUP says that the terminal has been closed; then it ends the server.
+    if not os.isatty(0):
+        loop.add_signal_handler(signal.SIGHUP, reload)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

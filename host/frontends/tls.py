@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from host.errors import HostError, invalid_argument
 
 _log = logging.getLogger("pbhost")
+_WATCH_SECONDS = 5.0
+
+FileState = tuple[tuple[int, int, int] | None, ...]
+"""Modification time in ns, inode and size of each file; None for one that cannot be found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,25 @@ class TlsFiles:
             self.read_file(name)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._load(context)
+        return context
+
+    def reload(self, context: ssl.SSLContext) -> None:
+        """Reads the files again for a context that serves; open connections stay. Blocks.
+
+        A root certificate that is no longer in the file stays valid. Raises HostError INVALID_ARG,
+        without a change, if a file cannot be used.
+        """
+        self.create_context()  # the files must be valid together
+        self._load(context)
+
+    def state(self) -> FileState:
+        """Returns what changes with the files. Blocks."""
+        return tuple(
+            _file_state(path) for path in (self.server_cert, self.server_key, self.root_cert)
+        )
+
+    def _load(self, context: ssl.SSLContext) -> None:
         try:
             # Without a password, OpenSSL would ask for one at the terminal.
             context.load_cert_chain(self.server_cert, self.server_key, password=lambda: b"")
@@ -54,7 +80,6 @@ class TlsFiles:
                     f" {_openssl_reason(error)}",
                     "root-cert",
                 ) from None
-        return context
 
     def read_file(self, name: str) -> bytes:
         """Returns the content of the file `server-cert`, `server-key` or `root-cert`. Blocks.
@@ -82,6 +107,63 @@ class TlsFiles:
 
     def _file_error(self, what: str, name: str) -> HostError:
         return invalid_argument(f"{self._flag_name(name)}: {what}")
+
+
+class TlsReloader:
+    """Reads TLS files again: soon after they have changed, and when told to.
+
+    Belongs to the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[TlsFiles, Callable[[], None]] = {}
+        self._states: dict[TlsFiles, FileState] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    async def add(self, files: TlsFiles, reload: Callable[[], None]) -> None:
+        """Watches the files of an endpoint; `reload` blocks and may raise HostError."""
+        self._files[files] = reload
+        self._states[files] = await asyncio.to_thread(files.state)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def reload(self) -> None:
+        """Reads the files of all endpoints. A file that cannot be used leaves the old ones."""
+        for files, reload in list(self._files.items()):
+            await self._reload(files, reload)
+
+    async def close(self) -> None:
+        """Ends the watch."""
+        self._files.clear()
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            for files, reload in list(self._files.items()):
+                if await asyncio.to_thread(files.state) != self._states[files]:
+                    await self._reload(files, reload)
+
+    async def _reload(self, files: TlsFiles, reload: Callable[[], None]) -> None:
+        # The state comes first: a change while the files are read is seen by the next check.
+        self._states[files] = await asyncio.to_thread(files.state)
+        try:
+            await asyncio.to_thread(reload)
+        except HostError as error:
+            _log.error("%s; the files that were read before stay in use", error.message)
+        else:
+            _log.info("Read the TLS files of %s again", files.endpoint)
+
+
+def _file_state(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _openssl_reason(error: Exception) -> str:

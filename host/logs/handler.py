@@ -49,9 +49,7 @@ class LogHandler(logging.Handler):
         self._writers: dict[int, LogWriter] = {}
         self._file: int | None = None
         if self.file:
-            self._file = os.open(
-                self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )
+            self._file = self._open_file()
         self.info = options.log_info
         self.warning = options.log_warning
         self.error = options.log_error
@@ -76,6 +74,20 @@ class LogHandler(logging.Handler):
     def verbose_level(self, level: int) -> None:
         self._verbose_level = level
         _set_level()
+
+    def reopen(self) -> None:
+        """Goes on in a new file if the old one was renamed, as by logrotate. Raises OSError."""
+        if self._file is not None:
+            new = self._open_file()
+            try:
+                os.dup2(new, self._file, inheritable=False)  # also for the thread that writes
+            finally:
+                os.close(new)
+            self._error_reported = False
+
+    def _open_file(self) -> int:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        return os.open(self.file, flags, 0o666)
 
     def close(self) -> None:
         """Restores the logger and closes the file. A second call does nothing."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from host.core import Core
@@ -24,7 +25,7 @@ from host.frontends.openai.keys import ApiKeys
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import Restrictions
 from host.frontends.sockets import check_address
-from host.frontends.tls import TlsFiles
+from host.frontends.tls import TlsFiles, TlsReloader
 from host.instances.busy_polling import ConnectionHooks
 from host.metrics.family import MetricFamily
 from host.options.options import Options
@@ -56,6 +57,7 @@ class Endpoints:
         self._metrics: HttpListener | None = None
         self._receive_budget = ReceiveBudget(options.receive_buffer_limit)
         self._http_tls: ssl.SSLContext | None = None
+        self._tls_reloader = TlsReloader()
         self._timeouts = Timeouts(
             header_timeout=options.http_header_timeout_secs,
             data_rate_interval=options.http_body_timeout_secs,
@@ -71,7 +73,10 @@ class Endpoints:
                 "GRPC", "grpc", options.grpc_address, options.grpc_port, options.reuse_grpc_port
             )
         if options.allow_http:
-            self._http_tls = await _start_service("HTTP", _http_tls(options))
+            files = _http_tls(options)
+            if files is not None:
+                creating = asyncio.to_thread(files.create_context)
+                self._http_tls = await _start_service("HTTP", creating)
             _check_address(
                 "HTTP", "http", options.http_address, options.http_port, options.reuse_http_port
             )
@@ -110,6 +115,8 @@ class Endpoints:
         else:
             self._grpc = GrpcAioFrontend(service, address, port, settings, self._receive_budget)
         self.grpc_port = await _start_service("GRPC", self._grpc.start())
+        if settings.tls is not None:
+            await self._tls_reloader.add(settings.tls, self._grpc.reload_tls)
         _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
 
     async def _open_http(self, core: Core, connection_hooks: ConnectionHooks) -> None:
@@ -136,6 +143,9 @@ class Endpoints:
             connection_hooks=connection_hooks,
         )
         self.http_port = await _start_service("HTTP", self._http.start())
+        files, context = _http_tls(options), self._http_tls
+        if files is not None and context is not None:
+            await self._tls_reloader.add(files, partial(files.reload, context))
         _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)
 
     async def start_metrics(
@@ -148,6 +158,10 @@ class Endpoints:
         )
         self.metrics_port = await _start_service("Metrics", self._metrics.start())
         _log.info("Started Metrics Service at %s:%d", address, self.metrics_port)
+
+    async def reload_tls(self) -> None:
+        """Reads the TLS files again, for new connections; logs what came of it."""
+        await self._tls_reloader.reload()
 
     async def drain(self, deadline: float) -> bool:
         """Refuses new requests, and waits for open ones until `deadline` (loop time).
@@ -172,6 +186,7 @@ class Endpoints:
 
     async def stop(self, deadline: float) -> None:
         """Closes all endpoints but metrics by `deadline`, and cuts off what is still open."""
+        await self._tls_reloader.close()
         grpc, self._grpc, self._grpc_service = self._grpc, None, None
         http, self._http, self._http_app = self._http, None, None
         left = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -259,17 +274,16 @@ def _grpc_options(options: Options) -> GrpcOptions:
     )
 
 
-async def _http_tls(options: Options) -> ssl.SSLContext | None:
+def _http_tls(options: Options) -> TlsFiles | None:
     if not (options.http_use_ssl or options.http_use_ssl_mutual):
         return None
-    files = TlsFiles(
+    return TlsFiles(
         "http",
         options.http_server_cert,
         options.http_server_key,
         options.http_root_cert,
         options.http_use_ssl_mutual,
     )
-    return await asyncio.to_thread(files.create_context)
 
 
 def _grpc_tls(options: Options) -> TlsFiles | None:

@@ -318,6 +318,18 @@ class Server:
         """The response to a request. Raises HostError."""
         return await self.core.infer(request)
 
+    async def reload_files(self) -> None:
+        """Opens the log file and reads the TLS files again, for log rotation and new certificates.
+
+        What cannot be opened or read is logged, and what was in use stays in use.
+        """
+        if self._log is not None:
+            try:
+                self._log.reopen()
+            except OSError as error:
+                _log.error("cannot open the log file '%s' again: %s", self._log.file, error)
+        await self._endpoints.reload_tls()
+
     async def stop(self) -> bool:
         """Refuses new requests, finishes those in progress, finalizes models and frees everything.
 

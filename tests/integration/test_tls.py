@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client as http_client
+import signal
 import socket
 import ssl
 from collections.abc import Mapping
@@ -322,3 +323,55 @@ def test_an_unused_root_certificate_is_not_read(
     host = serve(empty, *flags(ours, {"root_cert": "/nowhere.pem"})).wait_started()
     assert send_request(host, ours)
     assert "/nowhere.pem" not in host.output
+
+
+# Files that change
+
+
+def rotate(folder: Path, *names: str) -> Certificates:
+    """Replaces files of a folder by those of a new authority, which is returned."""
+    fresh = folder / "fresh"
+    fresh.mkdir()
+    new = Certificates.make(fresh)
+    for name in names:
+        (fresh / name).replace(folder / name)
+    return new
+
+
+@pytest.mark.parametrize("engine", ["h2", "grpcio"])
+def test_sighup_reads_certificates_again(
+    engine: str, empty: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    old = Certificates.make(tmp_path)
+    host = serve(
+        empty, *flags(old), *flags(old, endpoint="http"), f"--grpc-engine={engine}"
+    ).wait_started()
+    assert send_request(host, old)
+    new = rotate(tmp_path, "server.pem", "server.key")
+    host.process.send_signal(signal.SIGHUP)
+    host.wait_for("Read the TLS files of grpc again")
+    host.wait_for("Read the TLS files of http again")
+    assert send_request(host, new)
+    assert get(host, new) == 200
+    refused(send_request, host, old)
+
+
+def test_new_certificates_are_noticed(
+    empty: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    old = Certificates.make(tmp_path)
+    host = serve(empty, *flags(old)).wait_started()
+    new = rotate(tmp_path, "server.pem", "server.key")
+    host.wait_for("Read the TLS files of grpc again")
+    assert send_request(host, new)
+
+
+def test_a_certificate_that_cannot_be_used_leaves_the_old_one(
+    empty: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    old = Certificates.make(tmp_path)
+    host = serve(empty, *flags(old)).wait_started()
+    (tmp_path / "server.pem").write_text("half a certif")
+    host.process.send_signal(signal.SIGHUP)
+    host.wait_for("--grpc-server-cert: .*; the files that were read before stay in use")
+    assert send_request(host, old)

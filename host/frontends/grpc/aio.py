@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ class GrpcAioFrontend:
         self._options = options or GrpcOptions()
         self._receive_budget = receive_budget or ReceiveBudget()
         self._server: grpc.aio.Server | None = None
+        self._new_certificates: deque[Any] = deque(maxlen=1)
 
     async def start(self) -> int:
         """Starts to listen; returns the port, which is a free one if 0 was requested.
@@ -89,12 +91,27 @@ class GrpcAioFrontend:
         tls = self._options.tls
         if tls is None:
             return server.add_insecure_port(target)
-        credentials = grpc.ssl_server_credentials(
-            [(tls.read_file_or_empty("server-key"), tls.read_file_or_empty("server-cert"))],
-            root_certificates=tls.read_file_or_empty("root-cert") if tls.mutual else None,
-            require_client_auth=tls.mutual,
+        # grpcio asks for the files of the next connection, on its own threads.
+        credentials = grpc.dynamic_ssl_server_credentials(
+            _certificates(tls),
+            self._take_new_certificates,
+            require_client_authentication=tls.mutual,
         )
         return server.add_secure_port(target, credentials)
+
+    def reload_tls(self) -> None:
+        """Reads the TLS files again, for new connections. Blocks. Raises HostError INVALID_ARG."""
+        tls = self._options.tls
+        if tls is not None:
+            tls.create_context()  # raises for files that grpcio would refuse without a reason
+            self._new_certificates.append(_certificates(tls))
+
+    def _take_new_certificates(self) -> Any:
+        """Returns the newest files that grpcio has not got; None if it has them."""
+        try:
+            return self._new_certificates.popleft()
+        except IndexError:
+            return None
 
     def _bind_error(self) -> HostError:
         """Finds out why there is no port, by trying what grpcio has tried."""
@@ -118,6 +135,14 @@ class GrpcAioFrontend:
         await self._service.drain(grace)
         await self._server.stop(max(deadline - time.monotonic(), 0.0))
         self._server = None
+
+
+def _certificates(tls: TlsFiles) -> Any:
+    """Reads the TLS files in grpcio's form. Blocks."""
+    return grpc.ssl_server_certificate_configuration(
+        [(tls.read_file_or_empty("server-key"), tls.read_file_or_empty("server-cert"))],
+        root_certificates=tls.read_file_or_empty("root-cert") if tls.mutual else None,
+    )
 
 
 def check_tls_files(tls: TlsFiles) -> None:

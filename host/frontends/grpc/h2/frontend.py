@@ -48,6 +48,7 @@ class H2Frontend:
         self._options = options or GrpcOptions()
         self._limits = limits or ConnectionLimits()
         self._receive_budget = receive_budget or ReceiveBudget()
+        self._context: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
         self._connections: set[H2Connection] = set()
         self._all_closed = asyncio.Event()
@@ -73,7 +74,7 @@ class H2Frontend:
 
         tls, context = self._options.tls, None
         if tls is not None:
-            context = await asyncio.to_thread(create_h2_context, tls)
+            context = self._context = await asyncio.to_thread(create_h2_context, tls)
         listening = listening_socket(self._address, self._port, self._options.reuse_port)
         try:
             self._server = await asyncio.get_running_loop().create_server(
@@ -87,6 +88,11 @@ class H2Frontend:
             raise
         self._all_closed.set()
         return int(listening.getsockname()[1])
+
+    def reload_tls(self) -> None:
+        """Reads the TLS files again, for new connections. Blocks. Raises HostError INVALID_ARG."""
+        if self._options.tls is not None and self._context is not None:
+            self._options.tls.reload(self._context)
 
     async def stop(self, grace: float) -> None:
         """Refuses new inference requests, waits at most `grace` seconds for open ones, and closes.

@@ -17,6 +17,7 @@ import pytest
 from host.logs import handler as log
 from host.logs.formats import Label, model_fields
 from host.logs.text_table import format_table
+from tests.conftest import wait_until
 
 Configure = Callable[..., log.LogHandler]
 HEAD = "I0203 04:05:06.750000 42 core.py:7] "
@@ -218,6 +219,19 @@ def test_log_file_takes_everything_and_is_appended_to(
     assert lines[0] == "before"
     assert [line.split("] ")[1] for line in lines[1:]] == ['"info"', '"warning"', '"error"']
     assert capsys.readouterr() == ("", "")
+
+
+def test_reopened_log_goes_on_in_a_new_file(configure: Configure, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    opened = configure(log_file=str(path))
+    log.LOGGER.info("before")
+    path.rename(tmp_path / "log.1")
+    wait_until(lambda: "before" in (tmp_path / "log.1").read_text(), "the first line")
+    opened.reopen()
+    log.LOGGER.info("after")
+    opened.close()
+    assert "after" in path.read_text()
+    assert "after" not in (tmp_path / "log.1").read_text()
 
 
 def test_log_file_that_cannot_be_opened_is_an_error_and_leaves_nothing(
