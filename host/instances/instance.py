@@ -370,10 +370,9 @@ class Instance:
         """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""
         self._link.set_log_levels(levels)
 
-    def read_announced(self) -> asyncio.Event:
+    def read_announced(self) -> asyncio.Future[None] | None:
         """Handles what the stub has sent so far; all of it once the event is set."""
-        self._link.read_announced()
-        return self._link.caught_up
+        return self._link.read_announced()
 
     # End
 

@@ -62,8 +62,8 @@ class Link:
         self._awaiting_overflow = (
             False  # the ring says that a frame comes by ZeroMQ, where it is not yet
         )
-        self.caught_up = asyncio.Event()  # cleared while that is so
-        self.caught_up.set()
+        self._delivered = 0
+        self._late: deque[tuple[int, asyncio.Future[None]]] = deque()  # done at so many delivered
         self._open = True
         self._stopped_reading = False
         self._delivers_later = False
@@ -92,11 +92,21 @@ class Link:
         if self._open:
             self._ring.set_flags(levels)
 
-    def read_announced(self) -> None:
-        """Reads the frames that were announced so far, all in this turn of the loop."""
-        if self._open and not self._stopped_reading:
-            self._receive_signal()
-            self._deliver_frames(_ALL_FRAMES)
+    def read_announced(self) -> asyncio.Future[None] | None:
+        """Reads the frames that were announced so far, all in this turn of the loop.
+
+        Returns what is done when those that are not here yet were read too; None if none is left.
+        """
+        if not self._open or self._stopped_reading:
+            return None
+        self._receive_signal()
+        self._deliver_frames(_ALL_FRAMES)
+        if not self._announced:
+            return None
+        last = self._delivered + self._announced
+        if not self._late or self._late[-1][0] != last or self._late[-1][1].cancelled():
+            self._late.append((last, asyncio.get_running_loop().create_future()))
+        return self._late[-1][1]
 
     def stop_reading(self) -> None:
         """Reads nothing more from a stub that breaks the protocol."""
@@ -105,19 +115,28 @@ class Link:
             asyncio.get_running_loop().remove_reader(self.host_event)
             self._channel.unregister(self.token)
             self._stopped_reading = True
-            self.caught_up.set()
+            self._end_waits()
 
     def close(self) -> None:
         """Closes the connection."""
         if self._open:
             self._open = False
-            self.caught_up.set()
+            self._end_waits()
             asyncio.get_running_loop().remove_reader(self.host_event)
             self._channel.unregister(self.token)
             self._doorbell.close()
             self._descriptors.close()
             self._ring.close()
             self._inbox.close()
+
+    def _end_waits(self) -> None:
+        while self._late:
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        _, waiting = self._late.popleft()
+        if not waiting.done():
+            waiting.set_result(None)
 
     def _on_signal(self) -> None:
         self._receive_signal()
@@ -142,7 +161,6 @@ class Link:
             self.dropped_frames += 1  # an honest stub announces each frame before it sends it
         else:
             self._overflow_frames.append(frame)
-            self.caught_up.set()
         if len(self._overflow_frames) > _MAX_OVERFLOW_FRAMES:
             self._deliver_frames(_ALL_FRAMES)  # bounds their memory
         else:
@@ -175,9 +193,11 @@ class Link:
             if frame is None:
                 self._awaiting_overflow = not self._overflow_frames
                 if self._awaiting_overflow:
-                    self.caught_up.clear()
                     return
                 frame = self._overflow_frames.popleft()
             self._announced -= 1
+            self._delivered += 1
+            if self._late and self._delivered >= self._late[0][0]:
+                self._end_wait()
             most -= 1 + len(frame) // _BYTES_PER_FRAME
             self._on_frame(frame)

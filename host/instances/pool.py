@@ -131,19 +131,16 @@ class StubPool:
             for instance in self._instances:
                 instance.set_log_levels(written)
 
-    def drain(self) -> list[asyncio.Event]:
-        """Handles what all stubs have sent; returns events for frames that are not here yet."""
+    def drain(self) -> list[asyncio.Future[None]]:
+        """Handles what all stubs have sent; returns futures for frames that are not here yet."""
         told = [instance.read_announced() for instance in list(self._instances)]
-        return [caught_up for caught_up in told if not caught_up.is_set()]
+        return [late for late in told if late is not None]
 
     async def catch_up(self, seconds: float) -> None:
         """As `drain`, and waits at most `seconds` for frames that are not here yet."""
         late = self.drain()
         if late:
-            waits = [asyncio.ensure_future(caught_up.wait()) for caught_up in late]
-            _, pending = await asyncio.wait(waits, timeout=seconds)
-            for wait in pending:
-                wait.cancel()
+            await asyncio.wait(late, timeout=seconds)
 
     def instance_exited(self, instance: object) -> None:
         """Called when the process of an instance has ended."""

@@ -252,11 +252,14 @@ class H2Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        if transport.can_write_eof():
-            # Closing a socket with unread input makes the kernel drop the GOAWAY.
-            transport.write_eof()
-        else:
-            transport.close()
+        try:
+            if transport.can_write_eof():
+                # Closing a socket with unread input makes the kernel drop the GOAWAY.
+                transport.write_eof()
+            else:
+                transport.close()
+        except OSError:  # the client has reset the connection
+            transport.abort()
         self._timers.start_linger()
 
     def _abort_streams(self) -> None:

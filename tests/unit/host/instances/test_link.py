@@ -169,16 +169,17 @@ def test_frames_behind_a_late_overflow_frame_wait_for_it() -> None:
         ends.put(b"1")
         ends.put_overflow_marker()
         ends.put(b"3")
-        assert ends.link.caught_up.is_set()
-        ends.link.read_announced()
+        late = ends.link.read_announced()
         assert ends.received == [b"1"]
-        assert not ends.link.caught_up.is_set()
+        assert late is not None and not late.done()
         ends.put(b"4")
-        ends.link.read_announced()
+        later = ends.link.read_announced()
         assert ends.received == [b"1"]
+        assert later is not None and later is not late
         ends.say(b"2")
         assert ends.received == [b"1", b"2", b"3", b"4"]
-        assert ends.link.caught_up.is_set()
+        assert late.done() and later.done()
+        assert ends.link.read_announced() is None
 
     with_link(test)
 
@@ -187,10 +188,26 @@ def test_closing_the_link_ends_the_wait_for_a_late_frame() -> None:
     def test(ends: LinkWithStub) -> None:
         ends.hello()
         ends.put_overflow_marker()
-        ends.link.read_announced()
-        assert not ends.link.caught_up.is_set()
+        late = ends.link.read_announced()
+        assert late is not None and not late.done()
         ends.link.close()
-        assert ends.link.caught_up.is_set()
+        assert late.done()
+
+    with_link(test)
+
+
+def test_the_wait_lasts_until_all_late_frames_are_here() -> None:
+    def test(ends: LinkWithStub) -> None:
+        ends.hello()
+        ends.received.clear()
+        for _ in range(300):
+            ends.put_overflow_marker()
+        late = ends.link.read_announced()
+        assert late is not None
+        for number in range(300):
+            assert not late.done()
+            ends.say(b"%d" % number)
+        assert late.done()
 
     with_link(test)
 
