@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import struct
 from collections.abc import Callable
@@ -677,3 +678,20 @@ def test_a_header_list_that_becomes_too_large(peer: Peer) -> None:
     block = peer.block("Echo", ("a", "b" * 3000)) + b"\xbe" * 1000
     peer.send(HeadersFrame(1, block, flags=["END_HEADERS"]))
     assert peer.goaway().error_code == H2ErrorCode.COMPRESSION_ERROR
+
+
+def test_a_connection_that_its_client_has_reset_can_be_closed(
+    serve: Serve, connect: Connect
+) -> None:
+    """The client's machine answers the GOAWAY with a reset, as its socket is closed."""
+    server = serve(loop=asyncio.new_event_loop())
+    peer = connect(server)
+    peer.settle()
+
+    def close_both() -> None:
+        (connection,) = server.frontend._connections
+        peer.socket.close()
+        connection.close()
+
+    server.call(close_both)
+    server.wait_until_alone()
