@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from host.options.deprecated_flags import DEPRECATED
 from host.options.flag_parser import CommandLine, InvalidValue, parse_flags
 from host.options.flag_parser import usage as usage_text
+from host.options.flag_sources import environment_arguments, file_arguments
 from host.options.options import FLAGS, Options, UsageError
+
+_SYNOPSIS = "Usage: pbhost serve [options]; `pbhost serve --help` lists them"
 
 
 def usage() -> str:
@@ -19,15 +22,19 @@ def usage() -> str:
 def parse(argv: Sequence[str]) -> Options:
     """Parses the arguments after the program's name.
 
-    Raises UsageError; its text is the usage and the error, for `--help` only the usage.
+    Flags that are not there come from environment variables and from the file of `--config-file`.
+
+    Raises UsageError; its text is the error, for `--help` the usage.
     """
     try:
-        line = parse_flags(argv, FLAGS, DEPRECATED)
+        line = _parse_with_sources(argv)
         _check_given(line)
         options = Options(**line.values)
     except (InvalidValue, UsageError) as error:
         detail = error.detail if isinstance(error, UsageError) else str(error)
-        raise UsageError(detail, usage(), error.advice) from None
+        if not detail:
+            raise UsageError("", usage()) from None
+        raise UsageError(detail, _SYNOPSIS, error.advice) from None
     options.warnings[:0] = _deprecation_warnings(line)
     options.warnings += [
         f"--model-repository: '{path}' contains a config.pbtxt, so it is probably a model"
@@ -36,6 +43,15 @@ def parse(argv: Sequence[str]) -> Options:
         if os.path.isfile(os.path.join(path, "config.pbtxt"))
     ]
     return options
+
+
+def _parse_with_sources(argv: Sequence[str]) -> CommandLine:
+    line = parse_flags(argv, FLAGS, DEPRECATED)
+    variables = environment_arguments(os.environ, FLAGS, line.values)
+    values = {**parse_flags(variables, FLAGS).values, **line.values}
+    path = values.get("config_file", "")
+    keys = file_arguments(path, FLAGS, values) if path else []
+    return parse_flags([*keys, *variables, *argv], FLAGS, DEPRECATED)
 
 
 def _deprecation_warnings(line: CommandLine) -> list[str]:

@@ -7,7 +7,7 @@ import difflib
 import enum
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -298,7 +298,7 @@ def _split_arguments(
             flag = names[_resolve_prefix(written, names)]
             if flag.kind.word and not equals:
                 value = next(rest, None)
-                if value is None:
+                if value is None or _is_flag(value, names):
                     raise InvalidValue(
                         f"option '--{flag.name}' requires an argument", _usage_advice(flag)
                     )
@@ -310,6 +310,11 @@ def _split_arguments(
             raise InvalidValue(f"unrecognized option '{argument}'{_suggestion(argument, names)}")
         else:
             positional.append(argument)
+
+
+def _is_flag(argument: str, names: Container[str]) -> bool:
+    """Whether an argument is a flag. As a value of another flag, it needs `--flag=value`."""
+    return argument.startswith("--") and argument[2:].partition("=")[0] in names
 
 
 def _resolve_prefix(written: str, names: Iterable[str]) -> str:

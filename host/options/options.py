@@ -81,6 +81,10 @@ class Options:
 
     # fmt: off
     id: str = _server("triton", "Identifier for this server.")
+    config_file: str = _server(
+        "", "TOML file with values of flags that are neither on the command line nor in an"
+        " environment variable PBHOST_<FLAG>: a key is a flag's name. Triton does not have this"
+        " flag.")
     exit_timeout_secs: int = _server(
         30, "Seconds that the server waits at exit for requests in flight.")
     exit_delay_secs: float = _server(

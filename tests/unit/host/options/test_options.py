@@ -27,7 +27,7 @@ def options(*argv: str) -> Options:
 def complaint(*argv: str) -> str:
     with pytest.raises(UsageError) as caught:
         parse(argv)
-    assert str(caught.value).startswith("Usage: pbhost serve [options]\n")
+    assert str(caught.value).startswith("Usage: pbhost serve [options]; `pbhost serve --help`")
     told = caught.value.detail + "\n" + caught.value.advice if caught.value.advice else ""
     assert str(caught.value).endswith(told or caught.value.detail)
     return caught.value.detail
@@ -68,8 +68,9 @@ def test_value_follows_after_an_equals_sign_or_as_the_next_argument(value: str, 
     assert options(*argv).id == value
 
 
-def test_value_may_look_like_a_flag() -> None:
-    assert options("--id", "--grpc-port").id == "--grpc-port"
+def test_value_may_look_like_a_flag_after_an_equals_sign() -> None:
+    assert options("--id=--grpc-port").id == "--grpc-port"
+    assert options("--id", "--no-flag").id == "--no-flag"
 
 
 @given(st.integers(9000, 65535), st.integers(0, 3), st.sampled_from(["", "+", " ", "000"]))
