@@ -35,7 +35,7 @@ from tests import module_table
 from tests.conftest import DEADLINE, ROOT, RunningHost, Serve, wait_until
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"console", "protobuf", "python", "text"}
+LANGUAGES = {"console", "protobuf", "python", "text", "toml"}
 SERVE = "pbhost serve "
 HERE = "/srv"
 """The name of the folder in printed output."""
@@ -235,7 +235,9 @@ def test_blocks_are_of_a_kind_that_is_looked_after(page: Path) -> None:
         assert block.language in LANGUAGES, block
         assert (block.word in ("file", "not run")) == bool(block.argument), block
         assert block.word != "log" or block.language == "text", block
-        assert block.language != "protobuf" or block.word in ("file", "not run"), block
+        assert block.language not in ("protobuf", "toml") or block.word in ("file", "not run"), (
+            block
+        )
         if block.language == "console":
             assert block.text.startswith("$ "), block
 

@@ -43,16 +43,15 @@ load-model = "one"
 def test_variables_take_precedence_over_the_file_and_flags_over_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flag = write(
-        tmp_path,
-        "http-port = 1\ngrpc-port = 1\nmetrics-port = 1\nload-model = ['c']\nmodel-control-mode = 'explicit'\n",
-    )
+    lines = ("http-port = 11", "grpc-port = 12", "metrics-port = 13", "load-model = ['c']")
+    flag = write(tmp_path, "\n".join(lines))
+    monkeypatch.setenv("PBHOST_MODEL_CONTROL_MODE", "explicit")
     monkeypatch.setenv("PBHOST_MODEL_REPOSITORY", str(tmp_path))
-    monkeypatch.setenv("PBHOST_HTTP_PORT", "2")
-    monkeypatch.setenv("PBHOST_GRPC_PORT", "2")
+    monkeypatch.setenv("PBHOST_HTTP_PORT", "21")
+    monkeypatch.setenv("PBHOST_GRPC_PORT", "22")
     monkeypatch.setenv("PBHOST_LOAD_MODEL", "a\nb")
-    options = parse([flag, "--http-port=3"])
-    assert (options.http_port, options.grpc_port, options.metrics_port) == (3, 2, 1)
+    options = parse([flag, "--http-port=31"])
+    assert (options.http_port, options.grpc_port, options.metrics_port) == (31, 22, 13)
     assert options.load_model == ["a", "b"]  # from one source only
     assert parse([flag, "--load-model=x"]).load_model == ["x"]
 
