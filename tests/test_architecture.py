@@ -62,7 +62,7 @@ ONE_PLACE = {
     "jinja2": {"host.frontends.openai.jinja_template"},
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},
-    "prometheus_client": {"host.metrics.exposition"},
+    "prometheus_client": {"host.metrics.exposition", "host.metrics.process"},
     "onnxruntime": {"stub.backends.onnxruntime.session"},
     "tensorflow": {"stub.backends.tensorflow.graph"},
     "tensorrt": {f"stub.backends.tensorrt.{name}" for name in ("library", "model", "runner")},

@@ -36,6 +36,7 @@ _COUNTERS = {
     "pbhost_instance_busy_us_total": "Time that the instance executed batches, in microseconds",
     "pbhost_batches_closed_total": "Batches formed, by closing reason",
     "pbhost_stub_restarts_total": "Stub processes that were restarted after they died",
+    "process_cpu_seconds_total": "CPU time of the server process, in seconds",
 }
 _GAUGES = {
     "nv_inference_pending_request_count": (
@@ -61,6 +62,12 @@ _GAUGES = {
         "Longest time that work waited for the event loop in the last 15 to 30 seconds"
     ),
     "pbhost_arena_limit_bytes": "Limit of shared memory for tensors of one process, in bytes",
+    "pbhost_build_info": "Version of the server, and the version of Triton that clients read",
+    "process_start_time_seconds": "Start of the server process, in seconds since 1970 UTC",
+    "process_virtual_memory_bytes": "Virtual memory of the server process, in bytes",
+    "process_resident_memory_bytes": "Resident memory of the server process, in bytes",
+    "process_open_fds": "Open file descriptors of the server process",
+    "process_max_fds": "Limit of open file descriptors of the server process",
 }
 _HISTOGRAMS = {
     "nv_inference_first_response_histogram_ms": (

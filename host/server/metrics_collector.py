@@ -12,6 +12,7 @@ from host.metrics.catalogue import MetricsSnapshot
 from host.metrics.custom import CustomMetrics
 from host.metrics.family import MetricFamily, labels_of
 from host.metrics.machine import MachineMetrics
+from host.metrics.process import ProcessMetrics
 from host.models.python_model import PythonModel
 from host.models.registry import Registry
 from host.scheduling.dynamic import DynamicScheduler
@@ -33,6 +34,7 @@ class MetricsCollector:
         custom: CustomMetrics,
         *,
         machine: MachineMetrics | None,
+        process: ProcessMetrics,
         watchdog: EventLoopWatchdog,
         interval: float,
         pinned: int,
@@ -42,6 +44,7 @@ class MetricsCollector:
         self._pool = pool
         self._custom_metrics = custom
         self._machine = machine
+        self._process = process
         self._watchdog = watchdog
         self._sample_interval = max(0.001, interval / 2)
         self._pinned_pool_bytes = pinned
@@ -74,6 +77,7 @@ class MetricsCollector:
         snapshot["nv_pinned_memory_pool_used_bytes"].add((), 0)
         if self._machine is not None:
             self._machine.collect_into(snapshot)
+        self._process.collect_into(snapshot)
         if self._store is not None:
             self._store.collect_into(snapshot)
         arenas = self._pool.arenas

@@ -13,7 +13,7 @@ from types import TracebackType
 from host.bls.targets import BlsTargets
 from host.cache.store import ResponseStore
 from host.cache.store_factory import open_store
-from host.core import Core
+from host.core import VERSION, Core
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
@@ -31,6 +31,7 @@ from host.logs.settings import LogSettings
 from host.logs.text_table import format_table
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import MachineMetrics
+from host.metrics.process import ProcessMetrics
 from host.model_control.control import ModelControl
 from host.model_control.dependencies import EnsembleDependencies
 from host.model_control.lifecycle import ModelLifecycle
@@ -274,6 +275,7 @@ class Server:
             self._pool,
             self._custom_metrics,
             machine=MachineMetrics() if options.allow_cpu_metrics else None,
+            process=ProcessMetrics(VERSION),
             watchdog=self._watchdog,
             interval=options.metrics_interval_ms / 1000,
             pinned=options.pinned_memory_pool_byte_size,

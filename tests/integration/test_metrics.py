@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -477,14 +478,17 @@ def test_other_libraries_can_read_a_whole_scrape(host: RunningHost) -> None:
     def series(families: Any) -> set[str]:
         """Names and labels. The parser of the text format gives counters another suffix."""
         return {
-            f"{sample.name.removesuffix('_total')} {sorted(sample.labels.items())}"
+            f"{sample.name.removesuffix('_total')} {sorted(sample.labels.items())}".replace(
+                ".0'",
+                "'",  # OpenMetrics writes bounds of buckets as floats
+            )
             for family in families
             for sample in family.samples
         }
 
     text = series(read_text(scrape(host)))
     written = scrape(host, accept="application/openmetrics-text; version=1.0.0")
-    assert {name.replace(".0'", "'") for name in series(read_open(written))} == text
+    assert series(read_open(written)) == text
 
 
 # With other hosts
@@ -767,3 +771,16 @@ class TritonPythonModel:
         )
     assert host.stop() == 0
     host.wait_for("finalize scraped 1")
+
+
+def test_a_scrape_tells_versions_and_what_the_server_uses(scripted: Scripted) -> None:
+    text = scripted.run("return scrape()")
+    assert re.search(
+        r'^pbhost_build_info\{triton_version="2\.73\.0",version="[^"]+"\} 1(\.0)?$', text, re.M
+    )
+    values = dict(re.findall(r"^(process_\w+) (\S+)$", text, re.M))
+    resident = float(values["process_resident_memory_bytes"])
+    assert 10 << 20 < resident < float(values["process_virtual_memory_bytes"])
+    assert 10 < float(values["process_open_fds"]) < float(values["process_max_fds"])
+    assert float(values["process_cpu_seconds_total"]) > 0
+    assert 0 < time.time() - float(values["process_start_time_seconds"]) < 3600

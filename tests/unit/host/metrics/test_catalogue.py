@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_family_is_documented_with_its_kind(name: str) -> None:
     page = (ROOT / "docs" / "how-to" / "metrics.md").read_text()
-    rows = (line.split(" | ") for line in page.splitlines() if line.startswith(("| `nv_", "| `pb")))
+    rows = (line.split(" | ") for line in page.splitlines() if line.startswith(("| `nv_", "| `p")))
     (row,) = (row for row in rows if f"`{name}`" in row[0])
     kind, _ = CATALOGUE[name]
     assert row[1] == kind.value
