@@ -147,6 +147,11 @@ class Endpoints:
         if files is not None and context is not None:
             await self._tls_reloader.add(files, partial(files.reload, context))
         _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)
+        if options.http_api_page:
+            scheme = "http" if context is None else "https"
+            address = options.http_address.removeprefix("ipv6:")
+            name = "localhost" if address in ("0.0.0.0", "[::]") else address
+            _log.info("Models can be tried at %s://%s:%d/docs", scheme, name, self.http_port)
 
     async def start_metrics(
         self, families: Callable[[], Awaitable[Iterable[MetricFamily]]]

@@ -135,6 +135,13 @@ def document(host: RunningHost, **headers: str) -> Any:
     return json.loads(body)
 
 
+def test_the_root_leads_to_the_page_and_the_log_has_its_address(host: RunningHost) -> None:
+    status, headers, _ = send_request(host, "GET", "/")
+    assert (status, headers["location"]) == (307, "docs")
+    host.wait_for(f"Models can be tried at http://{host.http_url}/docs")
+    assert document(host)["info"]["title"] == "pbhost: models of triton"
+
+
 # The document
 
 
@@ -398,6 +405,22 @@ def test_the_page_lists_the_models(host: RunningHost, browser: webdriver.Chrome)
     assert page.text("h2") == "add_sub"
     assert "INPUT0 FP32 [-1, 4]" in page.text("table[aria-label=Inputs]")
     assert "DIFFERENCE FP32 [-1, 4]" in page.text("table[aria-label=Outputs]")
+
+
+def test_failed_models_are_red_and_say_why_and_others_are_not(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    with host.client() as client:
+        client.unload_model("identity_types")
+    try:
+        page = Page(browser, host)
+        page.wait_for("#models", "unloaded")
+        bad = browser.find_elements(By.CSS_SELECTOR, "#models .gone .state.bad")
+        assert len(bad) == 1
+        assert "broken" in page.text("#models .gone:has(.bad)")
+    finally:
+        with host.client() as client:
+            client.load_model("identity_types")
 
 
 def test_server_texts_are_not_interpreted_as_html(

@@ -106,6 +106,7 @@ class HttpApp:
             routes.CUDA_UNREGISTER: memory.cuda_unregister,
             routes.TRACE_SETTING: settings.trace_setting,
             routes.LOG_SETTINGS: settings.log_settings,
+            page.ROOT: api_page_handler.root,
             page.DOCS: api_page_handler.docs,
             page.OPENAPI: api_page_handler.openapi,
         }

@@ -28,7 +28,7 @@ def openapi_document(core: Core, restrictions: Restrictions) -> Schema:
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": f"Models of {server.name}",
+            "title": f"pbhost: models of {server.name}",
             "version": server.version,
             "description": "The loaded models and the endpoints of the V2 inference protocol.",
         },

@@ -21,13 +21,18 @@ _NO_CACHE: Header = (b"cache-control", b"no-cache")  # the loaded models change
 
 DOCS = Endpoint(("GET",), "")  # the page has no data of the server, so it is never restricted
 OPENAPI = Endpoint(("GET",), "metadata")
+ROOT = Endpoint(("GET",), "")
 
-ROUTES: Mapping[bytes, Route] = {b"/docs": Route(DOCS), b"/openapi.json": Route(OPENAPI)}
+ROUTES: Mapping[bytes, Route] = {
+    b"/docs": Route(DOCS),
+    b"/openapi.json": Route(OPENAPI),
+    b"/": Route(ROOT),
+}
 """The routes of the page by path. They are not part of the inference protocol."""
 
 
 class ApiPageHandler:
-    """Handles the two endpoints of the page."""
+    """Handles the endpoints of the page."""
 
     def __init__(self, core: Core, restrictions: Restrictions) -> None:
         self._core = core
@@ -43,6 +48,10 @@ class ApiPageHandler:
     async def docs(self, exchange: HttpExchange, route: Route) -> None:
         """Send the page. It is the same for all servers, and reads the OpenAPI document."""
         await exchange.send_response(_HTML, (self._page,), self._headers)
+
+    async def root(self, exchange: HttpExchange, route: Route) -> None:
+        """Send the client to the page; relative, as a proxy may have added a prefix."""
+        await exchange.send_response(_HTML, (), [(b"location", b"docs")], 307)
 
     async def openapi(self, exchange: HttpExchange, route: Route) -> None:
         """Send the OpenAPI document of the models that are loaded now."""
