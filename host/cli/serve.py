@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ from typing import NoReturn
 import uvloop
 
 from host.errors import HostError
+from host.logs.formats import format_json
 from host.logs.writer import write_if_room
 from host.options.command_line import parse
 from host.options.options import Options, UsageError
@@ -53,16 +55,26 @@ async def _serve(options: Options) -> int:
         await starting
     except HostError as error:
         stopping.cancel()
-        sys.stderr.write(f"error: creating server: {error.code.value} - {error.message}\n")
-        return 1
+        reason = f"{error.code.value} - {error.message}"
     except OSError as error:  # for example, a limit on files or memory
         stopping.cancel()
-        sys.stderr.write(f"error: creating server: Internal - {error}\n")
-        return 1
+        reason = f"Internal - {error}"
     except asyncio.CancelledError:
         return 0  # stopped while loading; `start` has cleaned up
-    await stopping
-    return 0 if await server.stop() else 1
+    else:
+        await stopping
+        return 0 if await server.stop() else 1
+    sys.stderr.write(_line(options, logging.ERROR, f"error: creating server: {reason}"))
+    return 1
+
+
+def _line(options: Options, level: int, text: str) -> str:
+    """Returns a line for the console in the format of the log if that is JSON."""
+    if options.log_format != "json":
+        return f"{text}\n"
+    number = sys._getframe(1).f_lineno
+    record = logging.LogRecord("pbhost", level, __file__, number, text, (), None)
+    return f"{format_json(record)}\n"
 
 
 def _install_signal_handlers(stop: asyncio.Event, server: Server) -> None:
@@ -72,7 +84,8 @@ def _install_signal_handlers(stop: asyncio.Event, server: Server) -> None:
     def received(number: int) -> None:
         if not stop.is_set():
             stop.set()
-            write_if_room(sys.stdout.fileno(), f"Signal ({number}) received.\n".encode())
+            line = _line(server.options, logging.INFO, f"Signal ({number}) received.")
+            write_if_room(sys.stdout.fileno(), line.encode())
 
     def reload() -> None:
         task = loop.create_task(server.reload_files())

@@ -390,3 +390,16 @@ def test_the_log_goes_to_a_file(models: RepositoryBuilder, serve: Serve, tmp_pat
     assert host.stop() == 0
     assert "successfully unloaded 'chatty' version 3" in path.read_text()
     assert host.output.strip() == "Signal (15) received."
+
+
+def test_in_json_every_line_is_json_also_of_a_signal_and_of_a_failed_start(
+    models: RepositoryBuilder, serve: Serve
+) -> None:
+    host = serve(models, "--log-format=json").wait_started()
+    failed = serve(models, "--log-format=json", "--http-address=192.0.2.1")  # of no machine
+    failed.process.wait(DEADLINE)
+    assert host.stop() == 0
+    wait_until(lambda: "creating server" in failed.output, "the error")
+    lines = [json.loads(line)["message"] for line in (*host.lines, *failed.lines)]
+    assert "Signal (15) received." in lines
+    assert lines[-1].startswith("error: creating server: Unavailable - Socket '192.0.2.1:0'")
