@@ -73,6 +73,14 @@ def check_fields(sent: Fields, route: str, defaults: Mapping[str, Any] | None = 
     return fields
 
 
+def check_known_fields(fields: Mapping[str, Any]) -> None:
+    """Check the values of fields of any route, as default values. Raises OpenAIError."""
+    for name, value in fields.items():
+        check = next((checks[name] for checks in _CHECKS.values() if name in checks), None)
+        if check is not None:
+            check(name, value)
+
+
 def _check_contradictions(fields: Fields, route: str) -> None:
     if "stream_options" in fields and not fields.get("stream"):
         raise invalid_value("'stream_options' needs 'stream': true", "stream_options")
