@@ -68,8 +68,8 @@ def compile_text(text: str, template: ChatTemplate | None = None) -> Contract:
         (
             {"OPENAI_TOOL_PARSER": "hermse"},
             (
-                "OPENAI_TOOL_PARSER of model 'm' must be one of hermes, llama3, mistral; got 'hermse',"
-                " did you mean 'hermes'?"
+                "OPENAI_TOOL_PARSER of model 'm' must be one of hermes, llama3, mistral;"
+                " got 'hermse', did you mean 'hermes'?"
             ),
         ),
     ],
@@ -88,8 +88,8 @@ def test_a_wrong_value_of_a_parameter_is_a_finding(values: dict[str, str], probl
             TEXT,
             {"OPENAI_INPUTS": "text_inptu=prompt"},
             (
-                "OPENAI_INPUTS of model 'm' names input 'text_inptu', which the model does not have;"
-                " did you mean 'text_input'?"
+                "OPENAI_INPUTS of model 'm' names input 'text_inptu', which the model does not"
+                " have; did you mean 'text_input'?"
             ),
         ),
         (
@@ -147,8 +147,8 @@ def test_a_wrong_value_of_a_parameter_is_a_finding(values: dict[str, str], probl
             tensors("input", "prompt:STRING", "IMPORTANT:FP32") + tensors("output", "Y:STRING"),
             {"OPENAI": "completions"},
             (
-                "input 'IMPORTANT' of model 'm' is required, and no request of OpenAI's has a field"
-                " for it: make it optional, give it a default in OPENAI_DEFAULTS, or a source in"
+                "input 'IMPORTANT' of model 'm' is required, and no request of OpenAI's has a"
+                " field for it: make it optional, give it a default in OPENAI_DEFAULTS, or a source in"
                 " OPENAI_INPUTS"
             ),
         ),
