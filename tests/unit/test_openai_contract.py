@@ -127,8 +127,8 @@ def test_a_wrong_value_of_a_parameter_is_a_finding(values: dict[str, str], probl
             tensors("input", "prompt:STRING") + tensors("output", "A:FP32"),
             {"OPENAI": "completions"},
             (
-                "OPENAI asks for completions, but model 'm' has no output that could be the text; say"
-                " which in OPENAI_OUTPUTS"
+                "OPENAI asks for completions, but model 'm' has no output that could be the text;"
+                " say which in OPENAI_OUTPUTS"
             ),
         ),
         (
@@ -148,8 +148,8 @@ def test_a_wrong_value_of_a_parameter_is_a_finding(values: dict[str, str], probl
             {"OPENAI": "completions"},
             (
                 "input 'IMPORTANT' of model 'm' is required, and no request of OpenAI's has a"
-                " field for it: make it optional, give it a default in OPENAI_DEFAULTS, or a source in"
-                " OPENAI_INPUTS"
+                " field for it: make it optional, give it a default in OPENAI_DEFAULTS, or a"
+                " source in OPENAI_INPUTS"
             ),
         ),
         (

@@ -37,8 +37,8 @@ _NEVER_PARAMETERS = frozenset(
     "model messages prompt input tools tool_choice response_format functions function_call stream"
     " stream_options n echo dimensions best_of encoding_format max_completion_tokens logprobs"
     " top_logprobs reasoning_effort verbosity modalities service_tier store metadata"
-    " safety_identifier prompt_cache_key parallel_tool_calls user chat_template_kwargs continue_final_message"
-    " documents".split()
+    " safety_identifier prompt_cache_key parallel_tool_calls user chat_template_kwargs"
+    " continue_final_message documents".split()
 )
 _RESERVED = frozenset(
     "sequence_id sequence_start sequence_end headers binary_data_output priority timeout"
@@ -154,7 +154,8 @@ def _check_parts(contract: Contract, messages: list[Any]) -> None:
         content = message.get("content")
         for part_index, part in enumerate(content if isinstance(content, list) else ()):
             source = SOURCE_OF_PART.get(part["type"])
-            if part["type"] not in ("text", "refusal") and not (source and contract.takes(source)):
+            is_text = part["type"] in ("text", "refusal")
+            if not is_text and (source is None or not contract.takes(source)):
                 place = f"messages[{index}].content[{part_index}]"
                 raise unsupported_field(
                     f"model '{contract.model}' does not take '{place}': it has no input for it",

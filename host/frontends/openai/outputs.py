@@ -121,9 +121,9 @@ class TextReader:
                     if calls:
                         message["tool_calls"] = calls
                 case "num_input_tokens":
-                    self._count_prompt(_number(tensor))
+                    self._count_prompt(read_number(tensor))
                 case "num_output_tokens":
-                    self._count_completion(_number(tensor))
+                    self._count_completion(read_number(tensor))
         given = response.parameters
         for name in ("prompt_tokens", "num_input_tokens"):
             self._count_prompt(given.get(name))
@@ -339,7 +339,7 @@ def usage_object(prompt: int, completion: int) -> dict[str, Any]:
     }
 
 
-def _number(tensor: Tensor) -> int | None:
+def read_number(tensor: Tensor) -> int | None:
     """Return the sum of an integer output; None if it is empty."""
     if tensor.datatype not in ("INT32", "INT64", "UINT32", "UINT64"):
         return None
