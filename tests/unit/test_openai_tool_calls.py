@@ -114,3 +114,18 @@ def test_a_forced_call_has_the_text_as_its_arguments() -> None:
     assert parser.finish() == {} and parser.feed("") == {}
     assert calls[0]["function"] == {"name": "f", "arguments": '{"a"'} and calls[0]["id"]
     assert calls[1] == {"index": 0, "function": {"arguments": ": 1}"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": "', '"}}</tool_call>'),
+        ("llama3", '{"name": "f", "parameters": {"a": "', '"}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "', '"}}]'),
+    ],
+)
+def test_a_long_call_of_many_pieces_is_read(name: str, before: str, after: str) -> None:
+    pieces = [before, *["x\\", '"{'] * 50_000, after]
+    content, calls = parse(make_parser(name), pieces)
+    assert content == "" and [function for function, _ in calls] == ["f"]
+    assert len(calls[0][1]) == len('{"a": ""}') + 50_000 * len('x\\"{')

@@ -69,6 +69,8 @@ class _MarkedParser:
         self._marked = False  # the marker was read
         self._after_call = False  # nothing but white space follows the last call so far
         self._object = JsonObjectEnd()
+        self._pieces: list[str] = []  # of a text with an object that is not complete
+        self._object_end = 0  # the place after this object, once it is complete
         self._contents: list[str] = []
         self._calls: list[Message] = []
 
@@ -79,13 +81,22 @@ class _MarkedParser:
 
     def feed(self, piece: str) -> Message:
         """Return what the next piece of the text adds."""
-        self._text += piece
+        if self._pieces:
+            end = self._object.find(piece)
+            self._pieces.append(piece)
+            if not end:
+                return {}
+            self._join_pieces()
+            self._object_end = len(self._text) - len(piece) + end
+        else:
+            self._text += piece
         while self._read_marked() if self._marked else self._read_content():
             pass
         return self._message()
 
     def finish(self) -> Message:
         """Return what was held back as content."""
+        self._join_pieces()
         rest = (self._marker if self._marked else "") + self._text
         if not self._after_call or rest.strip() not in ("", self._marker):
             self._contents.append(rest)
@@ -129,11 +140,24 @@ class _MarkedParser:
 
         Returns the place after it; 0 if it is not complete, -1 if it is no call.
         """
-        end = self._object.find(self._text, start)
+        end = self._find_end(start)
         if not end:
             return 0
-        self._object = JsonObjectEnd()
         return end if self._add_call(self._text[start:end]) else -1
+
+    def _find_end(self, start: int) -> int:
+        """Return the place after the object that begins at `start`; 0 if it is not complete."""
+        end = self._object_end or self._object.find(self._text, start)
+        if end:
+            self._object, self._object_end = JsonObjectEnd(), 0
+        else:
+            self._pieces.append(self._text)
+        return end
+
+    def _join_pieces(self) -> None:
+        if self._pieces:
+            self._text = "".join(self._pieces)
+            self._pieces.clear()
 
     def _add_call(self, text: str) -> bool:
         """Add a call from its JSON text; return whether it is one."""
@@ -236,7 +260,7 @@ class LlamaParser(_MarkedParser):
 
     def _read_marked(self) -> bool:
         text = self._text
-        start = re.match(r"[\s;]*" if self.found else r"\s*", text).end()  # type: ignore[union-attr]
+        start = len(text) - len(text.lstrip(" \t\r\n;" if self.found else None))
         if start == len(text):
             return False
         end = self._read_object(start) if text[start] == "{" else -1
@@ -250,6 +274,7 @@ class LlamaParser(_MarkedParser):
 
     def finish(self) -> Message:
         """Return what was held back as content."""
+        self._join_pieces()
         self._marked = False
         if self.found and not self._text.strip("; \n\t\r"):
             self._text = ""
@@ -284,10 +309,9 @@ class MistralParser(_MarkedParser):
         named = self._name.match(text)
         if named is None:
             return False if self._name_start.fullmatch(text) else self._give_up()
-        end = self._object.find(text, named.end())
+        end = self._find_end(named.end())
         if not end:
             return False
-        self._object = JsonObjectEnd()
         try:
             arguments = json.loads(text[named.end() : end])
         except (ValueError, RecursionError):
@@ -318,22 +342,22 @@ class MistralParser(_MarkedParser):
 
 
 class JsonObjectEnd:
-    """Finds the end of a JSON object in a growing text; it reads every character once."""
+    """Finds the end of a JSON object in the pieces of a text."""
 
     _outside = re.compile(r'["{}]')
     _inside = re.compile(r'["\\]')
 
     def __init__(self) -> None:
-        self._at = 0
+        self._skip = 0  # characters of the next piece that are escaped
         self._depth = 0
         self._in_string = False
 
-    def find(self, text: str, start: int) -> int:
-        """Return the place after the object that begins at `start`; 0 if it is not complete.
+    def find(self, text: str, start: int = 0) -> int:
+        """Return the place after the object in the next piece, read from `start`.
 
-        The text may only grow between two calls.
+        Returns 0 if the object is not complete.
         """
-        at = max(self._at, start)
+        at = start + self._skip
         while at < len(text):
             found = (self._inside if self._in_string else self._outside).search(text, at)
             if found is None:
@@ -351,7 +375,7 @@ class JsonObjectEnd:
                     self._depth -= 1
                     if not self._depth:
                         return at
-        self._at = at
+        self._skip = max(at - len(text), 0)
         return 0
 
 
