@@ -144,6 +144,16 @@ SEES = (
     + TEXT_OUTPUT
     + parameters(OPENAI="chat", OPENAI_CHAT_TEMPLATE="last")
 )
+GUIDED = (
+    tensors(
+        "input",
+        prompt="STRING",
+        guided_decoding_guide_type="STRING?",
+        guided_decoding_guide="STRING?",
+    )
+    + TEXT_OUTPUT
+    + parameters(OPENAI="chat, completions", OPENAI_CHAT_TEMPLATE="last")
+)
 CACHED = TEXT_OUTPUT + tensors("input", text_input="STRING") + "response_cache { enable: true }\n"
 COUNTING = (
     tensors("input", text_input="STRING")
@@ -160,6 +170,7 @@ def host(module_serve: Serve, module_repository: RepositoryBuilder) -> Iterator[
     add("messages", ECHO, MESSAGES)
     add("talker", TALKER, TAKES_TOOLS)
     add("sees", ECHO, SEES)
+    add("guided", ECHO, GUIDED)
     add("cached", ECHO, CACHED)
     add("counter", COUNTER, COUNTING)
     add("whole", WHOLE, WHOLE_CONFIG)
@@ -246,6 +257,24 @@ def test_a_response_format_is_json_of_its_input(host: RunningHost) -> None:
     given = text_of(chat(host, "a", model="sees", response_format={"type": "json_object"}))
     assert json.loads(given["response_format"][0]) == {"type": "json_object"}
     refused = chat(host, "a", model="named", response_format={"type": "json_object"})
+    assert refused.error["param"] == "response_format"
+
+
+def test_a_model_that_follows_a_schema_gets_that_of_the_format_or_of_the_demanded_call(
+    host: RunningHost,
+) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    given = text_of(chat(host, "a", model="guided", response_format=form))
+    assert given["guided_decoding_guide_type"] == ["json_schema"]
+    assert json.loads(given["guided_decoding_guide"][0]) == schema
+    assert "guided_decoding_guide" not in text_of(complete(host, "a", model="guided"))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    reply = chat(host, "a", model="guided", tools=tools, tool_choice="required")
+    (call,) = reply.json["choices"][0]["message"]["tool_calls"]
+    given = json.loads(call["function"]["arguments"])
+    assert json.loads(given["guided_decoding_guide"][0]) == schema
+    refused = chat(host, "a", model="guided", response_format={"type": "json_object"})
     assert refused.error["param"] == "response_format"
 
 

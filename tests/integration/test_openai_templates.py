@@ -53,6 +53,10 @@ def test_templates_of_the_folder_render_chats(
     assert text(host, parts, model="whole") == "<S>[USER] A\nB; [ANSWER]"
     shouted = text(host, "x", model="whole", chat_template_kwargs={"shout": True})
     assert json.loads(shouted.split(" ", 3)[3].lower().replace("É".lower(), "e")) == {"a": "<e>"}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    unfinished = {"model": "whole", "messages": turns, "continue_final_message": True}
+    reply = send(host, "POST", "/v1/chat/completions", unfinished)
+    assert reply.json["choices"][0]["message"]["content"] == "<S>[USER] A;[ASSISTANT] B;"
     assert text(host, "hi", model="tokenizer") == "USER"
     assert text(host, "hi", model="chosen") == "MINE"
     messages = [{"role": "developer", "content": "d"}]
