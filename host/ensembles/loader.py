@@ -20,7 +20,6 @@ from host.instances.transfer import arena_full_error
 from host.metrics.settings import MetricsSettings
 from host.models.loading import InstanceUpdate, ModelLoader
 from host.models.registry import LoadedModel, Registry
-from host.repository.chat_template import read_chat_template
 from host.repository.repository import read_labels
 from stub.wire.arena import ArenaFull
 
@@ -50,9 +49,6 @@ class EnsembleLoader:
         config = configuration.complete_config(loaded)
         labels = await asyncio.to_thread(read_labels, directory, config)
         ensemble = Ensemble(config, version, self._registry, self._memory, self._metrics, labels)
-        ensemble.chat_template = await asyncio.to_thread(
-            read_chat_template, directory, version, config
-        )
         ensemble.metrics.set_namespace(loaded.namespace)
         if self._store is not None and config.response_cache.enable:
             ensemble.cache = ResponseCache(

@@ -24,6 +24,8 @@ from host.config.template import fill_known_variables
 from host.config.validate import check_tensors
 from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
+from host.frontends.openai.contract import check_defaults, compile_contract
+from host.frontends.openai.loader import check_contract
 from host.inference.validation import Signature
 from host.lint.problem import Problem
 from host.lint.python_file import PythonFile
@@ -32,6 +34,7 @@ from host.models.backends import Backends
 from host.models.warmup import Warmup
 from host.options.options import Options
 from host.repository.agents import run_agents
+from host.repository.chat_template import read_chat_template
 from host.repository.repository import (
     ModelDirectory,
     list_served_versions,
@@ -158,6 +161,7 @@ def _check_config(model: CheckedModel, config: ModelConfig, settings: LintSettin
     may_complete = _check_versions(model, config, settings) and not settings.strict
     _check_tensors(model, config, may_complete)
     _check_files(model, config)
+    _check_openai(model, config)
 
 
 def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSettings) -> bool:
@@ -251,6 +255,17 @@ def _check_files(model: CheckedModel, config: ModelConfig) -> None:
     ):
         with model.report_to(path):
             Warmup(one, model.directory, Signature(one))
+
+
+def _check_openai(model: CheckedModel, config: ModelConfig) -> None:
+    """Check the `OPENAI` parameters; against the tensors only if these are known."""
+    findings = list(check_defaults(config))
+    if model.complete and not findings:
+        version = max(model.versions, default=1)
+        template = read_chat_template(model.directory, version, config)
+        findings += check_contract(compile_contract(config, template), config, template)
+    for one in findings:
+        model.add(one.text, one.field, one.advice)
 
 
 def _with_single_entries(config: ModelConfig, path: str) -> Iterator[tuple[str, ModelConfig]]:

@@ -34,7 +34,6 @@ from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies
-from host.repository.chat_template import read_chat_template
 from host.repository.repository import read_labels
 from host.scheduling.rate_limiter import RateLimiter
 from host.scheduling.sequences.states import read_states
@@ -120,9 +119,6 @@ class Loader:
                 _log.info("%s", said, extra=model_fields(name, version))
             states = await asyncio.to_thread(read_states, config, directory)
             model = PythonModel(config, version, self._metrics, labels, states)
-            model.chat_template = await asyncio.to_thread(
-                read_chat_template, directory, version, config
-            )
             model.metrics.set_namespace(loaded.namespace)
             if self._store is not None and config.response_cache.enable:
                 space = loaded.namespace

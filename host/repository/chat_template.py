@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,13 @@ _MAX_BYTES = 8 << 20  # of a template, and of tokenizer_config.json
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A Jinja template and the special tokens that it may use, or why it cannot be read."""
+    """A Jinja template and the special tokens that it may use, or why it cannot be read.
+
+    `tool_use_text` is the template for requests with tools; if it is "", `text` renders them too.
+    """
 
     text: str = ""
+    tool_use_text: str = ""
     special_tokens: dict[str, str] = field(default_factory=dict)
     complaint: str = ""
 
@@ -30,28 +35,30 @@ def read_chat_template(directory: Path, version: int, config: ModelConfig) -> Ch
     """Return the chat template of a version; None if it has none. Blocks.
 
     The file of the parameter comes first, then `chat_template.jinja` and `tokenizer_config.json` of
-    the version and of the model. A file that cannot be read is a complaint and does not fail.
+    the version and of the model; for the vLLM backend, also those of the tokenizer in `model.json`.
+    A file that cannot be read is a complaint and does not fail.
     """
     parameters = config.parameters
     chosen = parameters[_PARAMETER].string_value.strip() if _PARAMETER in parameters else ""
     if chosen in BUILT_IN_TEMPLATES:
         return None
-    folders = (directory / str(version), directory)
+    folders: tuple[Path, ...] = (directory / str(version), directory)
     try:
         if chosen:
             path = (directory / chosen).resolve()
             if not path.is_relative_to(directory.resolve()):
                 return _complaint(config, f"'{chosen}' lies outside of the model's folder")
-            return ChatTemplate(_read(path), _special_tokens(folders))
+            return ChatTemplate(_read(path), "", _special_tokens(folders))
+        if config.backend == "vllm":
+            folders += tuple(_vllm_folders(folders[0]))
         for folder in folders:
             if (folder / "chat_template.jinja").exists():
-                return ChatTemplate(_read(folder / "chat_template.jinja"), _special_tokens(folders))
-            text = _tokenizer_config(folder).get("chat_template")
-            if isinstance(text, list):  # several named templates
-                named = {entry.get("name"): entry for entry in text if isinstance(entry, dict)}
-                text = named.get("default", {}).get("template")
-            if isinstance(text, str):
-                return ChatTemplate(text, _special_tokens(folders))
+                text = _read(folder / "chat_template.jinja")
+                return ChatTemplate(text, "", _special_tokens(folders))
+            templates = _named_templates(folder)
+            if "default" in templates:
+                tool_use = templates.get("tool_use", "")
+                return ChatTemplate(templates["default"], tool_use, _special_tokens(folders))
     except OSError as error:
         name = chosen or Path(str(error.filename)).name
         return _complaint(config, f"cannot read '{name}': {error.strerror or error}")
@@ -77,6 +84,47 @@ def _tokenizer_config(folder: Path) -> dict[str, Any]:
         return {}
     document = json.loads(_read(path))
     return document if isinstance(document, dict) else {}
+
+
+def _named_templates(folder: Path) -> dict[str, str]:
+    """Return the templates of tokenizer_config.json by name; a single one is `default`."""
+    templates = _tokenizer_config(folder).get("chat_template")
+    if isinstance(templates, str):
+        return {"default": templates}
+    return {
+        str(entry.get("name")): entry["template"]
+        for entry in (templates if isinstance(templates, list) else ())
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str)
+    }
+
+
+def _vllm_folders(version_folder: Path) -> list[Path]:
+    """Return the folder of the tokenizer of a vLLM model, if it is on the disk.
+
+    `model.json` names a folder, or a repository of Hugging Face, whose newest snapshot in the cache
+    counts.
+    """
+    path = version_folder / "model.json"
+    arguments = json.loads(_read(path)) if path.exists() else None
+    if not isinstance(arguments, dict):
+        return []
+    name = arguments.get("tokenizer") or arguments.get("model")
+    if not isinstance(name, str) or not name:
+        return []
+    if Path(name).is_dir():
+        return [Path(name)]
+    snapshots = _hub_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
+    if not snapshots.is_dir():
+        return []
+    return sorted(snapshots.iterdir(), key=lambda folder: folder.stat().st_mtime)[-1:]
+
+
+def _hub_cache() -> Path:
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache)
+    if home := os.environ.get("HF_HOME"):
+        return Path(home) / "hub"
+    return Path("~/.cache/huggingface/hub").expanduser()
 
 
 def _special_tokens(folders: tuple[Path, ...]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from host.core import VERSION, Core
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
+from host.frontends.openai.loader import OpenAILoader
 from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.health.server_state import ServerState
 from host.inference.request import InferRequest, InferResponse
@@ -38,7 +39,7 @@ from host.model_control.lifecycle import ModelLifecycle
 from host.model_control.repository_poller import RepositoryPoller
 from host.models.backends import Backends
 from host.models.loader import Loader
-from host.models.loading import LoadSettings
+from host.models.loading import LoadSettings, ModelLoader
 from host.models.registry import Registry, VersionState
 from host.options.host_policies import read_policies
 from host.options.options import Options
@@ -175,6 +176,20 @@ class Server:
         pool.load_seconds = options.stub_load_timeout_secs or None
         return pool
 
+    def _make_loader(self, python: Loader, pool: StubPool) -> ModelLoader:
+        """Make the loader of all models from that of Python models."""
+        options = self.options
+        loader = EnsembleLoader(
+            python,
+            self._registry,
+            pool.arenas,
+            metrics=options.metrics_settings,
+            store=self._store,
+        )
+        if not options.allow_openai:
+            return loader
+        return OpenAILoader(loader, self._registry, _finalize_seconds(options))
+
     async def _load(self, pool: StubPool) -> ModelControl:
         """Loads the models; returns what loads and unloads them from now on. Raises HostError."""
         options = self.options
@@ -202,19 +217,13 @@ class Server:
         lifecycle = self._lifecycle = ModelLifecycle(
             self._registry,
             repository,
-            EnsembleLoader(
-                python,
-                self._registry,
-                pool.arenas,
-                metrics=options.metrics_settings,
-                store=self._store,
-            ),
+            self._make_loader(python, pool),
             LoadSettings(
                 strict=options.disable_auto_complete_config,
                 threads=options.model_load_thread_count,
                 retries=options.model_load_retry_count,
                 grace=options.stub_grace_secs,
-                finalize=max(1.0, float(options.exit_timeout_secs)),
+                finalize=_finalize_seconds(options),
                 gpus=await find_gpus(options.min_supported_compute_capability),
                 least_capability=options.min_supported_compute_capability,
                 config_name=options.model_config_name or None,
@@ -412,6 +421,11 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
+
+
+def _finalize_seconds(options: Options) -> float:
+    """Seconds that a model's `finalize` may take."""
+    return max(1.0, float(options.exit_timeout_secs))
 
 
 def _make_rate_limiter(options: Options) -> RateLimiter | None:

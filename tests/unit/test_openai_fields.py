@@ -156,3 +156,13 @@ def test_texts_to_embed_are_not_empty() -> None:
     assert fail(b'{"model": "m", "input": ["a", ""]}', EMBEDDINGS).message == (
         "'input[1]' must not be empty"
     )
+
+
+def test_defaults_are_those_of_the_route_and_give_way_to_what_was_sent() -> None:
+    defaults = {"temperature": 1, "dimensions": 3, "top_k": 2, "max_completion_tokens": 9}
+    body = b'{"model": "m", "prompt": "a", "temperature": 2}'
+    fields = read_fields(body, COMPLETIONS, defaults)
+    assert fields == {"model": "m", "prompt": "a", "temperature": 2, "top_k": 2}
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}'
+    fields = read_fields(body, CHAT, defaults)
+    assert "max_completion_tokens" not in fields and fields["max_tokens"] == 1

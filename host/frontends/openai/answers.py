@@ -9,6 +9,7 @@ from typing import Any
 
 from host.frontends.http import json_text as json
 from host.frontends.openai.fields import CHAT
+from host.frontends.openai.logprobs import join_logprobs
 from host.frontends.openai.outputs import Delta, usage_object
 
 DONE = b"data: [DONE]\n\n"
@@ -113,7 +114,7 @@ class _Choice:
             else:
                 self._texts.setdefault(name, []).append(value)
         if delta.logprobs is not None:
-            self._logprobs = delta.logprobs
+            self._logprobs = join_logprobs(self._logprobs, delta.logprobs)
         if delta.finish_reason is not None:
             self._reason = delta.finish_reason
 

@@ -6,14 +6,32 @@ rules are in docs/how-to/openai.md, How a model says what it is.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from host.config.findings import Finding, Findings
 from host.config.model_config import ModelConfig
-from host.frontends.openai.fields import CHAT, COMPLETIONS, EMBEDDINGS
+from host.config.openai_parameters import (
+    INPUTS,
+    OUTPUTS,
+    asked_routes,
+    default_fields,
+    name_pairs,
+    openai_parameter,
+    other_names,
+    suggestion,
+)
+from host.frontends.openai.errors import OpenAIError
+from host.frontends.openai.fields import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    KNOWN_FIELDS,
+    check_known_fields,
+)
 from host.inference.tensor_spec import wire_name
+from host.repository.chat_template import ChatTemplate
 
 _ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS)
 
@@ -35,15 +53,38 @@ _SOURCES = {
     "return_finish_reason": "yes",
     "return_num_input_tokens": "yes",
     "return_num_output_tokens": "yes",
-    "return_logprobs": "nothing",
+    "return_logprobs": "wants_logprobs",
     "return_cumulative_logprob": "nothing",
     "max_new_tokens": "max_tokens",
     "request_output_len": "max_tokens",
     "stop_words": "stop",
     "random_seed": "seed",
     "bad_words": "nothing",
+    "image": "images",
+    "images": "images",
+    "guided_decoding_guide_type": "guide_type",
+    "guided_decoding_guide": "schema",
 }
 """What fills an input, by its name in lowercase; other inputs take the field of their name."""
+
+_GENERATION = (CHAT, COMPLETIONS)
+_ROUTES_OF_SOURCE: Mapping[str, Sequence[str]] = {
+    "prompt": _ROUTES,
+    "messages": (CHAT,),
+    "request": _GENERATION,
+    "tokens": (COMPLETIONS,),
+    "input": (EMBEDDINGS,),
+    "embedding_request": (EMBEDDINGS,),
+    "images": (CHAT,),
+    "audio": (CHAT,),
+    "schema": (CHAT,),
+    "guide_type": (CHAT,),
+    "nothing": (),
+    **dict.fromkeys(["sampling", "stream", "no_echo", "yes", "wants_logprobs"], _GENERATION),
+}
+"""The routes whose requests can fill an input, by source; for other sources, `KNOWN_FIELDS`."""
+
+_TEXT_SOURCES = ("prompt", "messages", "request", "sampling", "embedding_request")
 
 _MEANINGS = {
     **dict.fromkeys(
@@ -74,6 +115,7 @@ class Input:
     source: str
     datatype: str
     dims: tuple[int, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +123,8 @@ class Contract:
     """What one version of a model takes and gives.
 
     `outputs`: the meaning of each output by its name. `refusals`: why the model does not speak a
-    route, by route; a route that is absent is spoken.
+    route, by route; a route that is absent is spoken. `template_takes_tools`: the chat template
+    renders tools. `problems`: what is wrong with the `OPENAI` parameters.
     """
 
     model: str
@@ -89,11 +132,15 @@ class Contract:
     outputs: Mapping[str, str]
     refusals: Mapping[str, str]
     template: str = ""
+    template_takes_tools: bool = False
+    tool_parser: str = ""
     other_names: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     max_batch_size: int = 0
     decoupled: bool = False
     cached: bool = False
+    backend: str = ""
+    problems: tuple[Finding, ...] = ()
 
     def takes(self, source: str) -> bool:
         """Return whether an input has this source."""
@@ -114,207 +161,258 @@ class Contract:
         return [route for route in _ROUTES if route not in self.refusals]
 
 
-def compile_contract(config: ModelConfig, template_found: bool = False) -> Contract:
-    """Compile the contract of a model. `template_found`: a file of the model has a template.
-
-    A wrong `OPENAI` parameter is the refusal of every route.
-    """
-    try:
-        return _compile(config, template_found)
-    except ValueError as error:
-        return Contract(config.name, (), {}, dict.fromkeys(_ROUTES, str(error)))
-
-
-def _compile(config: ModelConfig, template_found: bool) -> Contract:
-    name: str = config.name
-    asked = _asked_routes(config)
-    sources = _pairs(config, "OPENAI_INPUTS", "INPUT=source")
-    meanings = _pairs(config, "OPENAI_OUTPUTS", "OUTPUT=meaning")
-    _check_names(config, "OPENAI_INPUTS", "input", sources, [entry.name for entry in config.input])
-    _check_names(
-        config, "OPENAI_OUTPUTS", "output", meanings, [entry.name for entry in config.output]
-    )
-    batch = (1,) if config.max_batch_size > 0 else ()
-    inputs = tuple(
-        Input(
-            entry.name,
-            sources.get(entry.name) or _SOURCES.get(entry.name.lower(), entry.name.lower()),
-            wire_name(entry.data_type),
-            (*batch, *entry.dims),
-        )
-        for entry in config.input
-    )
-    for entry in inputs:
-        if entry.source in ("prompt", "messages", "request") and entry.datatype != "BYTES":
-            raise ValueError(
-                f"source '{entry.source}' is text, but input '{entry.name}' of model '{name}' is"
-                f" TYPE_{entry.datatype}"
-            )
-    outputs = _output_meanings(config, meanings)
-    template = _parameter(config, "OPENAI_CHAT_TEMPLATE")
-    taken = {
-        entry.source for entry in inputs if entry.source != "input" or entry.datatype == "BYTES"
-    }
-    given = set(outputs.values())
-    detected = _detect_routes(config, asked, bool(template) or template_found)
-    refusals: dict[str, str] = {}
-    for route in _ROUTES:
-        if route not in detected:
-            wants_template = asked is None and "prompt" in taken and "text" in given
-            refusals[route] = (
-                _no_template(name) if route == CHAT and wants_template else _not_asked(name, route)
-            )
-        elif refusal := _refusal(
-            name, route, taken, given, bool(template) or template_found, config
-        ):
-            refusals[route] = refusal
+def compile_contract(config: ModelConfig, template: ChatTemplate | None = None) -> Contract:
+    """Compile the contract of a model. `template`: what its folder has."""
+    chosen = openai_parameter(config, "OPENAI_CHAT_TEMPLATE")
+    compiler = _Compiler(config, bool(chosen) or template is not None)
+    refusals = compiler.find_refusals()
     return Contract(
-        name,
-        inputs,
-        outputs,
+        config.name,
+        compiler.inputs,
+        compiler.outputs,
         refusals,
-        template,
-        tuple(filter(None, map(str.strip, _parameter(config, "OPENAI_NAMES").split(",")))),
-        _defaults(config),
+        chosen,
+        template is not None and ("tools" in template.text or bool(template.tool_use_text)),
+        openai_parameter(config, "OPENAI_TOOL_PARSER"),
+        other_names(config),
+        default_fields(config),
         config.max_batch_size,
         config.model_transaction_policy.decoupled,
         config.response_cache.enable,
+        config.backend,
+        tuple(compiler.problems),
     )
 
 
-def _parameter(config: ModelConfig, key: str) -> str:
-    value: str = config.parameters[key].string_value if key in config.parameters else ""
-    return value.strip()
-
-
-def _asked_routes(config: ModelConfig) -> list[str] | None:
-    """Return the routes of the parameter `OPENAI`; None without it."""
-    text = _parameter(config, "OPENAI")
-    if not text:
-        return None
-    if text == "off":
-        return []
-    routes = [route.strip() for route in text.split(",")]
-    for route in routes:
-        if route not in _ROUTES:
-            raise ValueError(
-                f"OPENAI of model '{config.name}' must list chat, completions, embeddings, or be"
-                f" off; got '{route}'"
-            )
-    return routes
-
-
-def _pairs(config: ModelConfig, key: str, form: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for part in filter(None, map(str.strip, _parameter(config, key).split(","))):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not (name and equals and value):
-            raise ValueError(
-                f"{key} of model '{config.name}' must look like {form}, {form}; got '{part}'"
-            )
-        if name in pairs:
-            raise ValueError(f"{key} of model '{config.name}' names '{name}' twice")
-        pairs[name] = value
-    return pairs
-
-
-def _check_names(
-    config: ModelConfig, key: str, kind: str, pairs: Mapping[str, str], known: list[str]
-) -> None:
-    for name in pairs:
-        if name not in known:
-            raise ValueError(
-                f"{key} of model '{config.name}' names {kind} '{name}', which the model does not"
-                " have"
-            )
-
-
-def _defaults(config: ModelConfig) -> dict[str, Any]:
-    text = _parameter(config, "OPENAI_DEFAULTS")
-    if not text:
-        return {}
+def check_defaults(config: ModelConfig) -> Findings:
+    """Check the values of the fields of `OPENAI_DEFAULTS`."""
     try:
-        defaults = json.loads(text)
-    except (ValueError, RecursionError):
-        defaults = None
-    if not isinstance(defaults, dict):
-        raise ValueError(f"OPENAI_DEFAULTS of model '{config.name}' is no JSON object")
-    return defaults
+        check_known_fields(default_fields(config))
+    except OpenAIError as error:
+        yield Finding(
+            f"OPENAI_DEFAULTS of model '{config.name}': {error.message}",
+            "parameters[OPENAI_DEFAULTS]",
+        )
 
 
-def _output_meanings(config: ModelConfig, chosen: Mapping[str, str]) -> dict[str, str]:
-    outputs: dict[str, str] = {}
-    unnamed: dict[str, str] = {}  # datatypes of outputs whose names mean nothing
-    for entry in config.output:
-        meaning = chosen.get(entry.name) or _MEANINGS.get(entry.name.lower())
-        if meaning is None:
-            unnamed[entry.name] = wire_name(entry.data_type)
-        else:
-            outputs[entry.name] = meaning
-    texts = [name for name, datatype in unnamed.items() if datatype == "BYTES"]
-    if not {"text", "response"} & set(outputs.values()) and len(texts) == 1:
-        outputs[texts[0]] = "text"
-    vectors = [name for name, datatype in unnamed.items() if datatype in _FLOATS]
-    if "embedding" not in outputs.values() and len(vectors) == 1:
-        outputs[vectors[0]] = "embedding"
-    return outputs
+class _Compiler:
+    """Finds the inputs, outputs and routes of a model, and the problems of its parameters.
+
+    What is found without parameters is no problem: the model does not speak the route then.
+    """
+
+    def __init__(self, config: ModelConfig, has_template: bool) -> None:
+        self._config = config
+        self._name: str = config.name
+        self._has_template = has_template
+        self._asked = asked_routes(config)
+        self._texts: list[str] = []  # outputs that could be the text
+        self.problems: list[Finding] = []
+        self.inputs = self._find_inputs()
+        self.outputs = self._find_outputs()
+
+    def find_refusals(self) -> dict[str, str]:
+        """Return why the model does not speak a route, by route."""
+        wanted = self._asked if self._asked is not None else self._detect_routes()
+        refusals: dict[str, str] = {}
+        for route in _ROUTES:
+            if route not in wanted:
+                refusals[route] = self._not_asked(route)
+            elif refusal := self._refusal(route) or self._wrong_type(route):
+                refusals[route] = refusal
+                self._add_problem("OPENAI", refusal)
+        spoken = [route for route in _ROUTES if route not in refusals]
+        for entry in self.inputs:
+            if not entry.optional:
+                self._check_required(entry, spoken, refusals)
+        return refusals
+
+    def _find_inputs(self) -> tuple[Input, ...]:
+        config = self._config
+        chosen = name_pairs(config, INPUTS)
+        self._check_names(INPUTS, "input", chosen, [entry.name for entry in config.input])
+        batch = (1,) if config.max_batch_size > 0 else ()
+        return tuple(
+            Input(
+                entry.name,
+                chosen.get(entry.name) or _SOURCES.get(entry.name.lower(), entry.name.lower()),
+                wire_name(entry.data_type),
+                (*batch, *entry.dims),
+                entry.optional,
+            )
+            for entry in config.input
+        )
+
+    def _find_outputs(self) -> dict[str, str]:
+        config = self._config
+        chosen = name_pairs(config, OUTPUTS)
+        self._check_names(OUTPUTS, "output", chosen, [entry.name for entry in config.output])
+        known = sorted(set(_MEANINGS.values()))
+        for name, meaning in chosen.items():
+            if meaning not in known:
+                self.problems.append(
+                    Finding(
+                        f"{OUTPUTS} of model '{self._name}' gives output '{name}' the meaning"
+                        f" '{meaning}'; it must be one of {', '.join(known)}",
+                        f"parameters[{OUTPUTS}]",
+                    )
+                )
+        outputs: dict[str, str] = {}
+        unnamed: dict[str, str] = {}  # datatypes of outputs whose names mean nothing
+        for entry in config.output:
+            datatype = wire_name(entry.data_type)
+            meaning = chosen.get(entry.name) or _MEANINGS.get(entry.name.lower(), "")
+            if not meaning or (meaning in ("text", "response") and datatype != "BYTES"):
+                unnamed[entry.name] = datatype
+            else:
+                outputs[entry.name] = meaning
+        if "text" in chosen.values():
+            outputs = {
+                name: meaning
+                for name, meaning in outputs.items()
+                if meaning != "text" or chosen.get(name) == "text"
+            }
+        self._texts = [name for name, meaning in outputs.items() if meaning == "text"]
+        if "response" not in outputs.values() and not self._texts:
+            self._texts = [name for name, datatype in unnamed.items() if datatype == "BYTES"]
+            if len(self._texts) == 1:
+                outputs[self._texts[0]] = "text"
+        vectors = [name for name, datatype in unnamed.items() if datatype in _FLOATS]
+        if "embedding" not in outputs.values() and len(vectors) == 1:
+            outputs[vectors[0]] = "embedding"
+        return outputs
+
+    def _check_names(
+        self, key: str, kind: str, chosen: Mapping[str, str], known: list[str]
+    ) -> None:
+        for name in chosen:
+            if name not in known:
+                self.problems.append(
+                    Finding(
+                        f"{key} of model '{self._name}' names {kind} '{name}', which the model does"
+                        f" not have{suggestion(name, known)}",
+                        f"parameters[{key}]",
+                    )
+                )
+
+    def _add_problem(self, key: str, text: str) -> None:
+        if self._asked is not None:
+            self.problems.append(Finding(text, f"parameters[{key}]"))
+
+    def _detect_routes(self) -> list[str]:
+        """Return the routes of unmistakable tensor names."""
+        config = self._config
+        inputs, outputs = (
+            {entry.name.lower() for entry in tensors if wire_name(entry.data_type) == "BYTES"}
+            for tensors in (config.input, config.output)
+        )
+        routes = []
+        if "text_input" in inputs and "text_output" in outputs:
+            routes += [COMPLETIONS, CHAT] if self._has_template else [COMPLETIONS]
+        if "openai_request" in inputs and "openai_response" in outputs:
+            routes.append(CHAT)
+        if "messages" in inputs and any(_MEANINGS.get(name) == "text" for name in outputs):
+            routes.append(CHAT)
+        if "embedding_request" in inputs and "text_output" in outputs:
+            routes.append(EMBEDDINGS)
+        return routes
+
+    def _not_asked(self, route: str) -> str:
+        taken = {entry.source for entry in self.inputs}
+        if route == CHAT and self._asked is None and "prompt" in taken and self._texts:
+            if not self._has_template:
+                return _no_template(self._name)
+        return f"model '{self._name}' does not do {route}; its configuration may say so with OPENAI"
+
+    def _wrong_type(self, route: str) -> str:
+        for entry in self.inputs:
+            if entry.source in _TEXT_SOURCES and entry.datatype != "BYTES":
+                if route in _ROUTES_OF_SOURCE[entry.source]:
+                    return (
+                        f"source '{entry.source}' is text, but input '{entry.name}' of model"
+                        f" '{self._name}' is TYPE_{entry.datatype}"
+                    )
+        return ""
+
+    def _refusal(self, route: str) -> str:
+        """Return why the model cannot speak a route that it should; "" if it can."""
+        taken = {entry.source for entry in self.inputs}
+        given = set(self.outputs.values())
+        model = f"OPENAI asks for {route}, but model '{self._name}'"
+        if route == EMBEDDINGS:
+            if "embedding_request" in taken and self._texts:
+                return ""
+            if self._config.model_transaction_policy.decoupled:
+                return f"{model} is decoupled"
+            if "embedding" not in given:
+                return f"{model} has no floating-point output"
+            texts = [entry for entry in self.inputs if entry.source in ("input", "prompt")]
+            if not texts:
+                return f"{model} has no input for texts"
+            if all(entry.datatype != "BYTES" for entry in texts):
+                return (
+                    f"source '{texts[0].source}' is text, but input '{texts[0].name}' of model"
+                    f" '{self._name}' is TYPE_{texts[0].datatype}"
+                )
+            return ""
+        if "response" not in given and len(self._texts) > 1:
+            names = ", ".join(f"'{name}'" for name in self._texts)
+            return (
+                f"{model} has several outputs that could be the text: {names}; say which in"
+                " OPENAI_OUTPUTS"
+            )
+        if not given & {"text", "response"}:
+            return f"{model} has no output that could be the text; say which in OPENAI_OUTPUTS"
+        if "request" in taken or (route == CHAT and "messages" in taken):
+            return ""
+        if not taken & {"prompt", "tokens"} or (route == CHAT and "prompt" not in taken):
+            return (
+                f"{model} has no input for a prompt, for messages or for the whole request: call"
+                " one text_input, messages or openai_request, or say it in OPENAI_INPUTS"
+            )
+        if route == CHAT and not self._has_template:
+            if self._asked is None:
+                return _no_template(self._name)
+            return f"{model} takes a prompt and has no chat template: {_ADD_TEMPLATE}"
+        return ""
+
+    def _check_required(
+        self, entry: Input, spoken: Sequence[str], refusals: dict[str, str]
+    ) -> None:
+        """Refuse the spoken routes whose requests cannot fill a required input."""
+        filled = [route for route in spoken if self._can_fill(entry, route)]
+        text = (
+            f"input '{entry.name}' of model '{self._name}' is required, and no request of OpenAI's"
+            " has a field for it: make it optional, give it a default in OPENAI_DEFAULTS, or a"
+            " source in OPENAI_INPUTS"
+        )
+        if spoken and not filled:
+            self._add_problem("OPENAI", text)
+        for route in spoken:
+            if route not in filled:
+                refusals[route] = (
+                    f"model '{self._name}' does not do {route}: its input '{entry.name}' is"
+                    f" required, and requests of this route do not fill it"
+                    if filled
+                    else text
+                )
+
+    def _can_fill(self, entry: Input, route: str) -> bool:
+        source = entry.source
+        if route == EMBEDDINGS and source == "prompt":
+            return True
+        if source in _ROUTES_OF_SOURCE:
+            return route in _ROUTES_OF_SOURCE[source]
+        return source in KNOWN_FIELDS[route] or source in default_fields(self._config)
 
 
-def _detect_routes(config: ModelConfig, asked: list[str] | None, has_template: bool) -> list[str]:
-    """Return the asked routes; without the parameter, those of unmistakable tensor names."""
-    if asked is not None:
-        return asked
-    inputs = {entry.name for entry in config.input if wire_name(entry.data_type) == "BYTES"}
-    outputs = {entry.name for entry in config.output if wire_name(entry.data_type) == "BYTES"}
-    routes = []
-    if "text_input" in inputs and "text_output" in outputs:
-        routes += [COMPLETIONS, CHAT] if has_template else [COMPLETIONS]
-    if "openai_request" in inputs and "openai_response" in outputs:
-        routes.append(CHAT)
-    if "messages" in inputs and any(_MEANINGS.get(name.lower()) == "text" for name in outputs):
-        routes.append(CHAT)
-    return routes
-
-
-def _not_asked(name: str, route: str) -> str:
-    return f"model '{name}' does not do {route}; its configuration may say so with OPENAI"
+_ADD_TEMPLATE = (
+    "put chat_template.jinja into its folder, or set OPENAI_CHAT_TEMPLATE in its configuration"
+)
 
 
 def _no_template(name: str) -> str:
     return (
-        f"model '{name}' does not do chat: it takes a prompt and has no chat template; put"
-        " chat_template.jinja into its folder, or set OPENAI_CHAT_TEMPLATE in its configuration"
+        f"model '{name}' does not do chat: it takes a prompt and has no chat template;"
+        f" {_ADD_TEMPLATE}"
     )
-
-
-def _refusal(
-    name: str,
-    route: str,
-    taken: set[str],
-    given: set[str],
-    has_template: bool,
-    config: ModelConfig,
-) -> str:
-    """Return why the model cannot speak a route that it should; "" if it can."""
-    if route == EMBEDDINGS:
-        if config.model_transaction_policy.decoupled:
-            return f"OPENAI asks for embeddings, but model '{name}' is decoupled"
-        if "embedding" not in given:
-            return f"OPENAI asks for embeddings, but model '{name}' has no floating-point output"
-        if not taken & {"input", "prompt"}:
-            return f"OPENAI asks for embeddings, but model '{name}' has no input for texts"
-        return ""
-    if not given & {"text", "response"}:
-        return (
-            f"OPENAI asks for {route}, but model '{name}' has no output that could be the text;"
-            " say which in OPENAI_OUTPUTS"
-        )
-    if "request" in taken or (route == CHAT and "messages" in taken):
-        return ""
-    if not taken & {"prompt", "tokens"} or (route == CHAT and "prompt" not in taken):
-        return (
-            f"OPENAI asks for {route}, but model '{name}' has no input for a prompt, for messages"
-            " or for the whole request: call one text_input, messages or openai_request, or say it"
-            " in OPENAI_INPUTS"
-        )
-    return _no_template(name) if route == CHAT and not has_template else ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -26,14 +28,19 @@ from host.frontends.openai.errors import (
     unsupported_field,
 )
 from host.frontends.openai.fields import EMBEDDINGS, Fields, check_fields, too_deep
-from host.frontends.openai.inputs import build_parameters, encode_input
+from host.frontends.openai.inputs import build_parameters, dump_text, encode_input
 from host.frontends.openai.models import ModelDirectory
+from host.frontends.openai.outputs import raise_error, read_number, read_texts
+from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
 
 Vectors = npt.NDArray[np.float32]
 
 _MAX_CALLS = 64  # of one request at a time
 _DTYPES = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+_JSON_REQUEST = "embedding_request"
+"""The source of the input that takes the request of one text as JSON."""
+
 _COUNTS = ("prompt_tokens", "num_input_tokens")
 
 
@@ -64,18 +71,26 @@ class EmbeddingsHandler:
             for request in requests:
                 request.parameters.update(forwarded)
         with trace_request(tracing, exchange, requests[0], receive_started_ns):
-            responses = await self._infer_all(requests)
-            body = await asyncio.to_thread(_write, contract, fields, len(texts), name, responses)
+            responses = await self._infer_all(contract, requests)
+            # Few short vectors are written faster than a thread starts.
+            few = sum(_output_size(response) for response in responses) <= MAX_INLINE_BYTES
+            arguments = (contract, fields, len(texts), name, responses)
+            body = _write(*arguments) if few else await asyncio.to_thread(_write, *arguments)
             with trace_response(requests[0]):
                 await exchange.send_response(JSON, (body,))
 
-    async def _infer_all(self, requests: Sequence[InferRequest]) -> list[InferResponse]:
+    async def _infer_all(
+        self, contract: Contract, requests: Sequence[InferRequest]
+    ) -> list[InferResponse]:
         """Return the responses in order. An error of one request cancels the others."""
         free = asyncio.Semaphore(_MAX_CALLS)
 
         async def infer(request: InferRequest) -> InferResponse:
             async with free:
-                return await self._core.infer(request)
+                call = self._core.infer(request)
+                if not contract.decoupled:
+                    return await call
+                return await _first_response(call)
 
         tasks = [asyncio.create_task(infer(request)) for request in requests]
         try:
@@ -88,14 +103,26 @@ class EmbeddingsHandler:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _first_response(call: Call) -> InferResponse:
+    """Return the first response with outputs of a decoupled model. Raises OpenAIError."""
+    async with aclosing(aiter(call)) as responses:
+        async for response in responses:
+            raise_error(response)
+            if response.outputs:
+                return response
+    raise model_failure("the model gave no embedding")
+
+
 def _prepare(
     contract: Contract, sent: Fields, version: int, bodies: BodyReader
-) -> tuple[Fields, list[str], list[InferRequest]]:
+) -> tuple[Fields, list[Any], list[InferRequest]]:
     """Check the fields; return them, the texts, and the requests for the texts."""
     fields = check_fields(sent, EMBEDDINGS, contract.defaults)
     value = fields["input"]
-    texts = [value] if isinstance(value, str) else value
-    if not all(isinstance(text, str) for text in texts):
+    takes_json = contract.takes(_JSON_REQUEST)
+    is_one = isinstance(value, str) or isinstance(value[0], int)
+    texts = [value] if is_one else value
+    if not takes_json and not all(isinstance(text, str) for text in texts):
         raise unsupported_field(
             f"model '{contract.model}' takes text, not token ids; with LangChain, set"
             " check_embedding_ctx_length=False",
@@ -106,6 +133,8 @@ def _prepare(
         bodies.check_size(len(json.dump(others)) * len(texts))
     except RecursionError:
         raise too_deep() from None
+    if takes_json:
+        return fields, texts, [_json_request(contract, fields, text, version) for text in texts]
     entry = _text_input(contract)
     size = _texts_per_request(contract, entry)
     parameters = build_parameters(contract, fields, EMBEDDINGS, _filled(contract))
@@ -114,18 +143,39 @@ def _prepare(
         part = texts[start : start + size]
         inputs = [_encode_texts(entry, part, contract.max_batch_size > 0)]
         for other in contract.inputs:
-            if other is not entry and fields.get(other.source) is not None:
-                tensor = encode_input(other, fields[other.source])
+            given = True if other.source == "yes" else fields.get(other.source)
+            if other is not entry and given is not None:
+                tensor = encode_input(other, given)
                 if contract.max_batch_size > 0:  # every text of the batch gets the same value
                     assert isinstance(tensor.data, bytes)
                     tensor.shape[0], tensor.data = len(part), tensor.data * len(part)
                 inputs.append(tensor)
         request = InferRequest(contract.model, inputs, version, parameters=dict(parameters))
-        request.requested_outputs = [
-            name for name, meaning in contract.outputs.items() if meaning == "embedding"
-        ]
+        request.requested_outputs = _wanted_outputs(contract, "embedding")
         requests.append(request)
     return fields, texts, requests
+
+
+def _json_request(contract: Contract, fields: Fields, text: Any, version: int) -> InferRequest:
+    """Build the request for one text, or its token ids, in the form of the vLLM backend."""
+    content: dict[str, Any] = {"input": text}
+    if "dimensions" in fields:
+        content["pooling_params"] = {"dimensions": [fields["dimensions"]]}
+    inputs = []
+    for entry in contract.inputs:
+        if entry.source == _JSON_REQUEST:
+            inputs.append(encode_input(entry, dump_text(content)))
+        elif entry.source == "yes":
+            inputs.append(encode_input(entry, True))
+    parameters = build_parameters(contract, fields, EMBEDDINGS, {_JSON_REQUEST})
+    request = InferRequest(contract.model, inputs, version, parameters=parameters)
+    request.requested_outputs = _wanted_outputs(contract, "text")
+    return request
+
+
+def _wanted_outputs(contract: Contract, meaning: str) -> list[str]:
+    wanted = (meaning, "num_input_tokens")
+    return [name for name, given in contract.outputs.items() if given in wanted]
 
 
 def _filled(contract: Contract) -> set[str]:
@@ -158,14 +208,18 @@ def _write(
     vectors: list[Vectors] = []
     for response in responses:
         for tensor in response.outputs:
-            if contract.outputs.get(tensor.name) == "embedding":
+            meaning = contract.outputs.get(tensor.name)
+            if meaning == "embedding":
                 vectors.extend(read_vectors(contract.model, tensor))
+            elif meaning == "text":
+                vectors.extend(_read_json_vectors(contract.model, tensor))
     if len(vectors) != count:
         raise model_failure(
             f"model '{contract.model}' gave {len(vectors)} embeddings for {count} texts"
         )
     wanted = fields.get("dimensions")
-    if wanted is not None and not contract.takes("dimensions") and wanted != len(vectors[0]):
+    given_dimensions = contract.takes("dimensions") or contract.takes(_JSON_REQUEST)
+    if wanted is not None and not given_dimensions and wanted != len(vectors[0]):
         raise invalid_value(
             f"'dimensions' must be {len(vectors[0])}, which model '{contract.model}' gives, got"
             f" {wanted}",
@@ -182,7 +236,7 @@ def _write(
         }
         for index, vector in enumerate(vectors)
     ]
-    tokens = sum(_prompt_tokens(response) for response in responses)
+    tokens = sum(_prompt_tokens(contract, response) for response in responses)
     usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     return json.dump({"object": "list", "data": data, "model": name, "usage": usage})
 
@@ -205,7 +259,25 @@ def read_vectors(model: str, tensor: Tensor) -> Vectors:
     return values.reshape(-1, width)
 
 
-def _prompt_tokens(response: InferResponse) -> int:
+def _read_json_vectors(model: str, tensor: Tensor) -> list[Vectors]:
+    """Return the vectors of an output whose elements are JSON arrays of numbers."""
+    try:
+        return [np.array(json.parse(text), "<f4").reshape(-1) for text in read_texts(tensor)]
+    except (HostError, TypeError, ValueError):
+        raise model_failure(
+            f"model '{model}' gave output '{tensor.name}' that is no JSON array of numbers"
+        ) from None
+
+
+def _output_size(response: InferResponse) -> int:
+    """Return the bytes of the outputs of a response."""
+    return sum(math.prod(tensor.shape) * 8 for tensor in response.outputs)
+
+
+def _prompt_tokens(contract: Contract, response: InferResponse) -> int:
+    for tensor in response.outputs:
+        if contract.outputs.get(tensor.name) == "num_input_tokens":
+            return read_number(tensor) or 0
     for name in _COUNTS:
         count = response.parameters.get(name)
         if isinstance(count, int):

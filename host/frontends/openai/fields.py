@@ -62,7 +62,7 @@ def parse_object(body: bytes) -> Fields:
 
 def check_fields(sent: Fields, route: str, defaults: Mapping[str, Any] | None = None) -> Fields:
     """Check the fields of a request, with the defaults of its model. Raises OpenAIError."""
-    fields = {**(defaults or {}), **sent}
+    fields = {**_defaults(defaults or {}, sent, route), **sent}
     for name in _REQUIRED[route]:
         if name not in fields:
             raise missing_field(name)
@@ -71,6 +71,23 @@ def check_fields(sent: Fields, route: str, defaults: Mapping[str, Any] | None = 
             check(name, fields[name])
     _check_contradictions(fields, route)
     return fields
+
+
+def _defaults(defaults: Mapping[str, Any], sent: Fields, route: str) -> Fields:
+    """Return the defaults of a route: without the fields that only other routes have."""
+    others = _OTHER_FIELDS[route]
+    chosen = {name: value for name, value in defaults.items() if name not in others}
+    if "max_tokens" in sent:  # a default of the newer name would take its place
+        chosen.pop("max_completion_tokens", None)
+    return chosen
+
+
+def check_known_fields(fields: Mapping[str, Any]) -> None:
+    """Check the values of fields of any route, as default values. Raises OpenAIError."""
+    for name, value in fields.items():
+        check = next((checks[name] for checks in _CHECKS.values() if name in checks), None)
+        if check is not None:
+            check(name, value)
 
 
 def _check_contradictions(fields: Fields, route: str) -> None:
@@ -416,6 +433,11 @@ KNOWN_FIELDS = {
     route: frozenset(checks) | {"functions", "function_call"} for route, checks in _CHECKS.items()
 }
 """The fields of OpenAI by route."""
+_OTHER_FIELDS = {
+    route: frozenset().union(*KNOWN_FIELDS.values()) - known
+    for route, known in KNOWN_FIELDS.items()
+}
+"""The fields that only other routes have, by route."""
 
 
 def model_name(fields: Fields) -> str:

@@ -19,10 +19,19 @@ from host.frontends.openai.bodies import BodyReader
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import OpenAIError, from_host_error, invalid_value
 from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields, too_deep
-from host.frontends.openai.inputs import build_request, choice_fields, prepare_fields
+from host.frontends.openai.inputs import (
+    build_request,
+    choice_fields,
+    demanded_function,
+    prepare_fields,
+    wanted_tools,
+    wants_logprobs,
+)
+from host.frontends.openai.logprobs import LogprobsWriter
 from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import Delta, JsonReader, ResponseReader, TextReader
 from host.frontends.openai.template import PromptRenderer
+from host.frontends.openai.tool_calls import ForcedCall, ToolParser, make_parser
 from host.inference.request import InferRequest
 
 _STREAM_HEADERS: tuple[Header, ...] = (
@@ -211,7 +220,7 @@ def _build(
         if contract.gives("response"):
             readers.append(JsonReader(contract, index, fields.get("n", 1) if whole else 1))
         else:
-            readers.append(_text_reader(contract, fields, index))
+            readers.append(_text_reader(contract, fields, route, index))
     echoes: list[str] = []
     if fields.get("echo") and not whole:
         for prompt in prompts:
@@ -223,7 +232,7 @@ def _build(
     )
 
 
-def _text_reader(contract: Contract, fields: Fields, index: int) -> TextReader:
+def _text_reader(contract: Contract, fields: Fields, route: str, index: int) -> TextReader:
     carried = contract.takes("sampling") or contract.takes_whole_request
     limit = fields.get("max_tokens")
     return TextReader(
@@ -232,7 +241,26 @@ def _text_reader(contract: Contract, fields: Fields, index: int) -> TextReader:
         () if carried or contract.takes("stop") else fields.get("stop", ()),
         None if carried or contract.takes("max_tokens") else limit,
         limit,
+        _tool_parser(contract, fields) if route == CHAT else None,
+        _logprobs_writer(fields, route),
     )
+
+
+def _tool_parser(contract: Contract, fields: Fields) -> ToolParser | None:
+    function = demanded_function(contract, fields)
+    if function is not None:
+        return ForcedCall(function["name"])
+    if wanted_tools(fields) and contract.tool_parser:
+        return make_parser(contract.tool_parser)
+    return None
+
+
+def _logprobs_writer(fields: Fields, route: str) -> LogprobsWriter | None:
+    if not wants_logprobs(fields):
+        return None
+    if route == CHAT:
+        return LogprobsWriter(True, fields.get("top_logprobs", 0))
+    return LogprobsWriter(False, int(fields["logprobs"]))
 
 
 def _usage(generation: _Generation) -> dict[str, Any] | None:

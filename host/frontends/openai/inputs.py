@@ -13,8 +13,9 @@ from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import flatten, read_numbers
 from host.frontends.openai.contract import Contract, Input
-from host.frontends.openai.errors import invalid_type, unsupported_field
-from host.frontends.openai.fields import CHAT, KNOWN_FIELDS, Fields
+from host.frontends.openai.errors import invalid_type, invalid_value, unsupported_field
+from host.frontends.openai.fields import CHAT, COMPLETIONS, KNOWN_FIELDS, Fields
+from host.frontends.openai.media import SOURCE_OF_PART, read_media
 from host.inference.request import InferRequest, Parameter, Tensor
 
 _INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
@@ -29,23 +30,15 @@ _SAMPLING = (
 )
 """The fields of OpenAI that `sampling_parameters` can carry."""
 
-_NEED_AN_INPUT = (
-    "tools",
-    "response_format",
-    "logit_bias",
-    "logprobs",
-    "suffix",
-    "audio",
-    "prediction",
-    "web_search_options",
-)
+_NEED_AN_INPUT = ("logit_bias", "suffix", "audio", "prediction", "web_search_options")
 """Fields that change the kind of the answer: a model that does not take them is not asked."""
 
 _NEVER_PARAMETERS = frozenset(
     "model messages prompt input tools tool_choice response_format functions function_call stream"
     " stream_options n echo dimensions best_of encoding_format max_completion_tokens logprobs"
     " top_logprobs reasoning_effort verbosity modalities service_tier store metadata"
-    " safety_identifier prompt_cache_key parallel_tool_calls user chat_template_kwargs".split()
+    " safety_identifier prompt_cache_key parallel_tool_calls user chat_template_kwargs"
+    " continue_final_message documents".split()
 )
 _RESERVED = frozenset(
     "sequence_id sequence_start sequence_end headers binary_data_output priority timeout"
@@ -69,25 +62,83 @@ def prepare_fields(contract: Contract, fields: Fields, route: str) -> Fields:
     if contract.takes_whole_request:
         return fields
     for name in _NEED_AN_INPUT:
-        if name in fields and not contract.takes(name) and not _is_without_effect(name, fields):
+        # An input `audio` takes the sounds of messages, not the field.
+        if name in fields and (name == "audio" or not contract.takes(name)):
             raise _not_taken(contract, name)
+    _check_logprobs(contract, fields)
+    if route == CHAT:
+        _check_tools(contract, fields)
+        if "response_format" in fields and not _takes_format(contract, fields["response_format"]):
+            raise _not_taken(contract, "response_format")
     if "audio" in fields.get("modalities", ()) and not contract.takes("modalities"):
         raise _not_taken(contract, "modalities")
     if route == CHAT and not contract.takes("messages"):
-        _check_text_only(contract, fields["messages"])
+        _check_parts(contract, fields["messages"])
     return fields
 
 
-def _is_without_effect(name: str, fields: Fields) -> bool:
-    value = fields[name]
-    match name:
-        case "tools":
-            return bool(fields.get("tool_choice") == "none")
-        case "response_format":
-            return bool(value["type"] == "text")
-        case "logprobs":
-            return value is False
-    return False
+def wanted_tools(fields: Fields) -> list[dict[str, Any]] | None:
+    """Return the tools that the answer may call; None if it may call none."""
+    return fields.get("tools") if fields.get("tool_choice") != "none" else None
+
+
+def demanded_function(contract: Contract, fields: Fields) -> dict[str, Any] | None:
+    """Return the function that the answer must call, if the text of the model is its arguments.
+
+    The model must be able to follow the schema of the arguments.
+    """
+    tools = wanted_tools(fields)
+    follows_schema = contract.takes("sampling") or contract.takes("schema")
+    if not tools or contract.takes("tools") or not follows_schema:
+        return None
+    choice = fields.get("tool_choice")
+    functions: list[dict[str, Any]] = [tool["function"] for tool in tools]
+    if isinstance(choice, dict):
+        name = choice["function"]["name"]
+        return next(function for function in functions if function["name"] == name)
+    return functions[0] if choice == "required" and len(functions) == 1 else None
+
+
+def wants_logprobs(fields: Fields) -> bool:
+    """Return whether the client wants log probabilities; in completions, 0 means yes."""
+    wanted = fields.get("logprobs")
+    return wanted is not None and wanted is not False
+
+
+def _check_tools(contract: Contract, fields: Fields) -> None:
+    """Refuse tools, and choices of tools, that the model does not take."""
+    if not wanted_tools(fields):
+        if not contract.takes("tool_choice"):
+            fields.pop("tools", None)
+        return
+    if demanded_function(contract, fields) is not None:
+        return
+    has_parser = contract.takes("prompt") and contract.template_takes_tools and contract.tool_parser
+    if not contract.takes("tools") and not has_parser:
+        raise _not_taken(contract, "tools")
+    if fields.get("tool_choice", "auto") != "auto" and not contract.takes("tool_choice"):
+        raise _not_taken(contract, "tool_choice")
+
+
+def _check_logprobs(contract: Contract, fields: Fields) -> None:
+    if not wants_logprobs(fields):
+        return
+    by_sampling = contract.takes("sampling") and contract.gives("logprobs")
+    if not by_sampling and not contract.takes("logprobs"):
+        raise _not_taken(contract, "logprobs")
+    if fields.get("echo"):
+        raise invalid_value("'logprobs' cannot be combined with 'echo'", "logprobs")
+
+
+def _takes_format(contract: Contract, value: Any) -> bool:
+    """Return whether the answers of a model can have a format."""
+    if value["type"] == "text" or contract.takes("response_format") or contract.takes("sampling"):
+        return True
+    return contract.takes("schema") and _schema({"response_format": value}) is not None
+
+
+def _schema(fields: Fields) -> Any:
+    return fields.get("response_format", {}).get("json_schema", {}).get("schema")
 
 
 def _not_taken(contract: Contract, name: str) -> Exception:
@@ -98,14 +149,17 @@ def _not_taken(contract: Contract, name: str) -> Exception:
     )
 
 
-def _check_text_only(contract: Contract, messages: list[Any]) -> None:
+def _check_parts(contract: Contract, messages: list[Any]) -> None:
     for index, message in enumerate(messages):
         content = message.get("content")
         for part_index, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] not in ("text", "refusal"):
+            source = SOURCE_OF_PART.get(part["type"])
+            is_text = part["type"] in ("text", "refusal")
+            if not is_text and (source is None or not contract.takes(source)):
                 place = f"messages[{index}].content[{part_index}]"
                 raise unsupported_field(
-                    f"model '{contract.model}' does not take '{place}': it takes only text", place
+                    f"model '{contract.model}' does not take '{place}': it has no input for it",
+                    place,
                 )
 
 
@@ -182,26 +236,54 @@ def _source_value(
         case "request":
             return dump_text(fields)
         case "sampling":
-            return dump_text(_sampling(fields, route))
+            return dump_text(_sampling(contract, fields, route))
         case "stream":
             return fields.get("stream", False)
         case "no_echo" | "yes":
             return True
         case "nothing":
             return None
+        case "wants_logprobs":
+            return wants_logprobs(fields)
         case "schema":
-            return fields.get("response_format", {}).get("json_schema", {}).get("schema")
+            return _demanded_schema(contract, fields)
+        case "guide_type":
+            return "json_schema" if _demanded_schema(contract, fields) is not None else None
+        case "images" | "audio" if "messages" in fields:
+            kind = next(kind for kind, taker in SOURCE_OF_PART.items() if taker == entry.source)
+            as_base64 = entry.source == "images" and contract.backend == "vllm"
+            return read_media(fields["messages"], kind, as_base64) or None
+        case "images" | "audio":
+            return None
     return fields.get(entry.source)
 
 
-def _sampling(fields: Fields, route: str) -> Fields:
+def _demanded_schema(contract: Contract, fields: Fields) -> Any:
+    """Return the JSON schema that the text of the answer must follow; None if there is none."""
+    function = demanded_function(contract, fields)
+    if function is not None:
+        return function.get("parameters") or {"type": "object"}
+    return _schema(fields)
+
+
+def _sampling(contract: Contract, fields: Fields, route: str) -> Fields:
     """Return the content of `sampling_parameters`, as the vLLM backend of Triton reads it."""
     chosen = {name: fields[name] for name in _SAMPLING if name in fields}
     chosen.setdefault("max_tokens", _DEFAULT_MAX_TOKENS.get(route, _COMPLETION_TOKENS))
+    if wants_logprobs(fields):
+        name = "logprobs" if route == COMPLETIONS else "top_logprobs"
+        chosen["logprobs"] = fields.get(name, 0)
+    schema = _demanded_schema(contract, fields)
+    if schema is not None:  # the backend parses this text a second time
+        chosen["structured_outputs"] = dump_text({"json": schema})
+    elif fields.get("response_format", {}).get("type") in ("json_object", "json_schema"):
+        chosen["structured_outputs"] = dump_text({"json_object": True})
     others = {
         name: value
         for name, value in fields.items()
-        if name not in KNOWN_FIELDS[route] and name not in _NEVER_PARAMETERS
+        if name not in KNOWN_FIELDS[route]
+        and name not in _NEVER_PARAMETERS
+        and not contract.takes(name)
     }
     return {**chosen, **others}
 
@@ -223,10 +305,7 @@ def encode_input(entry: Input, value: Any) -> Tensor:
     values = flatten(value) if isinstance(value, list) else [value]
     datatype = entry.datatype
     if datatype == "BYTES":
-        texts = [
-            item.encode() if isinstance(item, str) else json.dump(item)
-            for item in ([value] if entry.source in _JSON_SOURCES else values)
-        ]
+        texts = [_element(item) for item in ([value] if entry.source in _JSON_SOURCES else values)]
         data = b"".join(struct.pack("<I", len(text)) + text for text in texts)
         return Tensor(entry.name, datatype, _shape(entry, len(texts)), data)
     limits = np.iinfo(datatype.lower() if datatype in _INTEGERS else "int64")
@@ -244,6 +323,13 @@ def encode_input(entry: Input, value: Any) -> Tensor:
     except HostError:
         raise invalid_type(entry.source, f"{_expected(datatype)} of {datatype}", value) from None
     return Tensor(entry.name, datatype, _shape(entry, len(values)), data)
+
+
+def _element(value: Any) -> bytes:
+    """Return an element of a BYTES input: a text as it is, other values as JSON."""
+    if isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else json.dump(value)
 
 
 _JSON_SOURCES = ("tools", "tool_choice", "response_format", "schema", "metadata", "logit_bias")

@@ -43,6 +43,17 @@ def compile_template(text: str, model: str, max_size: int) -> Render:
     return render
 
 
+def check_template(text: str) -> str:
+    """Return what is wrong with a template, in the form of `: line 3: ...`; "" if it compiles."""
+    try:
+        compile_template(text, "", 0)
+    except ValueError as error:
+        return f": {error}"
+    except ImportError:
+        return " needs jinja2, which is not installed: pip install 'pbhost[openai]'"
+    return ""
+
+
 def _render(template: Template, variables: Mapping[str, Any], model: str, max_size: int) -> str:
     parts: list[str] = []
     size = 0

@@ -27,6 +27,7 @@ class ModelDirectory:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._contracts: dict[tuple[str, str], tuple[ModelConfig, Contract]] = {}
+        self._owners: dict[str, str] = {}  # models by their other names
 
     def find(self, name: str, route: str) -> FoundModel:
         """Return the model of a name that speaks the route. Raises OpenAIError."""
@@ -52,12 +53,25 @@ class ModelDirectory:
         contract = self._contract(name, version)
         if contract is not None:
             return FoundModel(contract, number)
+        owner = self._owner(name)
+        contract = self._contract(owner, version) if owner is not None else None
+        return FoundModel(contract, number) if contract is not None else None
+
+    def _owner(self, name: str) -> str | None:
+        """Return the ready model that has another name."""
+        known = self._owners.get(name)
+        if known is not None and self._has_name(known, name):
+            return known
         for owner in self._ready_names():
-            contract = self._contract(owner, "")
-            if contract is not None and name in contract.other_names:
-                contract = self._contract(owner, version)
-                return FoundModel(contract, number) if contract is not None else None
+            if self._has_name(owner, name):
+                self._owners[name] = owner
+                return owner
+        self._owners.pop(name, None)
         return None
+
+    def _has_name(self, owner: str, name: str) -> bool:
+        contract = self._contract(owner, "")
+        return contract is not None and name in contract.other_names
 
     def list_names(self) -> list[str]:
         """Return the names of all models that speak a route, with their other names."""
@@ -83,8 +97,8 @@ class ModelDirectory:
         key = (name, version)
         known = self._contracts.get(key)
         if known is None or known[0] is not config:
-            has_template = self._core.chat_template(name, version) is not None
-            known = self._contracts[key] = (config, compile_contract(config, has_template))
+            template = self._core.chat_template(name, version)
+            known = self._contracts[key] = (config, compile_contract(config, template))
         return known[1]
 
 

@@ -13,7 +13,9 @@ from host.frontends.http import json_text as json
 from host.frontends.http.tensors import split_strings
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import OpenAIError, from_host_error, model_failure
+from host.frontends.openai.logprobs import LogprobsWriter
 from host.frontends.openai.pieces import StopSearch, utf8_decoder
+from host.frontends.openai.tool_calls import ToolParser
 from host.inference.request import InferResponse, Tensor, copy_from_shared_memory
 
 _STOP = "stop"
@@ -61,6 +63,7 @@ class TextReader:
 
     `stops`: stop sequences that the model does not search itself. `max_tokens`: cuts the text of a
     model that counts its tokens but does not take the limit; `limit` gives the finish reason.
+    `tools` finds the tool calls in the text. `logprobs`: log probabilities are wanted.
     """
 
     def __init__(
@@ -70,8 +73,12 @@ class TextReader:
         stops: Sequence[str] = (),
         max_tokens: int | None = None,
         limit: int | None = None,
+        tools: ToolParser | None = None,
+        logprobs: LogprobsWriter | None = None,
     ) -> None:
         self.stopped = False
+        self._tools = tools
+        self._logprobs = logprobs
         self._contract = contract
         self._index = index
         self._decoder = utf8_decoder()
@@ -95,12 +102,14 @@ class TextReader:
         raise_error(response)
         message: dict[str, Any] = {}
         reason: str | None = None
+        logprobs: dict[str, Any] | None = None
         for tensor in response.outputs:
             match self._contract.outputs.get(tensor.name):
                 case "text":
                     piece = self._search.feed(self._decoder.decode(self._single(tensor)))
-                    if piece:
-                        message["content"] = piece
+                    self._add_text(message, piece)
+                case "logprobs" if self._logprobs is not None:
+                    logprobs = self._read_logprobs(self._logprobs, tensor)
                 case "finish_reason":
                     reason = self._single(tensor).decode(errors="replace") or reason
                 case "reasoning_content":
@@ -112,9 +121,9 @@ class TextReader:
                     if calls:
                         message["tool_calls"] = calls
                 case "num_input_tokens":
-                    self._count_prompt(_number(tensor))
+                    self._count_prompt(read_number(tensor))
                 case "num_output_tokens":
-                    self._count_completion(_number(tensor))
+                    self._count_completion(read_number(tensor))
         given = response.parameters
         for name in ("prompt_tokens", "num_input_tokens"):
             self._count_prompt(given.get(name))
@@ -128,18 +137,30 @@ class TextReader:
             self._reason, self.stopped = _STOP, True
         elif self._max_tokens is not None and (self._completion_tokens or 0) >= self._max_tokens:
             self._reason, self.stopped = "length", True
-        return [Delta(self._index, message)] if message else []
+        if not message and not logprobs:
+            return []
+        return [Delta(self._index, message, None, logprobs)]
+
+    def _add_text(self, message: dict[str, Any], piece: str) -> None:
+        if self._tools is not None:
+            message.update(self._tools.feed(piece))
+        elif piece:
+            message["content"] = piece
 
     def finish(self) -> list[Delta]:
         """Return the held text and the finish reason."""
         message: dict[str, Any] = {}
         if not self._search.found:
             rest = self._search.feed(self._decoder.decode(b"", True)) + self._search.flush()
-            if rest:
-                message["content"] = rest
+            self._add_text(message, rest)
+        if self._tools is not None:
+            self._has_tool_calls |= self._tools.found
+            _join(message, self._tools.finish())
         return [Delta(self._index, message, self._finish_reason())]
 
     def _finish_reason(self) -> str:
+        if self._tools is not None and self._tools.found and self._reason in (None, _STOP):
+            return "tool_calls"
         if self._reason is not None:
             return self._reason
         if self._has_tool_calls:
@@ -165,6 +186,19 @@ class TextReader:
                 f" '{tensor.name}' in one response, expected 1"
             )
         return values[0] if values else b""
+
+    def _read_logprobs(self, writer: LogprobsWriter, tensor: Tensor) -> dict[str, Any] | None:
+        text = self._single(tensor)
+        tokens = _parse(text) if text else []
+        try:
+            if not isinstance(tokens, list):
+                raise ValueError("no array")
+            return writer.write(tokens)
+        except ValueError:
+            raise model_failure(
+                f"model '{self._contract.model}' gave output '{tensor.name}' that is no JSON array"
+                f" of tokens: {text[:80].decode(errors='replace')}"
+            ) from None
 
     def _tool_calls(self, tensor: Tensor) -> list[Any]:
         text = self._single(tensor)
@@ -270,6 +304,12 @@ class JsonReader:
         )
 
 
+def _join(message: dict[str, Any], rest: dict[str, Any]) -> None:
+    """Append the members of a delta to those of another one."""
+    for name, value in rest.items():
+        message[name] = message[name] + value if name in message else value
+
+
 def raise_error(response: InferResponse) -> None:
     """Raise the error of a response as OpenAIError, if it has one."""
     if response.error is not None:
@@ -299,7 +339,7 @@ def usage_object(prompt: int, completion: int) -> dict[str, Any]:
     }
 
 
-def _number(tensor: Tensor) -> int | None:
+def read_number(tensor: Tensor) -> int | None:
     """Return the sum of an integer output; None if it is empty."""
     if tensor.datatype not in ("INT32", "INT64", "UINT32", "UINT64"):
         return None

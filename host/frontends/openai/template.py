@@ -16,6 +16,7 @@ from host.frontends.http import json_text as json
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import invalid_value, model_failure, unsupported_route
 from host.frontends.openai.fields import Fields
+from host.frontends.openai.inputs import wanted_tools
 from host.frontends.openai.jinja_template import Render, compile_template
 from host.repository.chat_template import BUILT_IN_TEMPLATES, ChatTemplate
 
@@ -33,7 +34,7 @@ class PromptRenderer:
         self._core = core
         self._max_size = max_size
         self._free_threads = asyncio.Semaphore(_MAX_THREADS)
-        self._compiled: dict[tuple[str, int], tuple[ChatTemplate, Render]] = {}
+        self._compiled: dict[tuple[str, int, bool], tuple[ChatTemplate, Render]] = {}
 
     async def render(self, contract: Contract, fields: Fields, version: int) -> str:
         """Return the prompt. Raises OpenAIError."""
@@ -50,16 +51,18 @@ class PromptRenderer:
             return await run_with_time_limit(render, _TIME_LIMIT, contract.model)
 
     def _render(self, model: str, version: int, template: ChatTemplate, fields: Fields) -> str:
-        key = (model, version)
+        tools = wanted_tools(fields)
+        text = template.tool_use_text if tools and template.tool_use_text else template.text
+        key = (model, version, text is not template.text)
         known = self._compiled.get(key)
         if known is None or known[0] is not template:
             try:
-                render = compile_template(template.text, model, self._max_size)
+                render = compile_template(text, model, self._max_size)
             except ValueError as error:
                 raise unsupported_route(f"the chat template of model '{model}': {error}") from None
             known = self._compiled[key] = (template, render)
         messages = [
-            template_message(message, index, "developer" in template.text)
+            template_message(message, index, "developer" in text)
             for index, message in enumerate(fields["messages"])
         ]
         extra = fields.get("chat_template_kwargs")
@@ -67,9 +70,12 @@ class PromptRenderer:
             **template.special_tokens,
             **(extra if isinstance(extra, dict) else {}),
             "messages": messages,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": True,
+            "tools": tools,
+            "tool_choice": fields.get("tool_choice"),
+            "documents": fields.get("documents"),
+            "add_generation_prompt": not (
+                fields.get("continue_final_message") is True and messages[-1]["role"] == "assistant"
+            ),
         }
         return known[1](variables)
 
@@ -139,12 +145,29 @@ def message_text(message: dict[str, Any]) -> str:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return "\n".join(str(part.get(part["type"], "")) for part in content)
+    return "\n".join(part[part["type"]] for part in content if part["type"] in ("text", "refusal"))
+
+
+def _template_content(message: dict[str, Any]) -> str | list[dict[str, Any]]:
+    """Return the text of a message; its parts, as vision templates take them, if it has images."""
+    content = message.get("content")
+    if not isinstance(content, list) or not any(part["type"] in _MEDIA for part in content):
+        return message_text(message)
+    return [
+        {"type": _MEDIA[part["type"]]}
+        if part["type"] in _MEDIA
+        else {"type": "text", "text": str(part.get(part["type"], ""))}
+        for part in content
+    ]
+
+
+_MEDIA = {"image_url": "image", "input_audio": "audio"}
+"""The types of parts in templates, by those in messages."""
 
 
 def template_message(message: dict[str, Any], index: int, knows_developer: bool) -> dict[str, Any]:
     """Return a message as Jinja templates expect it. Raises OpenAIError."""
-    changed = {**message, "content": message_text(message)}
+    changed = {**message, "content": _template_content(message)}
     if message["role"] == "developer" and not knows_developer:
         changed["role"] = "system"
     if message.get("tool_calls"):

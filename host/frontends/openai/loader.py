@@ -1,0 +1,98 @@
+"""Reads the chat template of a model after its load, and checks its `OPENAI` parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from host.config.findings import Finding, Findings, raise_first
+from host.config.model_config import LoadedConfig, ModelConfig
+from host.config.openai_parameters import openai_parameter, other_names
+from host.frontends.openai.contract import Contract, check_defaults, compile_contract
+from host.frontends.openai.jinja_template import check_template
+from host.logs.formats import model_fields
+from host.models.loading import InstanceUpdate, ModelLoader
+from host.models.registry import LoadedModel, Registry
+from host.repository.chat_template import ChatTemplate, read_chat_template
+
+_log = logging.getLogger("pbhost")
+
+
+class OpenAILoader:
+    """Loads versions by another loader, and fails those whose `OPENAI` parameters are wrong.
+
+    The template is read after the load, because the vLLM backend downloads it during the load.
+    `finalize`: seconds for `finalize` of a model that is refused.
+    """
+
+    def __init__(self, others: ModelLoader, registry: Registry, finalize: float) -> None:
+        self._others = others
+        self._registry = registry
+        self._finalize = finalize
+        self._owners: dict[str, str] = {}  # models by the names of OPENAI_NAMES
+
+    async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> LoadedModel:
+        """Return a model that can be asked. Raises HostError."""
+        raise_first(check_defaults(loaded.config), loaded.source)
+        model = await self._others.load(directory, version, loaded)
+        try:
+            read = asyncio.to_thread(read_chat_template, directory, version, model.config)
+            model.chat_template = await read
+            contract = compile_contract(model.config, model.chat_template)
+            raise_first(check_contract(contract, model.config, model.chat_template), loaded.source)
+            raise_first(self._claim_names(model.config), loaded.source)
+        except BaseException:  # also if cancelled, as the model has no other owner
+            await model.stop(0, self._finalize)
+            raise
+        _log_routes(contract, version)
+        return model
+
+    async def update(
+        self, model: LoadedModel, loaded: LoadedConfig, finalize: float
+    ) -> InstanceUpdate | None:
+        """Prepare the instances that `loaded` asks for. Raises HostError."""
+        return await self._others.update(model, loaded, finalize)
+
+    def _claim_names(self, config: ModelConfig) -> Findings:
+        """Check that no other model has the names of `OPENAI_NAMES`, and reserve them."""
+        entries = dict(self._registry.list_entries())
+        for name in other_names(config):
+            owner = self._owners.get(name, config.name)
+            if name != config.name and name in entries:
+                taken = f"'{name}' is a model here"
+            elif owner != config.name and owner in entries and entries[owner].is_served_or_loading:
+                taken = f"'{name}' already names model '{owner}'"
+            else:
+                self._owners[name] = config.name
+                continue
+            yield Finding(f"OPENAI_NAMES of model '{config.name}': {taken}", _path("OPENAI_NAMES"))
+
+
+def check_contract(
+    contract: Contract, config: ModelConfig, template: ChatTemplate | None
+) -> Findings:
+    """Check the parameters against the tensors, and the template that a parameter names."""
+    yield from contract.problems
+    if not openai_parameter(config, "OPENAI_CHAT_TEMPLATE") or template is None:
+        return
+    if template.complaint:
+        yield Finding(template.complaint, _path("OPENAI_CHAT_TEMPLATE"))
+    elif complaint := check_template(template.text):
+        yield Finding(
+            f"OPENAI_CHAT_TEMPLATE of model '{config.name}'{complaint}",
+            _path("OPENAI_CHAT_TEMPLATE"),
+        )
+
+
+def _path(key: str) -> str:
+    return f"parameters[{key}]"
+
+
+def _log_routes(contract: Contract, version: int) -> None:
+    extra = model_fields(contract.model, version)
+    if contract.routes:
+        routes = ", ".join(contract.routes)
+        _log.info("model '%s' speaks %s (/v1)", contract.model, routes, extra=extra)
+    for refusal in contract.refusals.values():
+        _log.debug("%s", refusal, extra=extra)
