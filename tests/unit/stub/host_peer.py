@@ -70,6 +70,7 @@ class HostPeer:
         host_arena = create_arena_file("pbhost-test-host", ARENA_LIMIT)
         lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
         self._work_event, self._host_event = os.eventfd(0), os.eventfd(0)
+        self._bls_event = os.eventfd(0, os.EFD_NONBLOCK)
         self._stub_ended = os.eventfd(0)
         to_stub, to_host = map_rings(rings)
         self._ring, self._inbox = RingWriter(to_stub), RingReader(to_host)
@@ -83,6 +84,7 @@ class HostPeer:
         self._own = [
             self._work_event,
             self._host_event,
+            self._bls_event,
             self._stub_ended,
             host_arena,
         ]
@@ -94,6 +96,7 @@ class HostPeer:
             rings,
             os.dup(self._work_event),
             os.dup(self._host_event),
+            os.dup(self._bls_event),
             STUB_ARENA,
             stub_arena,
             ARENA_LIMIT,
