@@ -21,6 +21,8 @@ from stub.wire.messages import (
     ToStub,
     decode_to_stub,
     encode,
+    encode_message,
+    join_messages,
 )
 from stub.wire.ring import (
     BUSY_POLL_SECONDS,
@@ -39,6 +41,7 @@ WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 
 _STUB_THREADS = 3  # two of ZeroMQ, and the service thread
 _ONE = (1).to_bytes(8, "little")  # increments an eventfd
+_MAX_QUEUED, _MAX_QUEUED_BYTES = 64, 1 << 14  # messages of a frame, so that it fits into the ring
 _FULL_RING_POLL_SECONDS = 0.001  # poll interval while the ring is full
 
 
@@ -81,6 +84,8 @@ class Channel:
         self._lock = threading.RLock()
         self._sending = False
         self._unsent: Deque[Tuple[bytes, Sequence[ToHost]]] = deque()
+        self._queued: List[Tuple[bytes, ToHost]] = []  # messages of the next frame
+        self._queued_bytes = 0
         hello = Hello()
         self._sockets = [
             self._connect(spawn.endpoint, spawn.token.encode() + suffix, hello)
@@ -111,8 +116,35 @@ class Channel:
         self.check_process()
         frame = encode(messages)
         with self._lock:
+            self._join_queued()
             self._unsent.append((frame, messages))
             self._send_unsent()
+
+    def queue(self, messages: Sequence[ToHost]) -> None:
+        """Queues messages until `flush`, until the next frame is sent, or until they are many.
+
+        If encoding raises, nothing was queued. Raises RuntimeError in a forked child.
+        """
+        self.check_process()
+        encoded = [(encode_message(message), message) for message in messages]
+        with self._lock:
+            self._queued += encoded
+            self._queued_bytes += sum(len(content) for content, _ in encoded)
+            if len(self._queued) >= _MAX_QUEUED or self._queued_bytes >= _MAX_QUEUED_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Sends the queued messages in one frame."""
+        if self._queued:
+            with self._lock:
+                self._join_queued()
+                self._send_unsent()
+
+    def _join_queued(self) -> None:
+        if self._queued:
+            queued, self._queued, self._queued_bytes = self._queued, [], 0
+            frame = join_messages([content for content, _ in queued])
+            self._unsent.append((frame, [message for _, message in queued]))
 
     def check_process(self) -> None:
         """Raises RuntimeError in a forked child."""

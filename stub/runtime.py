@@ -21,6 +21,7 @@ from typing import (
 import pb_utils
 from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
+from stub.bls_bursts import BlsBursts
 from stub.bls_reader import BlsReader
 from stub.channel import Channel
 from stub.conversion import (
@@ -69,6 +70,7 @@ class StubRuntime:
         channel: Channel,
         memory: StubMemory,
         bls_reader: BlsReader,
+        bls_bursts: BlsBursts,
         handle_other: Callable[[ToStub], None],
         wake: Callable[[], None],
     ) -> None:
@@ -79,6 +81,7 @@ class StubRuntime:
         self._wake = wake
         self._bls_numbers = itertools.count(1)
         self._bls_reader = bls_reader
+        self._bls_bursts = bls_bursts
         # By number: the receiver, and whether the request counts as one that may block the loop.
         self._bls_receivers: Dict[int, Tuple[WireResponseReceiver, bool]] = {}
         self._deferred: Deque[ToHost] = deque()
@@ -210,7 +213,7 @@ class StubRuntime:
         preferred = request._preferred_memory
         number = next(self._bls_numbers)
         if self._batch and threading.get_ident() == self._main_thread:
-            self._send_bls_request(BlsRequest(number, wire, self._batch, True))
+            self._send_bls_request(BlsRequest(number, wire, self._batch, True), self._channel.send)
             return response_from_wire(self._wait_for_bls_response(number), self._memory, preferred)
         received = threading.Lock()
         received.acquire()
@@ -222,7 +225,7 @@ class StubRuntime:
             received.release()
 
         with self._bls_reader.blocking():
-            self._send_numbered_request(number, wire, False, receive)
+            self._send_numbered_request(number, wire, False, receive, self._channel.send)
             received.acquire()
         return response_from_wire(responses[0], self._memory, preferred)
 
@@ -252,16 +255,19 @@ class StubRuntime:
 
     def waiting(self) -> ContextManager[None]:
         """Notes that this thread waits for a response within a `with` block."""
+        self._channel.flush()
         return self._bls_reader.blocking()
 
     def send_wire_request(
         self, number: int, request: WireRequest, decoupled: bool, receive: WireResponseReceiver
     ) -> None:
         """Sends a request numbered by `next_bls_number`; every response is passed to `receive`."""
-        counted = not self._bls_reader.attach_running_loop()
-        if counted:
+        if self._bls_reader.attach_running_loop():
+            send, counted = self._bls_bursts.send, False
+        else:
+            send, counted = self._channel.send, True
             self._bls_reader.add_blocked()
-        self._send_numbered_request(number, request, decoupled, receive, counted)
+        self._send_numbered_request(number, request, decoupled, receive, send, counted)
 
     def _send_numbered_request(
         self,
@@ -269,13 +275,14 @@ class StubRuntime:
         request: WireRequest,
         decoupled: bool,
         receive: WireResponseReceiver,
+        send: Callable[[Sequence[ToHost]], None],
         counted: bool = False,
     ) -> None:
         """Sends a request; `counted` if `add_blocked` was called for it."""
         self._bls_receivers[number] = receive, counted
         try:
             self._send_bls_request(
-                BlsRequest(number, request, self._batch_of_caller(), False, decoupled)
+                BlsRequest(number, request, self._batch_of_caller(), False, decoupled), send
             )
         except BaseException:  # the request was not sent; raised again
             self._remove_receiver(number)
@@ -354,10 +361,12 @@ class StubRuntime:
         self._deferred.append(CancelBls(number))
         self._wake()
 
-    def _send_bls_request(self, request: BlsRequest) -> None:
+    def _send_bls_request(
+        self, request: BlsRequest, send: Callable[[Sequence[ToHost]], None]
+    ) -> None:
         returns = self._memory.take_releases()
         # Releases go first, so that the host can reuse the blocks for the response.
-        self._channel.send([request] if returns is None else [returns, request])
+        send([request] if returns is None else [returns, request])
 
     def _wait_for_bls_response(self, number: int) -> WireResponse:
         """Waits for a response on the main thread; it arrives through the work queue."""

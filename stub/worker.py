@@ -12,6 +12,7 @@ from typing import Deque, List, Optional
 import pb_utils
 from pb_utils._copying import set_copy_on_write_mapper, set_core_is_free
 from stub import python_logging
+from stub.bls_bursts import BlsBursts
 from stub.bls_reader import BlsReader
 from stub.channel import Channel
 from stub.coroutines import CoroutineRunner
@@ -48,11 +49,13 @@ class Worker:
         self._bls_reader = BlsReader(
             self._channel.bls_event, self._read_bls_responses, self._wake_service_thread
         )
+        self._bls_bursts = BlsBursts(self._channel, self._wake_service_thread)
         self._coroutines = CoroutineRunner(self._on_loop_started, self._bls_reader.detach_loop)
         self._runtime = StubRuntime(
             self._channel,
             self._memory,
             self._bls_reader,
+            self._bls_bursts,
             self._defer_work,
             self._wake_service_thread,
         )
@@ -259,7 +262,9 @@ class Worker:
         reads_bls = [*descriptors, self._channel.bls_event]
         while not self._stopping:
             now = time.monotonic()
-            wait = None if trim_at is None else max(0, int((trim_at - now) * 1000))
+            wait = self._bls_bursts.check()
+            if wait is None and trim_at is not None:
+                wait = max(0, int((trim_at - now) * 1000))
             wakeup = self._channel.receive_service(
                 reads_bls if self._bls_reader.choose_thread() else descriptors, wait
             )

@@ -33,7 +33,8 @@ class RegistryFixture:
         rings, arena = create_ring_file("rings"), create_arena_file("pbhost-test", 64 * PAGE)
         events = [os.eventfd(0), os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)]
         self._descriptors = [rings, arena, *events]
-        spawn = SpawnArguments(endpoint, "t", "title", -1, rings, *events, 1, -1, 0, -1, 0)
+        work, heard, bls = events
+        spawn = SpawnArguments(endpoint, "t", "title", -1, rings, work, heard, bls, 1, -1, 0, -1, 0)
         self.channel = Channel(spawn)
         self.wakes = 0
         memory = StubMemory(Arena(1, arena, 64 * PAGE), lambda: None)
