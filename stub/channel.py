@@ -11,7 +11,7 @@ import select
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, List, Optional, Sequence, Tuple
+from typing import Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import zmq
 
@@ -67,6 +67,7 @@ class Channel:
         self._bls_announced = 0  # frames of BLS responses that were not read
         self._bls_overflow = False  # BLS responses come by ZeroMQ
         self._bls_lock = threading.RLock()
+        self._pollers: Dict[Tuple[int, ...], zmq.Poller] = {}  # of the service thread
         self._reading_bls = False
         self._work_event = spawn.work_event_fd
         self._host_event = spawn.host_event_fd
@@ -212,10 +213,13 @@ class Channel:
 
         Service thread only; `wait_ms` in milliseconds, None for no limit.
         """
-        poller = zmq.Poller()
-        poller.register(self._service, zmq.POLLIN)
-        for descriptor in descriptors:
-            poller.register(descriptor, zmq.POLLIN)
+        key = tuple(descriptors)
+        poller = self._pollers.get(key)
+        if poller is None:
+            poller = self._pollers[key] = zmq.Poller()
+            poller.register(self._service, zmq.POLLIN)
+            for descriptor in descriptors:
+                poller.register(descriptor, zmq.POLLIN)
         ready = dict(poller.poll(wait_ms))
         messages: List[ToStub] = []
         if self._service in ready:

@@ -263,6 +263,8 @@ class Worker:
         while not self._stopping:
             now = time.monotonic()
             wait = self._bls_bursts.check()
+            if self._memory.set_released_in_time(wait is not None):
+                wait = 0
             if wait is None and trim_at is not None:
                 wait = max(0, int((trim_at - now) * 1000))
             wakeup = self._channel.receive_service(
