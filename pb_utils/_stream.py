@@ -199,7 +199,15 @@ class ResponseStream:
 
 
 def call_soon_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Schedules a call on an event loop, from any thread. Does nothing if the loop is closed."""
+    """Makes a call on an event loop, from any thread: at once if the loop is the running one.
+
+    Does nothing if the loop is closed.
+    """
+    import asyncio  # imported here, because it would slow down the start of every stub
+
+    if asyncio._get_running_loop() is loop:
+        call()
+        return
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:

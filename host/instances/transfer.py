@@ -131,7 +131,10 @@ class TensorTransfer:
         error = response.error
         if error is None:
             try:
-                self._place_in_shared_memory(response.outputs, socket)
+                for output in response.outputs:
+                    if len(output.data) > INLINE_ALWAYS:
+                        self._place_in_shared_memory(response.outputs, socket)
+                        break
             except ArenaFull as full:
                 error = arena_full_error(full)
             else:
