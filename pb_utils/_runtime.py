@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Callable, Protocol
 
 from pb_utils._model_exception import TritonModelException
@@ -70,6 +70,10 @@ class Runtime(Protocol):
         Raises:
             TritonModelException: requests to other models are not allowed at this time.
         """
+        ...
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Returns a context manager for waiting for a response to ``send_request``."""
         ...
 
     def model_dir(self) -> str:
@@ -173,6 +177,10 @@ class NoHostRuntime:
     ) -> Callable[[], None]:
         """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("A request to another model (BLS)")
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Returns a context manager that does nothing."""
+        return nullcontext()
 
     def model_dir(self) -> str:
         """Always raises TritonModelException: no server runs the model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, MutableSequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from pb_utils import _runtime, _timer
@@ -37,6 +38,7 @@ class ResponseStream:
         "_responses",
         "_timeout",
         "_waiters",
+        "_waiting",
     )
 
     def __init__(self) -> None:
@@ -50,6 +52,7 @@ class ResponseStream:
         self._waiters: list[Callable[[], None]] = []
         self._cancel_callback: Callable[[], None] | None = None
         self._timeout: _timer.TimerHandle | None = None
+        self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @classmethod
     def send_request(
@@ -67,9 +70,9 @@ class ResponseStream:
             TritonModelException: requests to other models are not allowed at this time.
         """
         stream = cls()
-        stream.set_cancel_callback(
-            _runtime.current().send_request(request, decoupled, stream.put_response)
-        )
+        runtime = _runtime.current()
+        stream._waiting = runtime.waiting
+        stream.set_cancel_callback(runtime.send_request(request, decoupled, stream.put_response))
         if execution_timeout is not None:
             text = (
                 f"The request to model '{request._model_name}' was cancelled: it did not complete "
@@ -145,7 +148,7 @@ class ResponseStream:
         """Waits until there is a first response or the stream has ended."""
         with self._changed:
             while not self._responses and not self._done:
-                self._changed.wait()
+                self._wait_for_change()
 
     def next_response(self) -> InferenceResponse | None:
         """Waits for the next response and returns it; None at the end."""
@@ -154,7 +157,11 @@ class ResponseStream:
                 try:
                     return self.next_response_nowait()
                 except NoResponseYet:
-                    self._changed.wait()
+                    self._wait_for_change()
+
+    def _wait_for_change(self) -> None:
+        with self._waiting():
+            self._changed.wait()
 
     def next_response_nowait(self) -> InferenceResponse | None:
         """Returns the next response if it has arrived; None at the end.
@@ -192,7 +199,15 @@ class ResponseStream:
 
 
 def call_soon_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Schedules a call on an event loop, from any thread. Does nothing if the loop is closed."""
+    """Makes a call on an event loop, from any thread: at once if the loop is the running one.
+
+    Does nothing if the loop is closed.
+    """
+    import asyncio  # imported here, because it would slow down the start of every stub
+
+    if asyncio._get_running_loop() is loop:
+        call()
+        return
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:

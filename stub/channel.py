@@ -1,8 +1,9 @@
 """The stub's end of the connection to the host; the only stub module that knows of zmq.
 
-The main thread receives work, and any thread sends responses, through two rings in shared memory.
-ZeroMQ carries the frames that a ring has no room for, and all frames for the service thread. There
-are three ZeroMQ sockets, because a socket must be used by one thread only.
+The main thread receives work, any thread sends responses, and one thread at a time receives BLS
+responses, through three rings in shared memory. ZeroMQ carries the frames that a ring has no room
+for, and all other frames for the service thread. There are three ZeroMQ sockets, because a socket
+must be used by one thread only.
 """
 
 import os
@@ -10,7 +11,7 @@ import select
 import threading
 import time
 from collections import deque
-from typing import Deque, List, Optional, Sequence, Tuple
+from typing import Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import zmq
 
@@ -20,8 +21,18 @@ from stub.wire.messages import (
     ToStub,
     decode_to_stub,
     encode,
+    encode_message,
+    join_messages,
 )
-from stub.wire.ring import BUSY_POLL_SECONDS, WAKE_EARLY, RingReader, RingWriter, map_rings
+from stub.wire.ring import (
+    BUSY_POLL_SECONDS,
+    END_OF_OVERFLOW,
+    WAKE_EARLY,
+    RingReader,
+    RingWriter,
+    map_bls_ring,
+    map_rings,
+)
 from stub.wire.session import Session, State
 from stub.wire.spawn import SpawnArguments
 
@@ -30,6 +41,7 @@ WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 
 _STUB_THREADS = 3  # two of ZeroMQ, and the service thread
 _ONE = (1).to_bytes(8, "little")  # increments an eventfd
+_MAX_QUEUED, _MAX_QUEUED_BYTES = 64, 1 << 14  # messages of a frame, so that it fits into the ring
 _FULL_RING_POLL_SECONDS = 0.001  # poll interval while the ring is full
 
 
@@ -50,6 +62,13 @@ class Channel:
         self._inbox = RingReader(to_stub)
         self._ring = RingWriter(to_host)
         self.inline_limit = self._ring.inline_limit  # bytes of inline tensors for the next frame
+        self._bls_inbox = RingReader(map_bls_ring(spawn.rings_fd))
+        self.bls_event = spawn.bls_event_fd  # readable if there are BLS responses
+        self._bls_announced = 0  # frames of BLS responses that were not read
+        self._bls_overflow = False  # BLS responses come by ZeroMQ
+        self._bls_lock = threading.RLock()
+        self._pollers: Dict[Tuple[int, ...], zmq.Poller] = {}  # of the service thread
+        self._reading_bls = False
         self._work_event = spawn.work_event_fd
         self._host_event = spawn.host_event_fd
         has_work = select.poll()
@@ -66,6 +85,8 @@ class Channel:
         self._lock = threading.RLock()
         self._sending = False
         self._unsent: Deque[Tuple[bytes, Sequence[ToHost]]] = deque()
+        self._queued: List[Tuple[bytes, ToHost]] = []  # messages of the next frame
+        self._queued_bytes = 0
         hello = Hello()
         self._sockets = [
             self._connect(spawn.endpoint, spawn.token.encode() + suffix, hello)
@@ -96,8 +117,35 @@ class Channel:
         self.check_process()
         frame = encode(messages)
         with self._lock:
+            self._join_queued()
             self._unsent.append((frame, messages))
             self._send_unsent()
+
+    def queue(self, messages: Sequence[ToHost]) -> None:
+        """Queues messages until `flush`, until the next frame is sent, or until they are many.
+
+        If encoding raises, nothing was queued. Raises RuntimeError in a forked child.
+        """
+        self.check_process()
+        encoded = [(encode_message(message), message) for message in messages]
+        with self._lock:
+            self._queued += encoded
+            self._queued_bytes += sum(len(content) for content, _ in encoded)
+            if len(self._queued) >= _MAX_QUEUED or self._queued_bytes >= _MAX_QUEUED_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Sends the queued messages in one frame."""
+        if self._queued:
+            with self._lock:
+                self._join_queued()
+                self._send_unsent()
+
+    def _join_queued(self) -> None:
+        if self._queued:
+            queued, self._queued, self._queued_bytes = self._queued, [], 0
+            frame = join_messages([content for content, _ in queued])
+            self._unsent.append((frame, [message for _, message in queued]))
 
     def check_process(self) -> None:
         """Raises RuntimeError in a forked child."""
@@ -165,13 +213,48 @@ class Channel:
 
         Service thread only; `wait_ms` in milliseconds, None for no limit.
         """
-        poller = zmq.Poller()
-        poller.register(self._service, zmq.POLLIN)
-        for descriptor in descriptors:
-            poller.register(descriptor, zmq.POLLIN)
+        key = tuple(descriptors)
+        poller = self._pollers.get(key)
+        if poller is None:
+            poller = self._pollers[key] = zmq.Poller()
+            poller.register(self._service, zmq.POLLIN)
+            for descriptor in descriptors:
+                poller.register(descriptor, zmq.POLLIN)
         ready = dict(poller.poll(wait_ms))
-        messages = self._decode_frame(self._service.recv()) if self._service in ready else []
+        messages: List[ToStub] = []
+        if self._service in ready:
+            frame = self._service.recv()
+            if frame == END_OF_OVERFLOW:
+                self._bls_overflow = False
+            else:
+                messages = self._decode_frame(frame)
         return Wakeup(messages, [d for d in descriptors if d in ready])
+
+    def read_bls_responses(self, handle: Callable[[ToStub], None]) -> None:
+        """Passes the messages in the ring of BLS responses to `handle`; any thread may call.
+
+        After a marker, it reads nothing until `receive_service` has received END_OF_OVERFLOW. The
+        service thread calls it before it handles what that method returns, to keep the order.
+        """
+        with self._bls_lock:  # also while they are handled, or threads would change their order
+            if self._reading_bls:
+                return  # a finaliser of the model runs inside `handle`
+            self._reading_bls = True
+            try:
+                try:
+                    self._bls_announced += int.from_bytes(os.read(self.bls_event, 8), "little")
+                except BlockingIOError:
+                    pass  # another thread has read them
+                while self._bls_announced and not self._bls_overflow:
+                    self._bls_announced -= 1
+                    frame = self._bls_inbox.read_frame()
+                    if frame is None:
+                        self._bls_overflow = True
+                        return
+                    for message in self._decode_frame(frame):
+                        handle(message)
+            finally:
+                self._reading_bls = False
 
     def _decode_frame(self, frame: bytes) -> List[ToStub]:
         messages = decode_to_stub(frame)

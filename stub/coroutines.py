@@ -19,9 +19,10 @@ current_batch: "contextvars.ContextVar[int]" = contextvars.ContextVar("pbhost_ba
 class CoroutineRunner:
     """An event loop in a daemon thread, created for the first coroutine."""
 
-    def __init__(self, started: Callable[[int], None]) -> None:
-        """Calls `started` once with the identifier of the loop's thread."""
+    def __init__(self, started: Callable[[int], None], stopped: Callable[[], None]) -> None:
+        """Calls `started` once with the identifier of the loop's thread, and `stopped` on it."""
         self._on_start = started
+        self._on_stop = stopped
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._thread: Optional[threading.Thread] = None
         self._lock = threading.Lock()
@@ -62,6 +63,7 @@ class CoroutineRunner:
             except (SystemExit, KeyboardInterrupt):
                 traceback.print_exc()  # a task of the model has failed
         loop.close()
+        self._on_stop()
 
     def stop(self) -> None:
         """Cancels the tasks and stops the loop; does not wait for tasks that refuse to end."""

@@ -54,6 +54,7 @@ class StubMemory:
         self._imported_blocks: Optional[weakref.WeakSet[Block]] = None
         self._imported_lock = threading.Lock()
         self._releases_before_wake = _BETWEEN_BATCHES
+        self._released_in_time = False  # the service thread looks for releases without being woken
 
     def add_inherited_arena(self, number: int, fd: int, limit: int) -> None:
         """Opens an arena for reading by an inherited descriptor."""
@@ -200,6 +201,14 @@ class StubMemory:
             return None
         return BlockRelease([(arena, offset, count) for (arena, offset), count in counts.items()])
 
+    def set_released_in_time(self, in_time: bool) -> bool:
+        """Sets whether the service thread soon calls `take_releases` without being woken.
+
+        Returns whether it has to be called now.
+        """
+        self._released_in_time = in_time
+        return not in_time and bool(self._unsent_releases)
+
     def begin_batch(self, requests: int = 1) -> None:
         """Begins a batch of so many requests, on the main thread."""
         self._releases_before_wake = _IN_EXECUTE
@@ -212,12 +221,12 @@ class StubMemory:
     def end_batch(self) -> None:
         """Ends the batch, after its responses were sent."""
         self._releases_before_wake = _BETWEEN_BATCHES
-        if self._unsent_releases:
+        if self._unsent_releases and not self._released_in_time:
             self._wake()
 
     def _on_import_dropped(self, arena: int, offset: int) -> None:
         self._unsent_releases.append((arena, offset))
-        if len(self._unsent_releases) > self._releases_before_wake:
+        if len(self._unsent_releases) > self._releases_before_wake and not self._released_in_time:
             self._wake()
 
 

@@ -4,11 +4,25 @@ import itertools
 import threading
 from collections import deque
 from contextlib import contextmanager
-from typing import Callable, Deque, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    Callable,
+    ContextManager,
+    Deque,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import pb_utils
 from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
+from stub.bls_bursts import BlsBursts
+from stub.bls_reader import BlsReader
 from stub.channel import Channel
 from stub.conversion import (
     ConversionError,
@@ -41,7 +55,7 @@ _WARNING = 1
 """A level of log lines, as in docs/reference/model_api.md, 3.12."""
 
 WireResponseReceiver = Callable[[Optional[WireResponse], bool], None]
-"""Receives a response and whether it is final; called on the service thread."""
+"""Receives a response and whether it is final; called on the thread that reads responses."""
 
 
 class StubRuntime:
@@ -55,6 +69,8 @@ class StubRuntime:
         self,
         channel: Channel,
         memory: StubMemory,
+        bls_reader: BlsReader,
+        bls_bursts: BlsBursts,
         handle_other: Callable[[ToStub], None],
         wake: Callable[[], None],
     ) -> None:
@@ -64,7 +80,10 @@ class StubRuntime:
         self._handle_other = handle_other
         self._wake = wake
         self._bls_numbers = itertools.count(1)
-        self._bls_receivers: Dict[int, WireResponseReceiver] = {}
+        self._bls_reader = bls_reader
+        self._bls_bursts = bls_bursts
+        # By number: the receiver, and whether the request counts as one that may block the loop.
+        self._bls_receivers: Dict[int, Tuple[WireResponseReceiver, bool]] = {}
         self._deferred: Deque[ToHost] = deque()
         # Reentrant, because a finaliser of the model may make a call inside `send_after_deferred`.
         self._deferred_lock = threading.RLock()
@@ -117,11 +136,10 @@ class StubRuntime:
 
     def receive_bls_response(self, message: BlsResponse) -> None:
         """Passes a BLS response to the receiver of its request."""
-        if message.final:
-            receive = self._bls_receivers.pop(message.number)
-        else:
-            receive = self._bls_receivers[message.number]
-        receive(message.response, message.final)
+        number = message.number
+        receive = self._remove_receiver(number) if message.final else self._bls_receivers[number][0]
+        if receive is not None:
+            receive(message.response, message.final)
 
     def fail_pending_calls(self, reason: str) -> None:
         """Ends all calls that wait for the host, and later ones, with an error.
@@ -134,8 +152,15 @@ class StubRuntime:
             self._fail_bls_request(number)
 
     def _fail_bls_request(self, number: int) -> None:
-        if receive := self._bls_receivers.pop(number, None):
+        if receive := self._remove_receiver(number):
             receive(error_response(self._ended), True)
+
+    def _remove_receiver(self, number: int) -> Optional[WireResponseReceiver]:
+        """Removes the receiver of a request; returns None if its calls have been ended."""
+        receive, counted = self._bls_receivers.pop(number, (None, False))
+        if counted:
+            self._bls_reader.remove_blocked()
+        return receive
 
     def send_after_deferred(self, messages: Sequence[ToHost]) -> None:
         """Sends the messages that finalisers have queued, then `messages`.
@@ -188,7 +213,7 @@ class StubRuntime:
         preferred = request._preferred_memory
         number = next(self._bls_numbers)
         if self._batch and threading.get_ident() == self._main_thread:
-            self._send_bls_request(BlsRequest(number, wire, self._batch, True))
+            self._send_bls_request(BlsRequest(number, wire, self._batch, True), self._channel.send)
             return response_from_wire(self._wait_for_bls_response(number), self._memory, preferred)
         received = threading.Lock()
         received.acquire()
@@ -199,8 +224,9 @@ class StubRuntime:
             responses.append(response)
             received.release()
 
-        self.send_wire_request(number, wire, False, receive)
-        received.acquire()
+        with self._bls_reader.blocking():
+            self._send_numbered_request(number, wire, False, receive, self._channel.send)
+            received.acquire()
         return response_from_wire(responses[0], self._memory, preferred)
 
     def send_request(
@@ -227,17 +253,39 @@ class StubRuntime:
         self.send_wire_request(number, wire, decoupled, receive_wire)
         return lambda: self._cancel_bls_request(number)
 
+    def waiting(self) -> ContextManager[None]:
+        """Notes that this thread waits for a response within a `with` block."""
+        self._channel.flush()
+        return self._bls_reader.blocking()
+
     def send_wire_request(
         self, number: int, request: WireRequest, decoupled: bool, receive: WireResponseReceiver
     ) -> None:
         """Sends a request numbered by `next_bls_number`; every response is passed to `receive`."""
-        self._bls_receivers[number] = receive
+        if self._bls_reader.attach_running_loop():
+            send, counted = self._bls_bursts.send, False
+        else:
+            send, counted = self._channel.send, True
+            self._bls_reader.add_blocked()
+        self._send_numbered_request(number, request, decoupled, receive, send, counted)
+
+    def _send_numbered_request(
+        self,
+        number: int,
+        request: WireRequest,
+        decoupled: bool,
+        receive: WireResponseReceiver,
+        send: Callable[[Sequence[ToHost]], None],
+        counted: bool = False,
+    ) -> None:
+        """Sends a request; `counted` if `add_blocked` was called for it."""
+        self._bls_receivers[number] = receive, counted
         try:
             self._send_bls_request(
-                BlsRequest(number, request, self._batch_of_caller(), False, decoupled)
+                BlsRequest(number, request, self._batch_of_caller(), False, decoupled), send
             )
         except BaseException:  # the request was not sent; raised again
-            self._bls_receivers.pop(number, None)
+            self._remove_receiver(number)
             raise
         if self._ended:  # checked after the receiver is registered, or it could be missed
             self._fail_bls_request(number)
@@ -313,10 +361,12 @@ class StubRuntime:
         self._deferred.append(CancelBls(number))
         self._wake()
 
-    def _send_bls_request(self, request: BlsRequest) -> None:
+    def _send_bls_request(
+        self, request: BlsRequest, send: Callable[[Sequence[ToHost]], None]
+    ) -> None:
         returns = self._memory.take_releases()
         # Releases go first, so that the host can reuse the blocks for the response.
-        self._channel.send([request] if returns is None else [returns, request])
+        send([request] if returns is None else [returns, request])
 
     def _wait_for_bls_response(self, number: int) -> WireResponse:
         """Waits for a response on the main thread; it arrives through the work queue."""

@@ -12,6 +12,8 @@ from typing import Deque, List, Optional
 import pb_utils
 from pb_utils._copying import set_copy_on_write_mapper, set_core_is_free
 from stub import python_logging
+from stub.bls_bursts import BlsBursts
+from stub.bls_reader import BlsReader
 from stub.channel import Channel
 from stub.coroutines import CoroutineRunner
 from stub.cpu_affinity import BindingError, bind_process
@@ -44,9 +46,18 @@ class Worker:
         self._channel = Channel(spawn)
         self._memory.ring_free_bytes = self._channel.inline_limit
         self._registry = ResponderRegistry(self._channel, self._memory, self._wake_service_thread)
-        self._coroutines = CoroutineRunner(self._registry.set_loop_thread)
+        self._bls_reader = BlsReader(
+            self._channel.bls_event, self._read_bls_responses, self._wake_service_thread
+        )
+        self._bls_bursts = BlsBursts(self._channel, self._wake_service_thread)
+        self._coroutines = CoroutineRunner(self._on_loop_started, self._bls_reader.detach_loop)
         self._runtime = StubRuntime(
-            self._channel, self._memory, self._defer_work, self._wake_service_thread
+            self._channel,
+            self._memory,
+            self._bls_reader,
+            self._bls_bursts,
+            self._defer_work,
+            self._wake_service_thread,
         )
         self._children = self._register_fork_handlers()
         self._model: Optional[UserModel] = None
@@ -248,10 +259,17 @@ class Worker:
         descriptors = [self._lifeline, self._wake_read]
         if children is not None:
             descriptors.append(children.descriptor)
+        reads_bls = [*descriptors, self._channel.bls_event]
         while not self._stopping:
             now = time.monotonic()
-            wait = None if trim_at is None else max(0, int((trim_at - now) * 1000))
-            wakeup = self._channel.receive_service(descriptors, wait)
+            wait = self._bls_bursts.check()
+            if self._memory.set_released_in_time(wait is not None):
+                wait = 0
+            if wait is None and trim_at is not None:
+                wait = max(0, int((trim_at - now) * 1000))
+            wakeup = self._channel.receive_service(
+                reads_bls if self._bls_reader.choose_thread() else descriptors, wait
+            )
             if self._lifeline in wakeup.descriptors:
                 self._on_host_gone()
                 return
@@ -260,6 +278,7 @@ class Worker:
                 self._send_deferred_messages()
             if children is not None and children.descriptor in wakeup.descriptors:
                 children.serve_request()
+            self._channel.read_bls_responses(self._handle_service)
             for message in wakeup.messages:
                 self._handle_service(message)
             returns = self._memory.take_releases()
@@ -277,6 +296,17 @@ class Worker:
                     self._trimming = True
                 else:
                     trim_at = None
+
+    def _on_loop_started(self, thread: int) -> None:
+        self._registry.set_loop_thread(thread)
+        self._bls_reader.set_loop_thread(thread)
+
+    def _read_bls_responses(self) -> None:
+        """Handles BLS responses on the thread of the event loop."""
+        try:
+            self._channel.read_bls_responses(self._handle_service)
+        except BaseException:  # a bug: print it and end this process
+            self._on_service_failure()
 
     def _send_deferred_messages(self) -> None:
         """Sends messages of finalisers, which must not send themselves: they may run anywhere."""

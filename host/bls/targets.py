@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 
 from host.bls.deadlock_detector import DeadlockDetector
 from host.errors import HostError, internal, unavailable
@@ -15,6 +15,8 @@ from host.models.registry import Model, Registry
 from host.tracing.tracer import Tracer
 from stub.wire.payload import TraceLink
 
+_MAX_VALIDATION_KEYS = 256
+
 
 class BlsTargets:
     """Starts the BLS requests of all stubs. Belongs to the event loop."""
@@ -24,9 +26,12 @@ class BlsTargets:
         self._state = state
         self._tracer = tracer
         self._deadlocks = DeadlockDetector()
+        self._validation_keys: dict[object, object] = {}  # of requests that models accepted
 
-    def check_bls_target(self, request: InferRequest) -> Awaitable[None] | None:
-        """Returns what a BLS request has to await first, if its target model defines `is_ready`.
+    def infer_for_bls(
+        self, request: InferRequest, decoupled: bool
+    ) -> Call | Coroutine[None, None, Call]:
+        """Starts a BLS request; if its target model defines `is_ready`, returns a coroutine for it.
 
         Raises HostError, at once or when awaited (docs/reference/model_api.md, 5.3).
         """
@@ -34,17 +39,22 @@ class BlsTargets:
             model = self._find_bls_target(request)
         except HostError as error:
             raise _bls_error(request, error) from error
-        return self._check_target_ready(request, model) if model.defines_is_ready else None
+        if model.defines_is_ready:
+            return self._start_when_ready(request, decoupled, model)
+        return self._start_call(request, decoupled, model)
 
-    async def _check_target_ready(self, request: InferRequest, model: Model) -> None:
-        if not await is_model_ready(model):
-            raise _bls_error(request, _model_not_ready_error(request.model_name))
+    async def _start_when_ready(self, request: InferRequest, decoupled: bool, model: Model) -> Call:
+        try:
+            if not await is_model_ready(model):
+                raise _model_not_ready_error(request.model_name)
+            model = self._find_bls_target(request)  # it may have been replaced meanwhile
+        except HostError as error:
+            raise _bls_error(request, error) from error
+        return self._start_call(request, decoupled, model)
 
-    def infer_for_bls(self, request: InferRequest, decoupled: bool) -> Call:
-        """Starts a BLS request. Raises HostError (docs/reference/model_api.md, 5.3)."""
+    def _start_call(self, request: InferRequest, decoupled: bool, model: Model) -> Call:
         name = request.model_name
         try:
-            model = self._find_bls_target(request)
             if not decoupled and model.config.model_transaction_policy.decoupled:
                 raise internal(
                     f"Model {name} is using the decoupled. The current BLS request call doesn't"
@@ -54,9 +64,21 @@ class BlsTargets:
                 )
             if isinstance(request.correlation_id, str):
                 checked_correlation_text(request.correlation_id)
-            return model.infer(request)
+            return self._infer(model, request)
         except HostError as error:
             raise _bls_error(request, error) from error
+
+    def _infer(self, model: Model, request: InferRequest) -> Call:
+        """Starts a request with the validation key of equal ones. Raises HostError."""
+        inputs = [(t.name, t.datatype, len(t.data), *t.shape) for t in request.inputs]
+        key = (*request.requested_outputs, *inputs)
+        known = request.validation_key = self._validation_keys.get(key, key)
+        call = model.infer(request)
+        if known is key:
+            if len(self._validation_keys) >= _MAX_VALIDATION_KEYS:
+                self._validation_keys.clear()
+            self._validation_keys[key] = key
+        return call
 
     def _find_bls_target(self, request: InferRequest) -> Model:
         if not self._state.started:

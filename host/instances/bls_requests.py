@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from host.errors import ErrorCode, HostError, internal
@@ -49,9 +49,9 @@ class BlsRequests:
     def start_request(self, bls_request: BlsRequest) -> None:
         """Starts a request; a failure to start it is a response."""
         try:
-            ready = self._services.models.check_bls_target(bls_request.request)
-            if ready is None:
-                self._start_call(bls_request)
+            call = self._services.models.infer_for_bls(bls_request.request, bls_request.decoupled)
+            if isinstance(call, Call):
+                self._add_call(bls_request, call)
                 return
         except HostError as error:
             self._send_error(bls_request, error)
@@ -59,14 +59,15 @@ class BlsRequests:
         except Exception:  # a defect: logged, and answered with an error
             self._send_internal_error(bls_request)
             return
-        task = asyncio.get_running_loop().create_task(self._start_when_ready(bls_request, ready))
+        task = asyncio.get_running_loop().create_task(self._add_when_ready(bls_request, call))
         self._pending[bls_request.number] = bls_request, task
 
-    async def _start_when_ready(self, bls_request: BlsRequest, ready: Awaitable[None]) -> None:
+    async def _add_when_ready(
+        self, bls_request: BlsRequest, starting: Coroutine[None, None, Call]
+    ) -> None:
         """Starts a request once the target model has said that it is ready."""
         try:
-            await ready
-            self._start_call(bls_request)
+            self._add_call(bls_request, await starting)
         except HostError as error:
             self._send_error(bls_request, error)
         except Exception:  # a defect: logged, and answered with an error
@@ -74,9 +75,8 @@ class BlsRequests:
         finally:
             self._pending.pop(bls_request.number, None)
 
-    def _start_call(self, bls_request: BlsRequest) -> None:
+    def _add_call(self, bls_request: BlsRequest, call: Call) -> None:
         number = bls_request.number
-        call = self._services.models.infer_for_bls(bls_request.request, bls_request.decoupled)
 
         def on_response(response: InferResponse | None, final: bool) -> None:
             if final:

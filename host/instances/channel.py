@@ -15,6 +15,9 @@ from host.system.private_directory import PrivateDirectory
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of a stub's three sockets, after its token."""
 
+BLS = b"b"
+"""In place of a socket: the ring of BLS responses."""
+
 _MAX_FRAMES_PER_TURN = 256  # frames handled before other callbacks of the loop run
 _MAX_TURN_SECONDS = 0.005  # after this time, too, other callbacks run
 _MAX_WAITING_FRAMES = 32  # frames of one socket of a stub that ZeroMQ receives ahead

@@ -19,7 +19,7 @@ from host.inference.request import InferResponse
 from host.instances.batch import Batch
 from host.instances.batch_tracker import Action, BatchTracker
 from host.instances.bls_requests import BlsRequest, BlsRequests
-from host.instances.channel import SERVICE, WORK
+from host.instances.channel import BLS, WORK
 from host.instances.host_calls import HostCalls
 from host.instances.link import Link
 from host.instances.pending_reply import PendingReply
@@ -44,6 +44,7 @@ from stub.wire.spawn import NO_THREADS_STATUS, SpawnArguments
 _log = logging.getLogger("pbhost")
 
 _CONNECT_TIMEOUT = 60.0  # start of the interpreter and imports, on a fully loaded machine
+_MAX_BLS_FRAME_BYTES = 1 << 14  # of tensors in BLS responses, then their frame is sent at once
 _CLOSED_STATES = (State.ERROR, State.ENDED)
 _FINALIZABLE_STATES = (State.IDLE, State.AUTO_COMPLETED, State.SERVING)
 _LOG_BUDGET_FACTOR = 2  # more than the stub allows, as lines may arrive in bursts
@@ -82,9 +83,16 @@ class Instance:
         self._process: StubProcess | None = None
         self._reply = PendingReply()
         self._transfer = TensorTransfer(
-            services.arenas, file, ReleaseTimer(self._send_block_releases), self._link.inline_limit
+            services.arenas,
+            file,
+            ReleaseTimer(self._send_block_releases),
+            self._link.inline_limit,
+            self._link.bls_inline_limit,
         )
         self.bls_requests = BlsRequests(services, self._send_bls_response)
+        # BLS responses that have not been sent yet, and the bytes of their tensors.
+        self._bls_frame: list[m.ToStub] = []
+        self._bls_frame_bytes = 0
         self.readiness_check = ReadinessCheck(self._notify)
         self.batches = BatchTracker(self._transfer, self._notify, self._log_line, self.bls_requests)
         self._host_calls = HostCalls(services, self._notify)
@@ -109,6 +117,7 @@ class Instance:
             rings_fd=self._link.rings_fd,
             work_event_fd=self._link.work_event,
             host_event_fd=self._link.host_event,
+            bls_event_fd=self._link.bls_event,
             arena=arena.number,
             arena_fd=arena.fd,
             arena_limit=arena.limit,
@@ -337,17 +346,38 @@ class Instance:
     ) -> None:
         if self._session.state not in (State.SERVING, State.FINALIZING):
             return
-        # The main thread waits for work, and a response that blocks its batch is work.
-        socket = WORK if blocking else SERVICE
-        frame: list[m.ToStub] = []
         wire: WireResponse | None = None
+        if blocking:  # the main thread waits for work, and this response is work
+            frame: list[m.ToStub] = []
+            if response is not None:
+                wire = self._transfer.encode_response(response, WORK, frame)
+            block_releases = self._transfer.collect_releases()
+            if block_releases is not None:
+                frame.append(block_releases)
+            frame.append(m.BlsResponse(number, wire, final))
+            self._send_work(frame)
+            return
+        frame = self._bls_frame
+        if not frame:
+            asyncio.get_running_loop().call_soon(self._send_bls_frame)
         if response is not None:
-            wire = self._transfer.encode_response(response, socket, frame)
+            wire = self._transfer.encode_response(response, BLS, frame)
+            self._bls_frame_bytes += sum(len(output.data or b"") for output in wire.outputs)
+        frame.append(m.BlsResponse(number, wire, final))
+        if self._bls_frame_bytes >= _MAX_BLS_FRAME_BYTES:
+            self._send_bls_frame()
+
+    def _send_bls_frame(self) -> None:
+        """Sends the BLS responses of one turn of the loop in one frame."""
+        frame, self._bls_frame, self._bls_frame_bytes = self._bls_frame, [], 0
+        if not frame or self._session.state not in (State.SERVING, State.FINALIZING):
+            return
         block_releases = self._transfer.collect_releases()
         if block_releases is not None:
             frame.append(block_releases)
-        frame.append(m.BlsResponse(number, wire, final))
-        (self._send_work if blocking else self._send_service)(frame)
+        for message in frame:
+            self._session.advance(message)
+        self._link.send_bls_responses(frame)
 
     def _notify(self, message: m.ToStub) -> None:
         self._send_service([message])

@@ -1,4 +1,4 @@
-"""The connection to one stub: two rings in shared memory, and ZeroMQ for all else."""
+"""The connection to one stub: three rings in shared memory, and ZeroMQ for all else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from stub.wire.messages import (
     ToStub,
     encode,
 )
-from stub.wire.ring import RingError, RingReader, RingWriter, create_ring_file, map_rings
+from stub.wire.ring import (
+    END_OF_OVERFLOW,
+    RingError,
+    RingReader,
+    RingWriter,
+    create_ring_file,
+    map_bls_ring,
+    map_rings,
+)
 
 _MAX_FRAMES_PER_TURN = 128  # frames of one stub that are handled before other callbacks run
 _ALL_FRAMES = sys.maxsize
@@ -45,11 +53,17 @@ class Link:
             opened.callback(os.close, self.work_event)
             self.host_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             opened.callback(os.close, self.host_event)
+            self.bls_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            opened.callback(os.close, self.bls_event)
             to_stub, to_host = map_rings(self.rings_fd)
+            bls_ring = map_bls_ring(self.rings_fd)
             self._descriptors = opened.pop_all()
         self._doorbell = busy_poller.doorbell(self.work_event)
         self._ring = RingWriter(to_stub)
         self.inline_limit = self._ring.inline_limit  # bytes of tensors in the next frame of work
+        self._bls_ring = RingWriter(bls_ring)
+        self.bls_inline_limit = self._bls_ring.inline_limit  # the same for BLS responses
+        self._bls_overflow = False  # BLS responses use ZeroMQ until their ring is empty
         self._inbox = RingReader(to_host)
         self._address = self.token.encode()
         self._channel = channel
@@ -82,6 +96,27 @@ class Link:
                 return
             self._channel.send(self._address + WORK, frame)
         self._doorbell.announce_frame()
+
+    def send_bls_responses(self, messages: Sequence[ToStub]) -> None:
+        """Sends a frame of BLS responses to the thread of the stub that reads them.
+
+        If the stub does not read its ring quickly enough, ZeroMQ carries a marker's frame and all
+        later ones, in order, until the ring is empty.
+        """
+        if not self._open:
+            return
+        frame = encode(messages)
+        if self._bls_overflow:
+            if not self._bls_ring.is_empty():
+                self._channel.send(self._address + SERVICE, frame)
+                return
+            self._bls_overflow = False
+            self._channel.send(self._address + SERVICE, END_OF_OVERFLOW)
+        if not self._bls_ring.try_write(frame):
+            self._bls_ring.write_overflow_marker()  # every frame before it left room for it
+            self._bls_overflow = True
+            self._channel.send(self._address + SERVICE, frame)
+        os.eventfd_write(self.bls_event, 1)
 
     def send_service(self, messages: Sequence[ToStub]) -> None:
         """Sends a frame to the stub's service thread."""
@@ -127,6 +162,7 @@ class Link:
             self._doorbell.close()
             self._descriptors.close()
             self._ring.close()
+            self._bls_ring.close()
             self._inbox.close()
 
     def _end_waits(self) -> None:

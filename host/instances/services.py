@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Protocol
 
 from host.inference.call import Call
@@ -21,16 +21,13 @@ from stub.wire.payload import TraceLink
 class Models(Protocol):
     """Sends requests of models to other models (BLS)."""
 
-    def check_bls_target(self, request: InferRequest) -> Awaitable[None] | None:
-        """Returns what has to be awaited first, if the target model defines `is_ready`.
+    def infer_for_bls(
+        self, request: InferRequest, decoupled: bool
+    ) -> Call | Coroutine[None, None, Call]:
+        """Starts a BLS request; if the target model defines `is_ready`, returns a coroutine for it.
 
-        Raises HostError, at once or when awaited, if the model cannot be called.
-        """
-
-    def infer_for_bls(self, request: InferRequest, decoupled: bool) -> Call:
-        """Starts a BLS request. Raises HostError if that fails.
-
-        `decoupled`: any number of responses is accepted.
+        `decoupled`: any number of responses is accepted. Raises HostError, at once or when awaited,
+        if the model cannot be called.
         """
 
     def create_child_trace(self, link: TraceLink | None) -> RequestTrace | None:

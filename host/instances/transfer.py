@@ -12,7 +12,7 @@ from host.errors import ErrorCode, HostError, internal
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
 from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.instances.arenas import ArenaFile, Arenas
-from host.instances.channel import WORK
+from host.instances.channel import SERVICE, WORK
 from host.instances.client_memory import is_in_place
 from stub.wire.arena import ArenaFull, Block, BlockReferences
 from stub.wire.datatypes import CODES, NAMES
@@ -53,10 +53,15 @@ class TensorTransfer:
         stub_arena: ArenaFile,
         release_timer: ReleaseTimer,
         inline_limit: Callable[[], int] = lambda: INLINE_LIMIT,
+        bls_inline_limit: Callable[[], int] = lambda: INLINE_LIMIT,
     ) -> None:
-        """`inline_limit`: returns the bytes of tensors that the next frame of work may contain."""
+        """`inline_limit`: returns the bytes of tensors that the next frame of work may contain.
+
+        `bls_inline_limit` does so for the next frame of BLS responses.
+        """
         self._arenas = arenas
         self._inline_limit = inline_limit
+        self._bls_inline_limit = bls_inline_limit
         # The stub's arena; after the stub's end, it lives as long as one of its blocks.
         self._stub_arena: ArenaFile | None = stub_arena
         self._stub_arena_number = stub_arena.number
@@ -126,7 +131,10 @@ class TensorTransfer:
         error = response.error
         if error is None:
             try:
-                self._place_in_shared_memory(response.outputs, socket)
+                for output in response.outputs:
+                    if len(output.data) > INLINE_ALWAYS:
+                        self._place_in_shared_memory(response.outputs, socket)
+                        break
             except ArenaFull as full:
                 error = arena_full_error(full)
             else:
@@ -141,8 +149,9 @@ class TensorTransfer:
     ) -> None:
         """Moves tensors that are too long for a message to shared memory. Raises ArenaFull."""
         limit = INLINE_ALWAYS
-        if socket == WORK:  # the ring's limit; other messages leave room for each other
-            limit = max(limit, self._inline_limit() // (batch_requests * max(1, len(tensors))))
+        if socket != SERVICE:  # the ring's limit; other messages leave room for each other
+            room = self._inline_limit if socket == WORK else self._bls_inline_limit
+            limit = max(limit, room() // (batch_requests * max(1, len(tensors))))
         for tensor in tensors:
             self._arenas.place_tensor(tensor, limit)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -96,6 +97,10 @@ class HarnessRuntime:
         response = stream.next_response()
         assert response is not None
         return response
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Returns a context manager that does nothing: stand-ins have their own threads."""
+        return nullcontext()
 
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver

@@ -359,6 +359,18 @@ def encode(messages: Sequence[Union[ToStub, ToHost]]) -> bytes:
     return _encoder.encode(messages)
 
 
+def encode_message(message: Union[ToStub, ToHost]) -> bytes:
+    """Encodes one message of a frame, for `join_messages`."""
+    return _encoder.encode(message)
+
+
+def join_messages(messages: Sequence[bytes]) -> bytes:
+    """Returns the frame of at most 65,535 encoded messages: a msgpack array."""
+    count = len(messages)
+    start = bytes((0x90 | count,)) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
+    return start + b"".join(messages)
+
+
 def decode_to_stub(frame: bytes) -> List[ToStub]:
     """Decodes a frame for a stub. Raises msgspec.DecodeError if it is invalid."""
     try:

@@ -17,6 +17,9 @@ RING_BYTES = 1 << 19
 WAKE_EARLY = 1 << 32
 """Added to a stub's eventfd shortly before work is sent; each frame adds one."""
 
+END_OF_OVERFLOW = b""
+"""Sent by ZeroMQ: the next BLS responses are in their ring again."""
+
 BUSY_POLL_SECONDS = 500e-6
 """How long either end busy-polls for a message that is announced."""
 
@@ -29,14 +32,19 @@ _CAPACITY = RING_BYTES - _START
 
 
 def create_ring_file(name: str) -> int:
-    """Creates a file for two rings; returns its descriptor. Raises OSError."""
-    return create_shared_file(name, 2 * RING_BYTES)
+    """Creates a file for three rings; returns its descriptor. Raises OSError."""
+    return create_shared_file(name, 3 * RING_BYTES)
 
 
 def map_rings(fd: int) -> Tuple[memoryview, memoryview]:
-    """Returns the memory of the ring to the stub, and of the ring to the host."""
+    """Returns the memory of the ring of work to the stub, and of the ring to the host."""
     view = Mapping(fd, 2 * RING_BYTES, writable=True).view
     return view[:RING_BYTES], view[RING_BYTES:]
+
+
+def map_bls_ring(fd: int) -> memoryview:
+    """Returns the memory of the ring of BLS responses to the stub."""
+    return Mapping(fd, 3 * RING_BYTES, writable=True).view[2 * RING_BYTES :]
 
 
 class RingError(Exception):
@@ -87,6 +95,10 @@ class RingWriter:
         """Returns the bytes of inline tensors for the next frame that leave room for further
         frames."""
         return max(INLINE_ALWAYS, min(INLINE_LIMIT, self._free_bytes() // 4))
+
+    def is_empty(self) -> bool:
+        """Whether the reader has read all that was written."""
+        return self._free_bytes() == _CAPACITY
 
     def set_flags(self, flags: int) -> None:
         """Shows the reader a byte, which it sees without being woken."""

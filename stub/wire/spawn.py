@@ -13,8 +13,8 @@ class SpawnArguments:
     """The arguments of a new stub, passed as JSON in its only command-line argument.
 
     The stub inherits the descriptors; limits are in bytes. `lifeline_fd` is closed when the host
-    ends. `rings_fd` holds the ring to the stub, then the ring to the host; the eventfds count their
-    frames.
+    ends. `rings_fd` holds the ring of work to the stub, the ring to the host, and the ring of BLS
+    responses to the stub; the eventfds count their frames.
     """
 
     endpoint: str
@@ -24,6 +24,7 @@ class SpawnArguments:
     rings_fd: int
     work_event_fd: int
     host_event_fd: int
+    bls_event_fd: int
     arena: int
     arena_fd: int
     arena_limit: int
@@ -35,6 +36,7 @@ class SpawnArguments:
         "rings_fd",
         "work_event_fd",
         "host_event_fd",
+        "bls_event_fd",
         "arena_fd",
         "host_arena_fd",
     )

@@ -63,11 +63,13 @@ class StubPeer:
             rings_fd=os.dup(spawn.rings_fd),
             work_event_fd=os.dup(spawn.work_event_fd),
             host_event_fd=os.dup(spawn.host_event_fd),
+            bls_event_fd=os.dup(spawn.bls_event_fd),
         )
         self.process = process
         self.received: list[m.ToStub] = []
         copied = self.spawn
         self._copies = [copied.rings_fd, copied.work_event_fd, copied.host_event_fd]
+        self._copies.append(copied.bls_event_fd)
         self._script = script
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._connected = threading.Event()
@@ -79,10 +81,12 @@ class StubPeer:
         work = self.spawn.work_event_fd
         self._connected.set()
         while True:
-            wakeup = channel.receive_service([work, self._stop], None)
+            wakeup = channel.receive_service([work, channel.bls_event, self._stop], None)
             if self._stop in wakeup.descriptors:
                 break
-            messages = list(wakeup.messages)
+            messages: list[m.ToStub] = []
+            channel.read_bls_responses(messages.append)
+            messages += wakeup.messages
             if work in wakeup.descriptors:
                 messages += channel.receive_work()
                 while channel._pending_frames:

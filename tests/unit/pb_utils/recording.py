@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from pb_utils import InferenceResponse, TritonModelException
 from pb_utils._request_fields import RequestFields
@@ -43,6 +44,9 @@ class RecordingRuntime:
     def exec(self, request: RequestFields) -> InferenceResponse:
         self.requests.append(request)
         return self.response
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def send_request(
         self, request: RequestFields, decoupled: bool, receive: ResponseReceiver

@@ -23,7 +23,14 @@ from stub.wire import messages as m
 from stub.wire.arena import Arena, ArenaReader, Block, create_arena_file
 from stub.wire.datatypes import CODES
 from stub.wire.payload import WireRequest, WireResponse, WireTensor
-from stub.wire.ring import RingReader, RingWriter, create_ring_file, map_rings
+from stub.wire.ring import (
+    END_OF_OVERFLOW,
+    RingReader,
+    RingWriter,
+    create_ring_file,
+    map_bls_ring,
+    map_rings,
+)
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
 
@@ -70,9 +77,11 @@ class HostPeer:
         host_arena = create_arena_file("pbhost-test-host", ARENA_LIMIT)
         lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
         self._work_event, self._host_event = os.eventfd(0), os.eventfd(0)
+        self._bls_event = os.eventfd(0, os.EFD_NONBLOCK)
         self._stub_ended = os.eventfd(0)
         to_stub, to_host = map_rings(rings)
         self._ring, self._inbox = RingWriter(to_stub), RingReader(to_host)
+        self._bls_ring = RingWriter(map_bls_ring(rings))
         self.set_log_levels(0b1111)
         self._arena = Arena(HOST_ARENA, host_arena, ARENA_LIMIT)
         self._outputs = ArenaReader(stub_arena, ARENA_LIMIT)
@@ -83,6 +92,7 @@ class HostPeer:
         self._own = [
             self._work_event,
             self._host_event,
+            self._bls_event,
             self._stub_ended,
             host_arena,
         ]
@@ -94,6 +104,7 @@ class HostPeer:
             rings,
             os.dup(self._work_event),
             os.dup(self._host_event),
+            os.dup(self._bls_event),
             STUB_ARENA,
             stub_arena,
             ARENA_LIMIT,
@@ -127,6 +138,20 @@ class HostPeer:
     def send_service(self, *messages: m.ToStub) -> None:
         """Sends one frame to the service thread."""
         self._router.send_multipart([b"ts", m.encode(messages)])
+
+    def send_bls(self, *messages: m.ToStub) -> None:
+        """Sends one frame by the ring of BLS responses."""
+        assert self._bls_ring.try_write(m.encode(messages))
+        os.eventfd_write(self._bls_event, 1)
+
+    def begin_bls_overflow(self) -> None:
+        """Writes the marker after which BLS responses come with the service messages."""
+        assert self._bls_ring.write_overflow_marker()
+        os.eventfd_write(self._bls_event, 1)
+
+    def end_bls_overflow(self) -> None:
+        """Sends the frame after which BLS responses come by their ring again."""
+        self._router.send_multipart([b"ts", END_OF_OVERFLOW])
 
     def drain_service_messages(self) -> None:
         """Returns when the service thread has handled all messages that were sent to it."""

@@ -117,7 +117,7 @@ async def execute_async_decoupled(requests: Requests) -> Responses:
 
 def send_answer(host: HostPeer, request: m.BlsRequest, answer: m.BlsResponse) -> None:
     """Sends an answer to the thread that waits for it."""
-    (host.send_work if request.blocking else host.send_service)(answer)
+    (host.send_work if request.blocking else host.send_bls)(answer)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,138 @@ def test_answers_reach_the_request_that_they_belong_to(start_stub: StartStub) ->
         value = int(request.request.id.removeprefix("bls-"))
         host.send_service(m.BlsResponse(request.number, wire_response(value)))
     assert output_value(host.receive(m.Response)) == 123
+
+
+def receive_requests(host: HostPeer, count: int) -> list[m.BlsRequest]:
+    """Waits for so many requests to other models."""
+    return [host.receive(m.BlsRequest) for _ in range(count)]
+
+
+def test_the_requests_of_one_turn_are_sent_in_few_frames(start_stub: StartStub) -> None:
+    async def execute(requests: Requests) -> Responses:
+        answers = await asyncio.gather(*[bls_request(value).async_exec() for value in range(50)])
+        return [response(sum(map(value_of, answers)))]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    host.send_batch(wire_request(1))
+    frames: list[list[m.BlsRequest]] = []
+    while sum(map(len, frames)) < 50:
+        frame = host.receive_frame()
+        frames.append([message for message in frame if isinstance(message, m.BlsRequest)])
+    sent = [request for frame in frames for request in frame]
+    assert [request.request.id for request in sent] == [f"bls-{value}" for value in range(50)]
+    host.send_bls(*(m.BlsResponse(request.number, wire_response(2)) for request in sent))
+    assert output_value(host.receive(m.Response)) == 100
+
+
+def test_a_coroutine_that_computes_does_not_delay_its_requests(start_stub: StartStub) -> None:
+    sent = threading.Event()
+
+    async def execute(requests: Requests) -> Responses:
+        futures = [bls_request(value).async_exec() for value in range(5)]
+        assert sent.wait(DEADLINE)
+        return [response(sum(map(value_of, await asyncio.gather(*futures))))]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    host.send_batch(wire_request(1))
+    requests = receive_requests(host, 5)
+    sent.set()
+    for request in requests:
+        send_answer(host, request, m.BlsResponse(request.number, wire_response(3)))
+    assert output_value(host.receive(m.Response)) == 15
+
+
+def exec_on_the_loop() -> int:
+    return value_of(bls_request().exec())
+
+
+def exec_in_a_thread() -> int:
+    return start_thread(exec_on_the_loop).result(DEADLINE)
+
+
+def iterate_on_the_loop() -> int:
+    return sum(map(value_of, bls_request().exec(decoupled=True)))
+
+
+def exec_on_another_loop() -> int:
+    async def call() -> int:
+        return value_of(await bls_request().async_exec())
+
+    return start_thread(lambda: asyncio.run(call())).result(DEADLINE)
+
+
+@pytest.mark.parametrize(
+    "call", [exec_on_the_loop, exec_in_a_thread, iterate_on_the_loop, exec_on_another_loop]
+)
+def test_a_coroutine_that_blocks_its_event_loop_gets_the_answer(
+    start_stub: StartStub, call: Callable[[], int]
+) -> None:
+    """The loop reads answers once it has sent a request, but it cannot while it is blocked."""
+
+    async def execute(requests: Requests) -> Responses:
+        first = value_of(await bls_request().async_exec())
+        return [response(first + call() + value_of(await bls_request().async_exec()))]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    host.send_batch(wire_request(1))
+    for value in (1, 20, 300):
+        request = host.receive(m.BlsRequest)
+        send_answer(host, request, m.BlsResponse(request.number, wire_response(value)))
+    assert output_value(host.receive(m.Response)) == 321
+
+
+def test_an_iterator_of_the_loop_can_be_read_while_the_loop_is_blocked(
+    start_stub: StartStub,
+) -> None:
+    first = threading.Event()
+
+    async def execute(requests: Requests) -> Responses:
+        answers = await bls_request().async_exec(decoupled=True)
+        first.set()
+        return [response(sum(map(value_of, answers)))]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    host.send_batch(wire_request(1))
+    request = host.receive(m.BlsRequest)
+    host.send_bls(m.BlsResponse(request.number, wire_response(1), False))
+    assert first.wait(DEADLINE)
+    host.send_bls(m.BlsResponse(request.number, wire_response(2), False))
+    host.send_bls(m.BlsResponse(request.number, wire_response(3)))
+    assert output_value(host.receive(m.Response)) == 6
+
+
+@pytest.mark.parametrize("on_loop", [False, True])
+def test_answers_keep_their_order_when_their_ring_is_full(
+    start_stub: StartStub, on_loop: bool
+) -> None:
+    orders: list[list[int]] = []
+
+    async def collect_on_loop(requests: Requests) -> Responses:
+        found = await bls_request().async_exec(decoupled=True)
+        orders.append([value_of(answer) async for answer in found])
+        return [response(0)]
+
+    def collect(requests: Requests) -> Responses:
+        orders.append([value_of(answer) for answer in bls_request().exec(decoupled=True)])
+        return [response(0)]
+
+    host = start_stub(collect_on_loop if on_loop else collect, max_concurrent_batches=2)
+    host.send_batch(wire_request(1))
+    number = host.receive(m.BlsRequest).number
+
+    def answer(value: int) -> m.BlsResponse:
+        return m.BlsResponse(number, wire_response(value), value == 60)
+
+    for start in (0, 20, 40):
+        for value in range(start, start + 10):
+            host.send_bls(answer(value))
+        host.begin_bls_overflow()
+        for value in range(start + 10, start + 20):
+            host.send_service(answer(value))
+        host.end_bls_overflow()
+    host.send_bls(answer(60))
+    host.receive(m.Response)
+    assert orders == [list(range(61))]
 
 
 def test_a_batch_that_arrives_while_execute_waits_runs_after_it(start_stub: StartStub) -> None:

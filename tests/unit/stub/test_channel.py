@@ -23,11 +23,12 @@ class Ends:
 
     def __init__(self, endpoint: str) -> None:
         self._rings, self._host_event = create_ring_file("rings"), os.eventfd(0)
+        self._bls_event = os.eventfd(0, os.EFD_NONBLOCK)
         self.work_event = os.eventfd(0)
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.bind(endpoint)
-        fds = (self._rings, self.work_event, self._host_event)
+        fds = (self._rings, self.work_event, self._host_event, self._bls_event)
         self.channel = Channel(SpawnArguments(endpoint, "t", "title", -1, *fds, 1, -1, 0, -1, 0))
         self._ring = RingWriter(map_rings(self._rings)[0])
 
@@ -43,7 +44,7 @@ class Ends:
         self.channel.close()
         self._router.close(0)
         self._context.term()
-        for descriptor in (self._rings, self.work_event, self._host_event):
+        for descriptor in (self._rings, self.work_event, self._host_event, self._bls_event):
             os.close(descriptor)
 
 

@@ -31,9 +31,10 @@ class RegistryFixture:
         self._router = self._context.socket(zmq.ROUTER)
         self._router.bind(endpoint)
         rings, arena = create_ring_file("rings"), create_arena_file("pbhost-test", 64 * PAGE)
-        work, heard = os.eventfd(0), os.eventfd(0)
-        self._descriptors = [rings, arena, work, heard]
-        spawn = SpawnArguments(endpoint, "t", "title", -1, rings, work, heard, 1, -1, 0, -1, 0)
+        events = [os.eventfd(0), os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)]
+        self._descriptors = [rings, arena, *events]
+        work, heard, bls = events
+        spawn = SpawnArguments(endpoint, "t", "title", -1, rings, work, heard, bls, 1, -1, 0, -1, 0)
         self.channel = Channel(spawn)
         self.wakes = 0
         memory = StubMemory(Arena(1, arena, 64 * PAGE), lambda: None)

@@ -36,7 +36,7 @@ from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE, ROOT
 from tests.descriptors import descriptors
 
-SPAWN = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
+SPAWN = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
 
 GONE = "the process with the bound functions has ended"
 

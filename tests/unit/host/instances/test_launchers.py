@@ -25,6 +25,7 @@ SPAWN = SpawnArguments(
     rings_fd=0,
     work_event_fd=0,
     host_event_fd=0,
+    bls_event_fd=0,
     arena=1,
     arena_fd=0,
     arena_limit=4096,

@@ -20,7 +20,15 @@ from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel
 from host.instances.link import Link
 from stub.wire import messages as m
-from stub.wire.ring import RING_BYTES, RingError, RingReader, RingWriter, map_rings
+from stub.wire.ring import (
+    END_OF_OVERFLOW,
+    RING_BYTES,
+    RingError,
+    RingReader,
+    RingWriter,
+    map_bls_ring,
+    map_rings,
+)
 from tests.conftest import DEADLINE
 from tests.descriptors import descriptors
 
@@ -57,6 +65,7 @@ class LinkWithStub:
         to_stub, self.memory = map_rings(self.link.rings_fd)
         self.inbox = RingReader(to_stub)
         self.writer = RingWriter(self.memory)
+        self.bls_inbox = RingReader(map_bls_ring(self.link.rings_fd))
         self.say = self.channel.handlers[self.link.token]
 
     def hello(self) -> None:
@@ -301,6 +310,49 @@ def test_service_messages_do_not_use_the_ring() -> None:
         ends.link.send_service([m.CancelRequest(1, 0)])
         address = ends.link.token.encode() + b"s"
         assert ends.channel.sent == [(address, m.encode([m.CancelRequest(1, 0)]))]
+
+    with_link(test)
+
+
+def test_bls_responses_go_into_their_ring_and_are_announced() -> None:
+    def test(ends: LinkWithStub) -> None:
+        messages = [m.BlsResponse(1, None), m.BlsResponse(2, None)]
+        ends.link.send_bls_responses(messages)
+        assert os.eventfd_read(ends.link.bls_event) == 1
+        frame = ends.bls_inbox.read_frame()
+        assert frame is not None and m.decode_to_stub(frame) == messages
+        assert ends.channel.sent == []
+
+    with_link(test)
+
+
+def test_bls_responses_that_a_stub_does_not_read_use_the_socket_until_it_does() -> None:
+    def test(ends: LinkWithStub) -> None:
+        def send(number: int) -> None:
+            ends.link.send_bls_responses([m.BlsResponse(number, None)])
+
+        sent = 0
+        while not ends.channel.sent:  # a stub that sleeps
+            sent += 1
+            send(sent)
+        send(sent + 1)
+        address, service = ends.link.token.encode() + b"s", ends.channel.sent
+        assert [m.decode_to_stub(frame) for _, frame in service] == [
+            [m.BlsResponse(sent, None)],
+            [m.BlsResponse(sent + 1, None)],
+        ]
+        assert {to for to, _ in service} == {address}
+        assert os.eventfd_read(ends.link.bls_event) == sent  # the last one is the marker
+        for number in range(1, sent):
+            frame = ends.bls_inbox.read_frame()
+            assert frame is not None
+            assert m.decode_to_stub(frame) == [m.BlsResponse(number, None)]
+        assert ends.bls_inbox.read_frame() is None
+        service.clear()
+        send(sent + 2)
+        assert service == [(address, END_OF_OVERFLOW)]
+        frame = ends.bls_inbox.read_frame()
+        assert frame is not None and m.decode_to_stub(frame) == [m.BlsResponse(sent + 2, None)]
 
     with_link(test)
 
