@@ -116,7 +116,10 @@ class Link:
             self._bls_ring.write_overflow_marker()  # every frame before it left room for it
             self._bls_overflow = True
             self._channel.send(self._address + SERVICE, frame)
-        os.eventfd_write(self.bls_event, 1)
+        try:
+            os.eventfd_write(self.bls_event, 1)
+        except BlockingIOError:  # the stub has filled the counter
+            self._on_error(RingError("its counter of BLS responses is full"))
 
     def send_service(self, messages: Sequence[ToStub]) -> None:
         """Sends a frame to the stub's service thread."""

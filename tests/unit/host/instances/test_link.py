@@ -466,3 +466,12 @@ def test_few_frames_wait_for_earlier_ones_in_the_ring() -> None:
         assert ends.link.dropped_frames == 0
 
     with_link(test)
+
+
+def test_a_stub_that_fills_the_counter_of_its_bls_responses_is_reported() -> None:
+    def test(ends: LinkWithStub) -> None:
+        os.eventfd_write(ends.link.bls_event, 2**64 - 2)
+        ends.link.send_bls_responses([m.BlsResponse(1, None)])
+        assert [str(fault) for fault in ends.faults] == ["its counter of BLS responses is full"]
+
+    with_link(test)
