@@ -91,3 +91,10 @@ def test_wrong_requests_and_answers_have_errors(host: RunningHost) -> None:
     failed = embed(host, "one", ["a", "fail", "b"])
     assert (failed.status, failed.error["message"]) == (500, "tired")
     assert embed(host, "all", "a", encoding_format="int8").status == 400
+
+
+def test_a_request_id_of_the_client_is_answered(host: RunningHost) -> None:
+    body = {"model": "one", "input": "a"}
+    reply = send(host, "POST", "/v1/embeddings", body, {"x-request-id": "mine"})
+    assert reply.headers["x-request-id"] == "mine"
+    assert embed(host, "one", "a").headers["x-request-id"].startswith("embd-")

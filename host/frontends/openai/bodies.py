@@ -68,3 +68,10 @@ class BodyReader:
             None,
             413,
         )
+
+
+def read_request_id(exchange: HttpExchange, default: str) -> str:
+    """Return `x-request-id` of the client, if it has 1 to 128 visible characters."""
+    sent = (exchange.header("x-request-id") or b"").decode("latin-1")
+    visible = sent.isascii() and sent.isprintable() and " " not in sent
+    return sent if sent and visible and len(sent) <= 128 else default

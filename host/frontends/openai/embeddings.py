@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
+import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -19,7 +20,7 @@ from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http.traced import receive_started, trace_request, trace_response
-from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.bodies import BodyReader, read_request_id
 from host.frontends.openai.contract import Contract, Input
 from host.frontends.openai.errors import (
     from_host_error,
@@ -66,6 +67,9 @@ class EmbeddingsHandler:
             fields, texts, requests = await prepare
         else:
             fields, texts, requests = _prepare(contract, sent, version, self._bodies)
+        request_id = read_request_id(exchange, f"embd-{uuid.uuid4().hex}")
+        for request in requests:
+            request.id = request_id
         if self._forwarding:
             forwarded = self._forwarding.to_parameters(exchange.raw_headers())
             for request in requests:
@@ -77,7 +81,8 @@ class EmbeddingsHandler:
             arguments = (contract, fields, len(texts), name, responses)
             body = _write(*arguments) if few else await asyncio.to_thread(_write, *arguments)
             with trace_response(requests[0]):
-                await exchange.send_response(JSON, (body,))
+                headers = ((b"x-request-id", request_id.encode()),)
+                await exchange.send_response(JSON, (body,), headers)
 
     async def _infer_all(
         self, contract: Contract, requests: Sequence[InferRequest]

@@ -15,7 +15,7 @@ from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http.traced import receive_started, trace_request, trace_response
 from host.frontends.openai.answers import Answer, sum_usage
-from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.bodies import BodyReader, read_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import OpenAIError, from_host_error, invalid_value
 from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields, too_deep
@@ -80,7 +80,7 @@ class GenerationHandler:
         fields = prepare_fields(contract, fields, route)
         options = fields.get("stream_options", {})
         answer = Answer(route, name, bool(options.get("include_usage")))
-        request_id = _request_id(exchange, answer.id)
+        request_id = read_request_id(exchange, answer.id)
         prompts: Sequence[str | list[int] | None]
         if route == CHAT:
             takes_prompt = contract.takes("prompt") and not contract.takes_whole_request
@@ -272,13 +272,6 @@ def _prompts(value: Any) -> list[str | list[int] | None]:
     if isinstance(value, str) or type(value[0]) is int:
         return [value]
     return list(value)
-
-
-def _request_id(exchange: HttpExchange, default: str) -> str:
-    """Return the id that the client has given, if it has 1 to 128 visible characters."""
-    sent = (exchange.header("x-request-id") or b"").decode("latin-1")
-    visible = sent.isascii() and sent.isprintable() and " " not in sent
-    return sent if sent and visible and len(sent) <= 128 else default
 
 
 async def _run(in_thread: bool, function: Any, *arguments: Any) -> Any:
