@@ -21,10 +21,17 @@ from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
 from host.frontends.openai.keys import ApiKeys
 from host.frontends.openai.models import ModelDirectory, describe_model
+from host.frontends.openai.response_fields import RESPONSES
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.restrictions import Restrictions
 
 _log = logging.getLogger("pbhost")
+
+_GENERATION = {
+    routes.CHAT_COMPLETIONS: CHAT,
+    routes.COMPLETIONS: COMPLETIONS,
+    routes.RESPONSES: RESPONSES,
+}
 
 
 class OpenAIApp:
@@ -90,6 +97,12 @@ class OpenAIApp:
             await self._infer(exchange, route)
         elif endpoint is routes.HEALTH:
             await self._health(exchange)
+        elif endpoint is routes.LOAD_MODEL:
+            await self._core.load_model(route.resource, {})
+            await exchange.send_json(json.dump(describe_model(route.resource, self._created)))
+        elif endpoint is routes.UNLOAD_MODEL:
+            await self._core.unload_model(route.resource, False)
+            await exchange.send_json(json.dump({"status": "success", "model": route.resource}))
         else:
             await self._describe_models(exchange, route)
 
@@ -101,8 +114,7 @@ class OpenAIApp:
             if route.endpoint is routes.EMBEDDINGS:
                 await self._embeddings.answer(exchange)
             else:
-                name = CHAT if route.endpoint is routes.CHAT_COMPLETIONS else COMPLETIONS
-                await self._generation.answer(exchange, name)
+                await self._generation.answer(exchange, _GENERATION[route.endpoint])
         finally:
             self._open_requests.request_finished()
 
