@@ -58,6 +58,7 @@ class HttpApp:
         receive_budget: ReceiveBudget | None = None,
         openai: bool = True,
         openai_keys: ApiKeys | None = None,
+        openai_cors_origins: Iterable[str] = (),
     ) -> None:
         self._receive_budget = receive_budget or ReceiveBudget()
         self._restrictions = restrictions
@@ -76,7 +77,13 @@ class HttpApp:
         settings = SettingsHandler(core, max_input_size)
         self._openai = (
             OpenAIApp(
-                core, max_input_size, restrictions, forwarding, self._open_requests, openai_keys
+                core,
+                max_input_size,
+                restrictions,
+                forwarding,
+                self._open_requests,
+                openai_keys,
+                openai_cors_origins,
             )
             if openai
             else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 
 from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
@@ -15,6 +16,7 @@ from host.frontends.http.routes import Route
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai import routes
 from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.cors import CrossOrigin
 from host.frontends.openai.embeddings import EmbeddingsHandler
 from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_model
 from host.frontends.openai.fields import CHAT, COMPLETIONS
@@ -38,7 +40,8 @@ class OpenAIApp:
     """Serves the OpenAI routes of one core. Call it in the thread of the event loop only.
 
     `max_input_size` is `--http-max-input-size`. `open_requests` counts inference requests.
-    `keys`: what clients must send; None lets every client in.
+    `keys`: what clients must send; None lets every client in. `cors_origins`: the origins of web
+    pages that may read the answers.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class OpenAIApp:
         forwarding: HeaderForwarding,
         open_requests: OpenRequests,
         keys: ApiKeys | None = None,
+        cors_origins: Iterable[str] = (),
     ) -> None:
         self._keys = keys
+        self._cross_origin = CrossOrigin(cors_origins)
         self._core = core
         self._restrictions = restrictions
         self._open_requests = open_requests
@@ -63,6 +68,8 @@ class OpenAIApp:
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
         """Answer one request."""
+        if route.endpoint is not routes.HEALTH:
+            self._cross_origin.add_headers(exchange)
         try:
             await self._dispatch(exchange, route)
         except OpenAIError as error:
@@ -82,6 +89,11 @@ class OpenAIApp:
 
     async def _dispatch(self, exchange: HttpExchange, route: Route) -> None:
         endpoint = route.endpoint
+        is_v1 = endpoint not in (routes.HEALTH, routes.UNKNOWN)
+        if is_v1 and self._cross_origin.is_preflight(exchange):  # which carries no key
+            headers = self._cross_origin.preflight_headers(exchange, endpoint.methods)
+            await exchange.send_response(JSON, (), headers)
+            return
         if self._keys is not None and endpoint is not routes.HEALTH:
             self._keys.check(exchange.header("authorization"))
         if endpoint is routes.UNKNOWN:
