@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import openapi_spec_validator
 import pytest
 
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
@@ -143,3 +144,38 @@ def test_a_wrong_origin_stops_the_start(
     host = serve(repository, f"--openai-cors-origins={origin}")
     host.wait_for("--openai-cors-origins needs origins as")
     assert host.process.wait(DEADLINE) != 0
+
+
+def test_the_openapi_document_has_the_routes_that_models_speak(
+    serve: Serve, repository: RepositoryBuilder
+) -> None:
+    add_models(repository)
+    host = serve(repository, "--model-control-mode=explicit", "--load-model=*").wait_started()
+    document = send(host, "GET", "/openapi.json").json
+    openapi_spec_validator.validate(document)
+    paths = {path: item for path, item in document["paths"].items() if path.startswith("/v1/")}
+    assert set(paths) == {
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/completions",
+    }
+    for path, item in paths.items():
+        for method, operation in item.items():
+            media = operation.get("requestBody", {"content": {}})["content"]
+            body = media.get("application/json", {}).get("example")
+            if body is not None:
+                body["model"] = "letters"  # `agent` needs JSON in its messages
+            assert send(host, method.upper(), path, body).status == 200, (path, body)
+    media = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
+    names = media["schema"]["properties"]["model"]["enum"]
+    assert {"letters", "acme/letters", "whole"} <= set(names) and "agent" not in names
+    for name in ("letters", "whole", "agent"):
+        send(host, "POST", f"/v1/models/{name}/unload")
+    wait_until(lambda: not is_listed(host, "letters"), "the unload")
+    wait_until(
+        lambda: (
+            not any("/v1/" in path for path in send(host, "GET", "/openapi.json").json["paths"])
+        ),
+        "a document without the routes",
+    )

@@ -88,7 +88,9 @@ class HttpApp:
             if openai
             else None
         )
-        api_page_handler = page.ApiPageHandler(core, restrictions)
+        api_page_handler = page.ApiPageHandler(
+            core, restrictions, self._openai.describe_paths if self._openai is not None else None
+        )
         self._api_page_routes = page.ROUTES if api_page else {}
         self._handlers: dict[Endpoint, Handler] = {
             routes.SERVER_LIVE: admin.live,

@@ -11,10 +11,12 @@ from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http import json_text as json
+from host.frontends.http.api_page.operations import Operations, Schema
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.routes import Route
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai import routes
+from host.frontends.openai.api_paths import openai_paths
 from host.frontends.openai.bodies import BodyReader
 from host.frontends.openai.cors import CrossOrigin
 from host.frontends.openai.embeddings import EmbeddingsHandler
@@ -86,6 +88,14 @@ class OpenAIApp:
             if exchange.response_started:
                 raise
             await _send_error(exchange, from_host_error(unexpected_failure(error)))
+
+    def describe_paths(self, operations: Operations) -> dict[str, Schema]:
+        """Return the OpenAPI paths of the routes that models speak now."""
+        names: dict[str, list[str]] = {}
+        for name in self._models.list_names():
+            for route in self._models.find_any(name).contract.routes:
+                names.setdefault(route, []).append(name)
+        return openai_paths(names, operations)
 
     async def _dispatch(self, exchange: HttpExchange, route: Route) -> None:
         endpoint = route.endpoint
