@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
@@ -50,6 +51,16 @@ def host(module_serve: Serve, module_repository: RepositoryBuilder) -> Iterator[
     yield module_serve(module_repository).wait_started()
 
 
+def used_arenas(host: RunningHost) -> list[str]:
+    """The metrics of the shared memory that tensors use."""
+    with closing(http.client.HTTPConnection(host.metrics_url, timeout=DEADLINE)) as connection:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    found = re.findall(r"^pbhost_arena_used_bytes\S* \S+$", text, re.MULTILINE)
+    assert len(found) == 2
+    return found
+
+
 def open_stream(host: RunningHost, stack: ExitStack, model: str, prompt: str) -> None:
     """Open a stream and read its first event. The stack closes the connection."""
     connection = http.client.HTTPConnection(host.http_url, timeout=DEADLINE)
@@ -62,15 +73,18 @@ def open_stream(host: RunningHost, stack: ExitStack, model: str, prompt: str) ->
 
 
 def test_the_calls_of_64_clients_that_leave_are_cancelled(host: RunningHost) -> None:
+    before = used_arenas(host)
     with ExitStack() as stack:
         for number in range(64):
             open_stream(host, stack, "letters", f"many {number}|WAIT")
         assert "cancelled b'many" not in host.output
     wait_until(lambda: host.output.count("cancelled b'many") == 64, "64 cancellations")
+    wait_until(lambda: used_arenas(host) == before, "the memory of the calls")
     assert complete(host, "still|here").json["choices"][0]["text"] == "stillhere"
 
 
 def test_a_client_that_does_not_read_stops_the_model(host: RunningHost) -> None:
+    before = used_arenas(host)
     with ExitStack() as stack:
         open_stream(host, stack, "flood", "go")
         host.wait_for("flowing")
@@ -79,3 +93,4 @@ def test_a_client_that_does_not_read_stops_the_model(host: RunningHost) -> None:
         assert "flood ended" not in host.output
     ended = host.wait_for(r"flood ended after (\d+)")
     assert int(ended.group(1)) < 20000
+    wait_until(lambda: used_arenas(host) == before, "the memory of the responses")
