@@ -170,6 +170,10 @@ class Options:
     openai_api_key_file: str = _http(
         "", "File with the API keys of the OpenAI routes, one per line; without it, every client"
         " may use them. It is read again after it has changed. Triton does not have this flag.")
+    openai_cors_origins: list[str] = _http(
+        [], "Origins of web pages whose scripts may use the OpenAI routes, such as"
+        " https://chat.example.com, separated by commas; '*' means every page. You can repeat this"
+        " flag. Triton does not have this flag.", check=values.cors_origins)
     http_header_timeout_secs: float = _http(
         60.0, "Timeout in seconds for the TLS handshake, and for the headers of a request. Triton"
         " does not have this flag and the next two.", check=values.seconds)

@@ -18,6 +18,7 @@ NAMES = (
 CATEGORIES = frozenset(NAMES.split(", "))
 """The categories of requests that can be restricted."""
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 _DEVICE = re.compile(r"[0-9]+:[0-9]+")
 _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
@@ -102,6 +103,21 @@ http_restriction = _restricted("http-restricted-api", "api")
 
 grpc_restriction = _restricted("grpc-restricted-protocol", "protocol")
 """Does the same for gRPC; the metadata key is without its prefix."""
+
+
+def read_origins(texts: Sequence[str]) -> list[str]:
+    """Returns the origins of web pages in texts with commas."""
+    return [origin.strip() for text in texts for origin in text.split(",") if origin.strip()]
+
+
+def cors_origins(texts: Sequence[str]) -> None:
+    """Accepts `*`, and origins as browsers write them: scheme, host and port."""
+    for origin in read_origins(texts):
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise InvalidValue(
+                "--openai-cors-origins needs origins as <scheme>://<host>[:<port>], or '*'. Got"
+                f" {origin}"
+            )
 
 
 def _split(text: str) -> tuple[str, str, str] | None:

@@ -29,7 +29,7 @@ from host.frontends.tls import TlsFiles, TlsReloader
 from host.instances.busy_polling import ConnectionHooks
 from host.metrics.family import MetricFamily
 from host.options.options import Options
-from host.options.validators import grpc_restriction, http_restriction
+from host.options.validators import grpc_restriction, http_restriction, read_origins
 
 _Started = TypeVar("_Started")
 
@@ -131,6 +131,7 @@ class Endpoints:
             self._receive_budget,
             options.allow_openai,
             ApiKeys(options.openai_api_key_file) if options.openai_api_key_file else None,
+            read_origins(options.openai_cors_origins),
         )
         self._http = HttpListener(
             app,

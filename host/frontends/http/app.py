@@ -58,6 +58,7 @@ class HttpApp:
         receive_budget: ReceiveBudget | None = None,
         openai: bool = True,
         openai_keys: ApiKeys | None = None,
+        openai_cors_origins: Iterable[str] = (),
     ) -> None:
         self._receive_budget = receive_budget or ReceiveBudget()
         self._restrictions = restrictions
@@ -76,12 +77,20 @@ class HttpApp:
         settings = SettingsHandler(core, max_input_size)
         self._openai = (
             OpenAIApp(
-                core, max_input_size, restrictions, forwarding, self._open_requests, openai_keys
+                core,
+                max_input_size,
+                restrictions,
+                forwarding,
+                self._open_requests,
+                openai_keys,
+                openai_cors_origins,
             )
             if openai
             else None
         )
-        api_page_handler = page.ApiPageHandler(core, restrictions)
+        api_page_handler = page.ApiPageHandler(
+            core, restrictions, self._openai.describe_paths if self._openai is not None else None
+        )
         self._api_page_routes = page.ROUTES if api_page else {}
         self._handlers: dict[Endpoint, Handler] = {
             routes.SERVER_LIVE: admin.live,

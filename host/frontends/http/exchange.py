@@ -44,6 +44,7 @@ class HttpExchange:
         "headers",
         "method",
         "reserved",
+        "response_headers",
         "_budget",
         "_receive",
         "_scope",
@@ -62,6 +63,7 @@ class HttpExchange:
         self.response_started = False  # the response head is sent
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.reserved = ReservedBytes(budget)  # the memory of the body
+        self.response_headers: tuple[Header, ...] = ()  # further headers of the response
         self._budget = budget
         self._scope = scope
         self._receive = receive
@@ -185,6 +187,7 @@ class HttpExchange:
     async def _send_head(self, status: int, kind: bytes, headers: list[Header]) -> None:
         self.response_started = True
         headers.insert(0, (b"content-type", kind))
+        headers.extend(self.response_headers)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_empty(self) -> None:

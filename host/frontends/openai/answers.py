@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from host.frontends.http import json_text as json
+from host.frontends.openai.errors import OpenAIError
 from host.frontends.openai.fields import CHAT
 from host.frontends.openai.logprobs import join_logprobs
 from host.frontends.openai.outputs import Delta, usage_object
@@ -64,6 +65,10 @@ class Answer:
         if not self._include_usage or usage is None:
             return DONE
         return event({**self._chunk_head(), "choices": [], "usage": usage}) + DONE
+
+    def failure(self, error: OpenAIError) -> bytes:
+        """Write the end of a stream that has failed."""
+        return b"data: %b\n\n" % error.body()
 
     def _chunk(
         self, index: int, content: Any, logprobs: Any = None, finish_reason: str | None = None

@@ -5,33 +5,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 
 from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http import json_text as json
+from host.frontends.http.api_page.operations import Operations, Schema
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.routes import Route
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai import routes
+from host.frontends.openai.api_paths import openai_paths
 from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.cors import CrossOrigin
 from host.frontends.openai.embeddings import EmbeddingsHandler
 from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_model
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
 from host.frontends.openai.keys import ApiKeys
 from host.frontends.openai.models import ModelDirectory, describe_model
+from host.frontends.openai.response_fields import RESPONSES
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.restrictions import Restrictions
 
 _log = logging.getLogger("pbhost")
+
+_GENERATION = {
+    routes.CHAT_COMPLETIONS: CHAT,
+    routes.COMPLETIONS: COMPLETIONS,
+    routes.RESPONSES: RESPONSES,
+}
 
 
 class OpenAIApp:
     """Serves the OpenAI routes of one core. Call it in the thread of the event loop only.
 
     `max_input_size` is `--http-max-input-size`. `open_requests` counts inference requests.
-    `keys`: what clients must send; None lets every client in.
+    `keys`: what clients must send; None lets every client in. `cors_origins`: the origins of web
+    pages that may read the answers.
     """
 
     def __init__(
@@ -42,8 +54,10 @@ class OpenAIApp:
         forwarding: HeaderForwarding,
         open_requests: OpenRequests,
         keys: ApiKeys | None = None,
+        cors_origins: Iterable[str] = (),
     ) -> None:
         self._keys = keys
+        self._cross_origin = CrossOrigin(cors_origins)
         self._core = core
         self._restrictions = restrictions
         self._open_requests = open_requests
@@ -56,6 +70,8 @@ class OpenAIApp:
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
         """Answer one request."""
+        if route.endpoint is not routes.HEALTH:
+            self._cross_origin.add_headers(exchange)
         try:
             await self._dispatch(exchange, route)
         except OpenAIError as error:
@@ -73,8 +89,21 @@ class OpenAIApp:
                 raise
             await _send_error(exchange, from_host_error(unexpected_failure(error)))
 
+    def describe_paths(self, operations: Operations) -> dict[str, Schema]:
+        """Return the OpenAPI paths of the routes that models speak now."""
+        names: dict[str, list[str]] = {}
+        for name in self._models.list_names():
+            for route in self._models.find_any(name).contract.routes:
+                names.setdefault(route, []).append(name)
+        return openai_paths(names, operations)
+
     async def _dispatch(self, exchange: HttpExchange, route: Route) -> None:
         endpoint = route.endpoint
+        is_v1 = endpoint not in (routes.HEALTH, routes.UNKNOWN)
+        if is_v1 and self._cross_origin.is_preflight(exchange):  # which carries no key
+            headers = self._cross_origin.preflight_headers(exchange, endpoint.methods)
+            await exchange.send_response(JSON, (), headers)
+            return
         if self._keys is not None and endpoint is not routes.HEALTH:
             self._keys.check(exchange.header("authorization"))
         if endpoint is routes.UNKNOWN:
@@ -90,6 +119,12 @@ class OpenAIApp:
             await self._infer(exchange, route)
         elif endpoint is routes.HEALTH:
             await self._health(exchange)
+        elif endpoint is routes.LOAD_MODEL:
+            await self._core.load_model(route.resource, {})
+            await exchange.send_json(json.dump(describe_model(route.resource, self._created)))
+        elif endpoint is routes.UNLOAD_MODEL:
+            await self._core.unload_model(route.resource, False)
+            await exchange.send_json(json.dump({"status": "success", "model": route.resource}))
         else:
             await self._describe_models(exchange, route)
 
@@ -101,8 +136,7 @@ class OpenAIApp:
             if route.endpoint is routes.EMBEDDINGS:
                 await self._embeddings.answer(exchange)
             else:
-                name = CHAT if route.endpoint is routes.CHAT_COMPLETIONS else COMPLETIONS
-                await self._generation.answer(exchange, name)
+                await self._generation.answer(exchange, _GENERATION[route.endpoint])
         finally:
             self._open_requests.request_finished()
 

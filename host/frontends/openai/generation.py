@@ -1,12 +1,12 @@
-"""Answers chats and completions: one call per choice, whole or as server-sent events."""
+"""Answers chats, completions and responses: one call per choice, whole or as events."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from host.core import Core
 from host.errors import HostError
@@ -30,6 +30,8 @@ from host.frontends.openai.inputs import (
 from host.frontends.openai.logprobs import LogprobsWriter
 from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import Delta, JsonReader, ResponseReader, TextReader
+from host.frontends.openai.response_answers import ResponseAnswer
+from host.frontends.openai.response_fields import RESPONSES, chat_fields
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.openai.tool_calls import ForcedCall, ToolParser, make_parser
 from host.inference.request import InferRequest
@@ -39,6 +41,24 @@ _STREAM_HEADERS: tuple[Header, ...] = (
     (b"x-accel-buffering", b"no"),
 )
 _EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+
+class _Writer(Protocol):
+    """Writes an answer in the form of its route."""
+
+    id: str
+
+    def whole(self, deltas: Iterable[Delta], usage: dict[str, Any] | None) -> bytes:
+        """Write the complete answer."""
+
+    def chunks(self, delta: Delta) -> bytes:
+        """Write the events of one delta."""
+
+    def end(self, usage: dict[str, Any] | None) -> bytes:
+        """Write the end of a stream."""
+
+    def failure(self, error: OpenAIError) -> bytes:
+        """Write the end of a stream that has failed."""
 
 
 @dataclass(slots=True)
@@ -53,7 +73,7 @@ class _Generation:
 
 
 class GenerationHandler:
-    """Answers `POST /v1/chat/completions` and `POST /v1/completions`. Raises OpenAIError."""
+    """Answers `POST /v1/chat/completions`, `/v1/completions` and `/v1/responses`."""
 
     def __init__(
         self,
@@ -74,12 +94,16 @@ class GenerationHandler:
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
-        contract, version = self._models.find(name, route)
         large = size > MAX_INLINE_BYTES
+        answer: _Writer | None = None
+        if route == RESPONSES:
+            answer = ResponseAnswer(name, sent)
+            route, sent = CHAT, await _run(large, chat_fields, sent)
+        contract, version = self._models.find(name, route)
         fields = await _run(large, check_fields, sent, route, contract.defaults)
         fields = prepare_fields(contract, fields, route)
         options = fields.get("stream_options", {})
-        answer = Answer(route, name, bool(options.get("include_usage")))
+        answer = answer or Answer(route, name, bool(options.get("include_usage")))
         request_id = read_request_id(exchange, answer.id)
         prompts: Sequence[str | list[int] | None]
         if route == CHAT:
@@ -126,7 +150,7 @@ class GenerationHandler:
     async def _send_whole(
         self,
         exchange: HttpExchange,
-        answer: Answer,
+        answer: _Writer,
         generation: _Generation,
         deltas: AsyncIterator[list[Delta]],
         headers: tuple[Header, ...],
@@ -141,7 +165,7 @@ class GenerationHandler:
     async def _stream(
         self,
         exchange: HttpExchange,
-        answer: Answer,
+        answer: _Writer,
         generation: _Generation,
         deltas: AsyncIterator[list[Delta]],
         headers: tuple[Header, ...],
@@ -159,7 +183,7 @@ class GenerationHandler:
         except OpenAIError as error:
             if not exchange.response_started:
                 raise
-            await exchange.send_chunk(b"data: %b\n\n" % error.body(), more=False)
+            await exchange.send_chunk(answer.failure(error), more=False)
 
     async def _deltas(self, generation: _Generation) -> AsyncGenerator[list[Delta], None]:
         """Yield the deltas of all choices as they come. Leaving early cancels the calls."""

@@ -9,6 +9,9 @@ from host.frontends.http.routes import Endpoint, Route
 CHAT_COMPLETIONS = Endpoint(("POST",), "inference")
 COMPLETIONS = Endpoint(("POST",), "inference")
 EMBEDDINGS = Endpoint(("POST",), "inference")
+RESPONSES = Endpoint(("POST",), "inference")
+LOAD_MODEL = Endpoint(("POST",), "model-repository")
+UNLOAD_MODEL = Endpoint(("POST",), "model-repository")
 MODELS = Endpoint(("GET",), "metadata")
 MODEL = Endpoint(("GET",), "metadata")
 HEALTH = Endpoint(("GET",), "health")
@@ -19,11 +22,13 @@ _FIXED = {
     b"/v1/chat/completions": Route(CHAT_COMPLETIONS),
     b"/v1/completions": Route(COMPLETIONS),
     b"/v1/embeddings": Route(EMBEDDINGS),
+    b"/v1/responses": Route(RESPONSES),
     b"/v1/models": Route(MODELS),
     b"/health": Route(HEALTH),
     b"/health/ready": Route(HEALTH),
 }
 _MODEL_PREFIX = b"/v1/models/"
+_ACTIONS = {b"load": LOAD_MODEL, b"unload": UNLOAD_MODEL}
 _UNKNOWN = Route(UNKNOWN)
 
 
@@ -40,4 +45,8 @@ def find_openai_route(path: bytes) -> Route | None:
     name = path[len(_MODEL_PREFIX) :] if path.startswith(_MODEL_PREFIX) else b""
     if not name:
         return _UNKNOWN
-    return Route(MODEL, unquote_to_bytes(name).decode("utf-8", "replace"))
+    endpoint = MODEL
+    owner, _, action = name.rpartition(b"/")
+    if owner and action in _ACTIONS:
+        name, endpoint = owner, _ACTIONS[action]
+    return Route(endpoint, unquote_to_bytes(name).decode("utf-8", "replace"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from host.core import Core
 from host.frontends.http.api_page.model_paths import DescribedModel, model_paths
 from host.frontends.http.api_page.operations import Operations, Schema, error_responses
@@ -9,12 +11,17 @@ from host.frontends.http.api_page.server_paths import TAGS, schemas, server_path
 from host.frontends.http.api_page.tensor_schema import element_schemas
 from host.frontends.restrictions import Restrictions
 
+DescribePaths = Callable[[Operations], dict[str, Schema]]
+"""Returns path items by path."""
 
-def openapi_document(core: Core, restrictions: Restrictions) -> Schema:
+
+def openapi_document(
+    core: Core, restrictions: Restrictions, describe_others: DescribePaths | None = None
+) -> Schema:
     """Return the OpenAPI 3.1 document for the models that are loaded now.
 
     The extension `x-models` lists the model versions in the form that the page shows. The document
-    contains no values of restricted headers.
+    contains no values of restricted headers. `describe_others` adds paths of other APIs.
     """
     server = core.server_metadata()
     operations = Operations(restrictions)
@@ -22,9 +29,13 @@ def openapi_document(core: Core, restrictions: Restrictions) -> Schema:
     paths: dict[str, Schema] = {}
     for model in models:
         paths |= model_paths(model, operations)
+    if describe_others is not None:
+        paths |= describe_others(operations)
     paths |= server_paths(operations)  # the server paths win, as in routing
     tags = [{"name": name, "description": text} for name, text in TAGS.items()]
-    tags += [{"name": tag} for tag in dict.fromkeys(model.tag for model in models)]
+    known = TAGS.keys()
+    used = [op["tags"][0] for item in paths.values() for op in item.values()]
+    tags += [{"name": tag} for tag in dict.fromkeys(used) if tag not in known]
     return {
         "openapi": "3.1.0",
         "info": {

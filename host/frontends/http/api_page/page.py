@@ -10,7 +10,7 @@ from pathlib import Path
 
 from host.core import Core
 from host.frontends.http import json_text as json
-from host.frontends.http.api_page.document import openapi_document
+from host.frontends.http.api_page.document import DescribePaths, openapi_document
 from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.restrictions import Restrictions
@@ -34,8 +34,15 @@ ROUTES: Mapping[bytes, Route] = {
 class ApiPageHandler:
     """Handles the endpoints of the page."""
 
-    def __init__(self, core: Core, restrictions: Restrictions) -> None:
+    def __init__(
+        self,
+        core: Core,
+        restrictions: Restrictions,
+        describe_others: DescribePaths | None = None,
+    ) -> None:
+        """`describe_others` describes the paths of other APIs."""
         self._core = core
+        self._describe_others = describe_others
         self._restrictions = restrictions
         self._page = _FILE.read_bytes()
         self._headers: list[Header] = [
@@ -55,7 +62,7 @@ class ApiPageHandler:
 
     async def openapi(self, exchange: HttpExchange, route: Route) -> None:
         """Send the OpenAPI document of the models that are loaded now."""
-        body = json.dump(openapi_document(self._core, self._restrictions))
+        body = json.dump(openapi_document(self._core, self._restrictions, self._describe_others))
         await exchange.send_response(JSON, (body,), [_NO_CACHE])
 
 
