@@ -228,12 +228,12 @@ def test_the_memory_of_a_request_that_times_out_is_released(
         "--http-body-timeout-secs=0.5",
     ).wait_started()
     with host.client() as client:
-        for slow, status in (
-            (GrpcUpload(host, 7 * MIB, timeout="200m"), 4),
-            (GrpcUpload(host, 7 * MIB), 4),
-            (HttpUpload(host, 7 * MIB), 408),
+        for upload, status in (
+            (lambda: GrpcUpload(host, 7 * MIB, timeout="200m"), 4),
+            (lambda: GrpcUpload(host, 7 * MIB), 4),
+            (lambda: HttpUpload(host, 7 * MIB), 408),
         ):
-            with slow:
+            with upload() as slow:  # begins after the one before has given its memory back
                 slow.send(6 * MIB)
                 assert slow.wait_for_status() == status
                 wait_served(client)
