@@ -38,9 +38,6 @@ LOADS = {
     "16 async BLS calls of FP32[16] per request, concurrency 1": Load("bls_async", 16, 1),
     "16 async BLS calls of FP32[16] per request, concurrency 4": Load("bls_async", 16, 4),
     "16 async BLS calls of 602 kB per request, concurrency 1": Load("bls_async", IMAGE, 1),
-    "1,000 BLS responses of a decoupled model per request, concurrency 1": Load(
-        "bls_repeat", 16, 1
-    ),
     "ten BLS calls of 4 MB per request, concurrency 1": Load("bls_large", 16, 1),
     "BLS to identity, 4 MB, concurrency 1": Load("bls_identity", MEGABYTES, 1),
     "BLS to identity, 4 MB in system shared memory, concurrency 1": Load(

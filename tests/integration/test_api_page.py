@@ -21,7 +21,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
+from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 
 EXAMPLES = ROOT / "model_repository"
 WORDS = """
@@ -412,6 +412,13 @@ def test_failed_models_are_red_and_say_why_and_others_are_not(
 ) -> None:
     with host.client() as client:
         client.unload_model("identity_types")
+        wait_until(
+            lambda: any(
+                (model.name, model.reason) == ("identity_types", "unloaded")
+                for model in client.get_model_repository_index().models
+            ),
+            "the end of the unload",
+        )
     try:
         page = Page(browser, host)
         page.wait_for("#models", "unloaded")

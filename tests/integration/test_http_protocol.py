@@ -125,7 +125,7 @@ ASKED: dict[str, tuple[int, str]] = {
     "GET /v2/health/live/": (404, NOT_FOUND),
     "GET /v2/models/iden#tity": (404, error(UNKNOWN + "'iden#tity' is not found")),
     "GET /v2/": (404, NOT_FOUND),
-    "GET /": (404, NOT_FOUND),
+    "GET /": (307, ""),
     "GET /v2/models": (404, NOT_FOUND),
     "GET /v2/models/": (404, NOT_FOUND),
     "GET /v2/models/identity/": (404, NOT_FOUND),
