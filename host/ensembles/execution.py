@@ -160,7 +160,7 @@ class EnsembleExecution(CallHolder):
         self._executions[execution] = None
         try:
             request = self._build_step_request(execution)
-        except Exception:
+        except Exception:  # of any kind, raised again: the step must not stay in the books
             self._step_not_submitted(execution)
             raise
         if self._limiter is None:

@@ -222,7 +222,7 @@ class Call:
             if self.listener is not None:
                 try:
                     self.listener.call_finished(self)
-                except Exception:
+                except Exception:  # a defect of ours: the caller gets its response all the same
                     _log.exception("a request to model '%s' was not counted", request.model_name)
         return InferResponse(
             request.model_name,
@@ -345,7 +345,7 @@ class Call:
                 self.cancel()
             try:
                 callback(_single_result(response, final))
-            except Exception:
+            except Exception:  # of any kind, raised again
                 told = False  # `respond` reports the failure to the callback
                 raise
 

@@ -308,7 +308,7 @@ class Instance:
         """
         try:
             action()
-        except Exception:
+        except Exception:  # a defect of ours
             _log.exception("unexpected failure", extra={"instance": self.label})
 
     def _on_unexpected_failure(self, error: Exception) -> None:

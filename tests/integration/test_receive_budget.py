@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -22,17 +23,18 @@ LIMIT = 8 * MIB
 FLAG = f"--receive-buffer-byte-size={LIMIT}"
 
 GATE = """
-import pathlib, time
+import os, pathlib, select
 import triton_python_backend_utils as pb_utils
 
 FOLDER = pathlib.Path({folder!r})
 
 class TritonPythonModel:
+    def initialize(self, args):
+        self.gate = os.open(FOLDER / "gate", os.O_RDWR)
+
     def execute(self, requests):
         (FOLDER / "started").touch()
-        end = time.monotonic() + 120
-        while not (FOLDER / "open").exists() and time.monotonic() < end:
-            time.sleep(0.01)
+        select.select([self.gate], [], [], 120)  # nothing reads it, so it stays open
         return [pb_utils.InferenceResponse([]) for _ in requests]
 """
 GATE_CONFIG = """
@@ -40,6 +42,12 @@ input [{name: "INPUT0", data_type: TYPE_FP32, dims: [-1]}]
 output [{name: "OUTPUT0", data_type: TYPE_FP32, dims: [-1]}]
 instance_group [{count: 1, kind: KIND_CPU}]
 """
+
+
+def add_gate(repository: RepositoryBuilder, folder: Path) -> None:
+    """Adds the model `gate`, whose requests wait until something is written to a pipe."""
+    os.mkfifo(folder / "gate")
+    repository.add("gate", GATE.format(folder=str(folder)), GATE_CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +252,7 @@ def test_requests_count_until_a_model_takes_them(
 ) -> None:
     """The first one runs, so it does not count; the second one waits for the model."""
     repository.copy("identity")
-    repository.add("gate", GATE.format(folder=str(tmp_path)), GATE_CONFIG)
+    add_gate(repository, tmp_path)
     host = serve(repository, "--grpc-engine=h2", FLAG).wait_started()
     given = [tensor("INPUT0", np.zeros(6 * MIB // 4, np.float32))]
     ended: list[object] = []
@@ -262,7 +270,7 @@ def test_requests_count_until_a_model_takes_them(
         wait_served(other)
         client.async_infer("gate", given, callback)
         wait_refused(other, 4 * MIB)
-        (tmp_path / "open").touch()
+        (tmp_path / "gate").write_bytes(b"open")
         wait_until(lambda: len(ended) == 3, "all requests to end")
         assert [error for error in ended if error is None] == [None, None]
         wait_served(other)
@@ -272,7 +280,7 @@ def test_the_engine_grpcio_counts_what_it_has_received(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     repository.copy("identity")
-    repository.add("gate", GATE.format(folder=str(tmp_path)), GATE_CONFIG)
+    add_gate(repository, tmp_path)
     host = serve(repository, "--grpc-engine=grpcio", FLAG).wait_started()
     given = [tensor("INPUT0", np.zeros(6 * MIB // 4, np.float32))]
     ended: list[object] = []
@@ -285,7 +293,7 @@ def test_the_engine_grpcio_counts_what_it_has_received(
             stream._client.async_stream_infer("identity", [tensor("INPUT0", array)])
             with pytest.raises(InferenceServerException, match="Not enough memory to receive"):
                 stream.next()
-        (tmp_path / "open").touch()
+        (tmp_path / "gate").write_bytes(b"open")
         wait_until(lambda: bool(ended), "the request to end")
         assert ended == [None]
         wait_served(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -139,7 +140,7 @@ class ResponseAnswer:
         return b"".join(lines)
 
 
-class _Item:
+class _Item(ABC):
     """An item of the output, which grows by fragments of text."""
 
     part_type = ""
@@ -155,9 +156,9 @@ class _Item:
         """All fragments."""
         return "".join(self.fragments)
 
+    @abstractmethod
     def document(self) -> dict[str, Any]:
         """Return the item as it is now."""
-        raise NotImplementedError
 
     def open(self) -> list[_Event]:
         """Return the events of the beginning."""
@@ -169,9 +170,9 @@ class _Item:
             }
         ]
 
+    @abstractmethod
     def add(self, fragment: str) -> _Event:
         """Add a fragment, and return its event."""
-        raise NotImplementedError
 
     def close(self, status: str) -> list[_Event]:
         """Return the events of the end."""

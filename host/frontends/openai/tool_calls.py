@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol
 
 Message = dict[str, Any]
@@ -31,7 +33,12 @@ class ToolParser(Protocol):
 
 def make_parser(name: str) -> ToolParser:
     """Return a new parser; `name` is a value of `OPENAI_TOOL_PARSER`."""
-    return {"hermes": HermesParser, "llama3": LlamaParser, "mistral": MistralParser}[name]()
+    parsers: dict[str, Callable[[], ToolParser]] = {
+        "hermes": HermesParser,
+        "llama3": LlamaParser,
+        "mistral": MistralParser,
+    }
+    return parsers[name]()
 
 
 class ForcedCall:
@@ -55,7 +62,7 @@ class ForcedCall:
         return {}
 
 
-class _MarkedParser:
+class _MarkedParser(ABC):
     """Base of the parsers: looks for a marker, and holds back what follows it until it is read.
 
     `_text` is what was not read yet; `_read_marked` reads what follows a marker.
@@ -131,9 +138,9 @@ class _MarkedParser:
         self._marked = True
         return True
 
+    @abstractmethod
     def _read_marked(self) -> bool:
         """Read a part of what follows the marker; return whether something was read."""
-        raise NotImplementedError
 
     def _read_object(self, start: int) -> int:
         """Read a call, which is a JSON object that begins at `start`.

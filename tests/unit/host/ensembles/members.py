@@ -121,7 +121,7 @@ class InMemoryModel(DrainableModel, CallHolder):
             return
         try:
             answer = self._response(call, self._compute(values))
-        except Exception:
+        except Exception:  # of any kind, raised again
             self._release_call(call)
             raise
         call.record_compute_times(STEP_TIMES)
