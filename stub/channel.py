@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import zmq
@@ -188,25 +189,31 @@ class Channel:
 
     def receive_work(self) -> List[ToStub]:
         """Waits for the next frame of work; main thread only. Raises HostGone."""
-        self._waited = not self._pending_frames and not self._has_work(0)
+        ready = self._pending_frames or self._has_work(0)
+        self._waited = not ready
         while not self._pending_frames:
+            if not ready:
+                self._has_work(None)  # a read does not block
             self._pending_frames = (
                 int.from_bytes(os.read(self._work_event, 8), "little") % WAKE_EARLY
             )
             if not self._pending_frames:
                 self._waited = True
-                self._busy_poll()
+                ready = self._busy_poll()
         if self._host_gone:
             raise HostGone
         self._pending_frames -= 1
         frame = self._inbox.read_frame()
         return self._decode_frame(self._work.recv() if frame is None else frame)
 
-    def _busy_poll(self) -> None:
-        """Busy-polls briefly for work, because waking from sleep takes longer."""
+    def _busy_poll(self) -> bool:
+        """Busy-polls briefly for work, because waking from sleep takes longer; whether it came."""
         end = time.monotonic() + BUSY_POLL_SECONDS
-        while not self._has_work(0) and time.monotonic() < end:
+        while not self._has_work(0):
+            if time.monotonic() >= end:
+                return False
             os.sched_yield()  # let another process use this core, maybe the host
+        return True
 
     def receive_service(self, descriptors: Sequence[int], wait_ms: Optional[int]) -> "Wakeup":
         """Waits for a service frame, for one of the descriptors, or for the timeout.
@@ -272,7 +279,8 @@ class Channel:
         """Marks the host as gone: nothing is sent any more, and `receive_work` raises HostGone."""
         self._host_gone = True
         self._session.state = State.ENDED
-        os.write(self._work_event, _ONE)
+        with suppress(BlockingIOError):  # a full counter wakes the main thread as well
+            os.write(self._work_event, _ONE)
 
     def close(self) -> None:
         """Delivers the sent frames, then disconnects. The service thread must have ended."""

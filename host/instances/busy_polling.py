@@ -66,9 +66,12 @@ class BusyPoller:
 
         return on_activity
 
-    def doorbell(self, event: int) -> Doorbell:
-        """The doorbell of a new stub, which waits for work at this eventfd."""
-        return Doorbell(self, event)
+    def doorbell(self, event: int, on_full: Callable[[], None]) -> Doorbell:
+        """The doorbell of a new stub, which waits for work at this eventfd.
+
+        `on_full` is called if the counter of the eventfd, which does not block, is full.
+        """
+        return Doorbell(self, event, on_full)
 
     def _on_activity(self, source: _WorkSource) -> None:
         self._last_source = source
@@ -137,6 +140,7 @@ class Doorbell:
     __slots__ = (
         "_busy_poller",
         "_event",
+        "_on_full",
         "_is_quick",
         "_woken",
         "_sent_at",
@@ -144,9 +148,10 @@ class Doorbell:
         "_unannounced",
     )
 
-    def __init__(self, busy_poller: BusyPoller, event: int) -> None:
+    def __init__(self, busy_poller: BusyPoller, event: int, on_full: Callable[[], None]) -> None:
         self._busy_poller = busy_poller
         self._event = event
+        self._on_full = on_full
         self._source = _WorkSource()
         self._sent_at = 0.0  # when it was sent work, if it has not responded since
         self._is_quick = False  # whether it responded at once the last time
@@ -177,7 +182,7 @@ class Doorbell:
     def _write_event(self) -> None:
         untold, self._unannounced = self._unannounced, 0
         if untold and self._event >= 0:
-            os.eventfd_write(self._event, untold)
+            self._add(untold)
 
     def stub_answered(self) -> None:
         """Called when the stub has sent something."""
@@ -196,8 +201,14 @@ class Doorbell:
         if self._sent_at or not self._is_quick or self._woken or self._event < 0:
             return False
         self._woken = True
-        os.eventfd_write(self._event, WAKE_EARLY)
+        self._add(WAKE_EARLY)
         return True
+
+    def _add(self, number: int) -> None:
+        try:
+            os.eventfd_write(self._event, number)
+        except BlockingIOError:
+            self._on_full()
 
     def close(self) -> None:
         """Called when the stub and its eventfd are gone."""

@@ -49,7 +49,7 @@ class Link:
         with ExitStack() as opened:
             self.rings_fd = create_ring_file("pbhost-rings")
             opened.callback(os.close, self.rings_fd)
-            self.work_event = os.eventfd(0, os.EFD_CLOEXEC)
+            self.work_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             opened.callback(os.close, self.work_event)
             self.host_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             opened.callback(os.close, self.host_event)
@@ -58,7 +58,7 @@ class Link:
             to_stub, to_host = map_rings(self.rings_fd)
             bls_ring = map_bls_ring(self.rings_fd)
             self._descriptors = opened.pop_all()
-        self._doorbell = busy_poller.doorbell(self.work_event)
+        self._doorbell = busy_poller.doorbell(self.work_event, self._on_full_counter)
         self._ring = RingWriter(to_stub)
         self.inline_limit = self._ring.inline_limit  # bytes of tensors in the next frame of work
         self._bls_ring = RingWriter(bls_ring)
@@ -118,8 +118,12 @@ class Link:
             self._channel.send(self._address + SERVICE, frame)
         try:
             os.eventfd_write(self.bls_event, 1)
-        except BlockingIOError:  # the stub has filled the counter
-            self._on_error(RingError("its counter of BLS responses is full"))
+        except BlockingIOError:
+            self._on_full_counter()
+
+    def _on_full_counter(self) -> None:
+        """Frames never fill a counter of 64 bits, so that the stub has done so."""
+        self._on_error(RingError("it has filled the counter of the frames that it is sent"))
 
     def send_service(self, messages: Sequence[ToStub]) -> None:
         """Sends a frame to the stub's service thread."""

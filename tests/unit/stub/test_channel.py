@@ -24,7 +24,7 @@ class Ends:
     def __init__(self, endpoint: str) -> None:
         self._rings, self._host_event = create_ring_file("rings"), os.eventfd(0)
         self._bls_event = os.eventfd(0, os.EFD_NONBLOCK)
-        self.work_event = os.eventfd(0)
+        self.work_event = os.eventfd(0, os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.bind(endpoint)

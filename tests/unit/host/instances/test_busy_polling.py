@@ -37,7 +37,7 @@ class Stub:
 
     def __init__(self, busy_poller: BusyPoller, clock: Clock) -> None:
         self.event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.doorbell: Doorbell = busy_poller.doorbell(self.event)
+        self.doorbell: Doorbell = busy_poller.doorbell(self.event, lambda: None)
         self._clock = clock
 
     def work(self, seconds: float = QUICK) -> None:

@@ -468,10 +468,22 @@ def test_few_frames_wait_for_earlier_ones_in_the_ring() -> None:
     with_link(test)
 
 
+FULL_COUNTER = "it has filled the counter of the frames that it is sent"
+
+
 def test_a_stub_that_fills_the_counter_of_its_bls_responses_is_reported() -> None:
     def test(ends: LinkWithStub) -> None:
         os.eventfd_write(ends.link.bls_event, 2**64 - 2)
         ends.link.send_bls_responses([m.BlsResponse(1, None)])
-        assert [str(fault) for fault in ends.faults] == ["its counter of BLS responses is full"]
+        assert [str(fault) for fault in ends.faults] == [FULL_COUNTER]
+
+    with_link(test)
+
+
+def test_a_stub_that_fills_the_counter_of_its_work_is_reported() -> None:
+    def test(ends: LinkWithStub) -> None:
+        os.eventfd_write(ends.link.work_event, 2**64 - 2)
+        ends.link.send_work([m.Finalize()])
+        assert [str(fault) for fault in ends.faults] == [FULL_COUNTER]
 
     with_link(test)
