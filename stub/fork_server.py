@@ -38,7 +38,10 @@ def run_fork_server(descriptor: int) -> SpawnArguments:
     # The BLAS library ends its threads before a fork, and there are no other threads.
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
     freeze_gc()  # a collection in a stub would write to these pages, and so copy them
-    return _ForkServer(socket.socket(fileno=descriptor)).run()
+    try:
+        return _ForkServer(socket.socket(fileno=descriptor)).run()
+    except (BrokenPipeError, ConnectionResetError):
+        sys.exit(0)  # the host has closed its end before it was told of a stub
 
 
 class _ForkServer:

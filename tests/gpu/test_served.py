@@ -41,7 +41,7 @@ def test_outputs_on_a_gpu_arrive(
             got = infer(client, "returns", ramp(count))
             assert got.tolist() == (ramp(count) + 1).tolist()
     assert host.stop() == 0
-    assert "Traceback" not in host.output
+    assert "Traceback" not in host.output, host.output
 
 
 def test_a_sender_sends_from_a_gpu(

@@ -36,7 +36,7 @@ def host(
 ) -> Iterator[RunningHost]:
     host = module_serve(models, f"--grpc-engine={request.param}", "--log-verbose=1").wait_started()
     yield host
-    assert "Traceback" not in host.output
+    assert "Traceback" not in host.output, host.output
 
 
 @pytest.fixture(scope="module", params=["grpcio", "h2"])

@@ -106,7 +106,7 @@ def test_a_model_whose_directory_cannot_be_read_stays_as_it_was(
     told = f"failed to poll model 'linked': failed to read directory {repository.path}/linked: "
     assert host.output.count(told) == 1
     assert "never retrieved" not in host.output
-    assert "Traceback" not in host.output
+    assert "Traceback" not in host.output, host.output
 
 
 def test_files_left_by_running_and_editing_a_model_are_no_change(

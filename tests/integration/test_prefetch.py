@@ -148,6 +148,8 @@ def test_prefetched_request_that_is_cancelled_does_not_run(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     repository.copy("script")
+    model = repository.path / "script" / "1" / "model.py"
+    model.write_text(model.read_text() + "\n    def is_ready(self):\n        return True\n")
     host = serve(repository).wait_started()
     ran = tmp_path / "ran"
     with ThreadPoolExecutor(3) as pool, host.client() as client:
@@ -160,6 +162,7 @@ def test_prefetched_request_that_is_cancelled_does_not_run(
         busy.pending(1)
         call.cancel()
         busy.pending(0)
+        assert client.is_model_ready("script")  # answered after the cancellation was read
         last = busy.send_request("return 7")
         busy.go.touch()
         assert busy.first.result(DEADLINE)

@@ -122,7 +122,7 @@ def host(
     ).wait_started()
     yield host
     assert host.stop() == 0  # nothing is under way any more
-    assert "Traceback" not in host.output
+    assert "Traceback" not in host.output, host.output
 
 
 @pytest.fixture
