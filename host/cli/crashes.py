@@ -165,11 +165,11 @@ def _error_text(error: urllib.error.HTTPError) -> str:
 
 
 def _format_record(record: CrashRecord) -> str:
+    version = f"{record.model}:{record.version}"
     lines = [
         f"crash {record.id}",
         f"  time    {record.time}",
-        f"  model   {record.model}:{record.version}, instance {record.instance},"
-        f" process {record.pid}",
+        f"  model   {version}, instance {record.instance}, process {record.pid}",
         f"  reason  {record.reason}",
         f"  during  {record.phase}",
     ]

@@ -248,11 +248,11 @@ def test_the_command_sends_the_header_of_a_restricted_server(
 
 
 def test_the_command_refuses_what_is_no_source(tmp_path: Path) -> None:
-    refused = crashes(str(tmp_path / "nothing"))
+    path, form = tmp_path / "nothing", "(http://HOST:PORT)"
+    refused = crashes(str(path))
     assert (refused.returncode, refused.stderr) == (
         1,
-        f"pbhost crashes: '{tmp_path}/nothing' is neither a directory nor the address of a server"
-        " (http://HOST:PORT)\n",
+        f"pbhost crashes: '{path}' is neither a directory nor the address of a server {form}\n",
     )
     bad = crashes("http://localhost:1", "--header=key")
     assert bad.returncode == 2
