@@ -19,11 +19,13 @@ Usage: pbhost serve --model-repository=DIR [options]
            report the problems of the models in a repository
        pbhost config MODEL_DIR | FILE [options]
            print the complete configuration of a model
+       pbhost crashes URL | DIRECTORY [options]
+           show why processes of models died
        pbhost COMMAND --help
        pbhost version
 """
 
-_SUBCOMMANDS = ("serve", "run", "check", "config")
+_SUBCOMMANDS = ("serve", "run", "check", "config", "crashes")
 
 
 def main() -> None:
@@ -48,9 +50,15 @@ def main() -> None:
 
 
 def _run(command: str, arguments: list[str]) -> NoReturn:
-    from host.cli import check, config, run, serve  # which import the libraries
+    from host.cli import check, config, crashes, run, serve  # which import the libraries
 
-    commands = {"serve": serve.main, "run": run.main, "check": check.main, "config": config.main}
+    commands = {
+        "serve": serve.main,
+        "run": run.main,
+        "check": check.main,
+        "config": config.main,
+        "crashes": crashes.main,
+    }
     commands[command](arguments)
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from host.config.model_config import ModelConfig
+from host.crashes.records import CrashRecords
 from host.errors import HostError, invalid_argument, unavailable, unsupported
 from host.health.health import Health
 from host.health.server_state import ServerState
@@ -66,6 +67,7 @@ class Core:
         strict_readiness: bool,
         control: ModelControl,
         regions: Regions,
+        crash_records: CrashRecords,
         tracer: Tracer,
         log: LogSettings,
     ) -> None:
@@ -76,6 +78,8 @@ class Core:
         self._control = control
         self.regions = regions
         """Shared memory that clients registered."""
+        self.crash_records = crash_records
+        """The deaths of stubs."""
         self.log = log
         """The settings of the log."""
         self._tracer = tracer

@@ -36,8 +36,8 @@ def set_up_stub_process(title: str) -> None:
     prefer_as_oom_victim()
     tune_malloc(_MAX_FREED_HEAP_BYTES)
     set_title(title)
-    # A crash in native code writes the Python stack of its thread to the host's log.
-    faulthandler.enable(all_threads=False)
+    # A crash in native code writes the Python stacks to the host's log, and to its record.
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # `kill -USR1` shows what every thread is doing
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -26,6 +26,7 @@ LAYERS = [
     ["host.config"],
     ["host.inference"],
     ["host.logs"],
+    ["host.crashes"],
     ["host.repository"],
     ["host.environments"],
     ["host.metrics"],

@@ -95,6 +95,16 @@ def steps(console: str) -> Iterator[tuple[str, str]]:
         yield command, expected.strip("\n")
 
 
+def with_ports(host: RunningHost, text: str) -> str:
+    """The text with the ports of a host in place of the usual ones."""
+    text = text.replace("localhost:8001", host.url)
+    if "localhost:8000" in text:
+        text = text.replace("localhost:8000", host.http_url)
+    if "localhost:8002" in text:
+        text = text.replace("localhost:8002", host.metrics_url)
+    return text
+
+
 class Story:
     """One page, worked through in one folder."""
 
@@ -169,13 +179,9 @@ class Story:
 
     def _run(self, command: str, expected: str) -> None:
         if self.host is not None:
+            command = with_ports(self.host, command)
             for name, text in self._scripts.items():
-                text = text.replace("localhost:8001", self.host.url)
-                if "localhost:8000" in text:
-                    text = text.replace("localhost:8000", self.host.http_url)
-                if "localhost:8002" in text:
-                    text = text.replace("localhost:8002", self.host.metrics_url)
-                (self.folder / name).write_text(text)
+                (self.folder / name).write_text(with_ports(self.host, text))
         binaries = os.path.dirname(sys.executable)
         done = subprocess.run(
             ["bash", "-c", command],

@@ -18,6 +18,14 @@ _Options = TypeVar("_Options")
 def parse_arguments(
     argv: Sequence[str], synopsis: str, about: str, owner: type[_Options]
 ) -> tuple[list[Path], _Options]:
+    """As `parse_texts`; the positional arguments are paths."""
+    texts, options = parse_texts(argv, synopsis, about, owner)
+    return [Path(text) for text in texts], options
+
+
+def parse_texts(
+    argv: Sequence[str], synopsis: str, about: str, owner: type[_Options]
+) -> tuple[list[str], _Options]:
     """Returns the positional arguments, and the flags as an instance of `owner`, a dataclass.
 
     `synopsis`: the command, its positional argument, and `...` if that may be repeated. Exits with
@@ -40,7 +48,7 @@ def parse_arguments(
         text = f"Usage: pbhost {synopsis} [options]\npbhost {command}: {error}\n{error.advice}"
         sys.stderr.write(f"{text.rstrip()}\n")
         sys.exit(2)
-    return [Path(path) for path in line.positional], options
+    return list(line.positional), options
 
 
 def serve_flag(field: str) -> Any:

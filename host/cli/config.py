@@ -19,6 +19,7 @@ from host.config.json_form import from_json, to_dict, to_json
 from host.config.model_config import LoadedConfig, ModelConfig
 from host.config.pbtxt import decode_pbtxt, parse_pbtxt, to_pbtxt
 from host.config.schema import is_ensemble
+from host.crashes.records import CrashRecords
 from host.environments.environments import Environments
 from host.errors import HostError, internal, unsupported
 from host.health.server_state import ServerState
@@ -145,7 +146,9 @@ async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: P
         _DEFAULTS.environment_cache, float(_DEFAULTS.environment_timeout_secs)
     )
     no_targets = BlsTargets(Registry(), ServerState(), Tracer(TraceConfig()))
-    pool = StubPool(SpawnLauncher(), _DEFAULTS.arena_limit, no_targets, CustomMetrics(), False)
+    pool = StubPool(
+        SpawnLauncher(), _DEFAULTS.arena_limit, no_targets, CustomMetrics(), False, CrashRecords(0)
+    )
     pool.control = _NoModelControl()
     environment = None
     try:

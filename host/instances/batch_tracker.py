@@ -99,6 +99,11 @@ class BatchTracker:
         return started
 
     @property
+    def started_calls(self) -> list[Call]:
+        """The calls in progress that were not prefetched."""
+        return [call for batch in self._started_batches() for call in batch.calls]
+
+    @property
     def idle(self) -> bool:
         """Whether no batch is in progress."""
         return not self._batches

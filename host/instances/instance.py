@@ -7,11 +7,14 @@ import logging
 import math
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from functools import partial
 
 import msgspec
 
+from host.crashes.record import CrashRecord, describe_requests, find_stacks, format_time
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable, unexpected_failure
 from host.inference.call import Call
@@ -28,6 +31,7 @@ from host.instances.process import (
     StubLaunch,
     StubProcess,
     describe_exit,
+    name_signal,
     stub_lost,
 )
 from host.instances.readiness import ReadinessCheck
@@ -49,6 +53,14 @@ _CLOSED_STATES = (State.ERROR, State.ENDED)
 _FINALIZABLE_STATES = (State.IDLE, State.AUTO_COMPLETED, State.SERVING)
 _LOG_BUDGET_FACTOR = 2  # more than the stub allows, as lines may arrive in bursts
 _EXIT_TIMEOUT = 5.0  # from the last message of the stub to its exit
+_LAST_LINES, _LINE_LENGTH = 200, 1000  # of the output, kept for the record of a crash
+_PHASES = {
+    State.CONNECTING: "start of the process",
+    State.AUTO_COMPLETING: "import or auto_complete_config",
+    State.INITIALIZING: "import or initialize",
+    State.FINALIZING: "finalize",
+}
+"""What a stub does in a state, for the record of a crash."""
 
 
 class Instance:
@@ -81,6 +93,8 @@ class Instance:
         self._link = Link(services.channel, services.busy_poller, self._on_frame, self._on_fault)
         self.set_log_levels(services.log_levels)
         self._process: StubProcess | None = None
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._told_to_end = False
         self._reply = PendingReply()
         self._transfer = TensorTransfer(
             services.arenas,
@@ -211,6 +225,10 @@ class Instance:
 
     def kill(self) -> None:
         """Kills the process; its work fails."""
+        self._told_to_end = True
+        self._kill_process()
+
+    def _kill_process(self) -> None:
         if self._process is not None:
             self._process.kill()
 
@@ -321,7 +339,7 @@ class Instance:
         self._session.state = State.ERROR
         self._link.stop_reading()
         self.batches.fail_started(unexpected_failure(error))
-        self.kill()
+        self._kill_process()
 
     def _on_fault(self, error: Exception) -> None:
         """Kills a stub that breaks the protocol (user code can reach into it).
@@ -330,8 +348,8 @@ class Instance:
         """
         self._session.state = State.ERROR
         self._link.stop_reading()
-        self._services.log_stub_output(self.label, f"the stub broke the protocol: {error!r}", True)
-        self.kill()
+        self._log_output(f"the stub broke the protocol: {error!r}", True)
+        self._kill_process()
 
     def _prepare_bls_request(self, message: m.BlsRequest) -> Action:
         request = self._transfer.decode_request(message.request)
@@ -394,6 +412,7 @@ class Instance:
             self._log_line(m.LogLine(1, "instance.py", 0, report))
 
     def _log_line(self, line: m.LogLine, calls: Sequence[Call] = ()) -> None:
+        self._last_lines.append(line.text[:_LINE_LENGTH])
         self._services.log_model_line(self.label, line, calls)
 
     def set_log_levels(self, levels: int) -> None:
@@ -407,6 +426,7 @@ class Instance:
     # End
 
     def _log_output(self, line: str, error: bool) -> None:
+        self._last_lines.append(line[:_LINE_LENGTH])
         self._services.log_stub_output(self.label, line, error)
 
     def _on_exit(self, code: int) -> None:
@@ -415,7 +435,8 @@ class Instance:
         if self._link.dropped_frames:
             text = f"dropped {self._link.dropped_frames} frames that the ring did not announce"
             self._log_line(m.LogLine(1, "instance.py", 0, text))
-        expected = self._session.state is State.ENDED
+        state = self._session.state
+        expected = state is State.ENDED
         connected = self._session.state is not State.CONNECTING
         self._session.state = State.ENDED
         self._release_resources()
@@ -425,6 +446,8 @@ class Instance:
         reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code, why)}"
         self.exit_reason = reason
         self.killed_by_signal = code < 0
+        if not expected and not self._told_to_end:
+            self._services.crash_records.add(self._describe_crash(code, f"{reason}.", state))
         if code == NO_THREADS_STATUS and not connected:
             text = f"cannot start a stub process for '{self.label}': {NO_MORE_PROCESSES}"
             self._reply.stub_exited(stub_lost(text))
@@ -439,6 +462,29 @@ class Instance:
         if not expected:
             self.on_unexpected_exit(reason)
         self.batches.fail_prefetched(reason)
+
+    def _describe_crash(self, code: int, reason: str, state: State) -> CrashRecord:
+        now = datetime.now(timezone.utc)
+        pid = self._process.pid if self._process is not None else 0
+        requests = [call.request for call in self.batches.started_calls]
+        serving = "execute" if requests else "between requests"
+        output = list(self._last_lines)
+        return CrashRecord(
+            id=f"{now:%Y%m%dT%H%M%S%f}-{pid}",
+            time=format_time(now),
+            model=self.label.model,
+            version=self.label.version,
+            instance=self.name,
+            pid=pid,
+            reason=reason,
+            signal=name_signal(-code) if code < 0 else "",
+            status=code if code >= 0 else None,
+            phase=_PHASES.get(state, serving),
+            request_count=len(requests),
+            requests=describe_requests(requests),
+            stacks=find_stacks(output),
+            output=output,
+        )
 
     def _release_resources(self) -> None:
         self._link.close()

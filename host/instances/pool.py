@@ -7,6 +7,7 @@ import errno
 import logging
 from collections.abc import Sequence
 
+from host.crashes.records import CrashRecords
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
 from host.inference.call import Call
@@ -42,7 +43,7 @@ class StubPool:
     `arena_limit`: bytes that the tensors of one process may take. `client_memory`: whether clients
     may register shared memory. `control` must be set before the first instance starts.
     `load_seconds`: limit on each step of a load: the import, `initialize`, each warm-up sample.
-    Raises OSError.
+    `crash_records`: where deaths of stubs are recorded. Raises OSError.
     """
 
     control: ModelControl
@@ -55,6 +56,7 @@ class StubPool:
         models: Models,
         metrics: Metrics,
         allow_client_memory: bool,
+        crash_records: CrashRecords,
     ) -> None:
         self.arenas = Arenas(arena_limit)  # first, as it may fail and the channel has a directory
         self.channel = Channel()
@@ -64,6 +66,7 @@ class StubPool:
         self.terminal: Launcher = TerminalLauncher()
         self.process_reaper = ProcessReaper()
         self.memory_group = MemoryGroup()
+        self.crash_records = crash_records
         self.models = models
         self.metrics = metrics
         self._instances: set[Instance] = set()
@@ -179,6 +182,7 @@ class StubPool:
         self._timer.cancel()
         await self.launcher.close()
         await self.process_reaper.close()
+        await self.crash_records.close()
         self.channel.close()
         self.regions.close()
         self.arenas.close()

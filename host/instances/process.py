@@ -196,8 +196,12 @@ def describe_exit(code: int, why: str = "") -> str:
     """A return code in words. `why`: what is known of the reason of a SIGKILL."""
     if code >= 0:
         return f"exited with status {code}"
+    return f"was ended by {name_signal(-code)}" + (f" ({why})" if why else "")
+
+
+def name_signal(number: int) -> str:
+    """The name of a signal, as SIGKILL."""
     try:
-        name = signal.Signals(-code).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"signal {-code}"
-    return f"was ended by {name}" + (f" ({why})" if why else "")
+        return f"signal {number}"

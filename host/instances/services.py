@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Protocol
 
+from host.crashes.records import CrashRecords
 from host.inference.call import Call
 from host.inference.request import InferRequest, RequestTrace
 from host.instances.arenas import Arenas
@@ -101,6 +102,7 @@ class HostServices(Protocol):
     terminal: Launcher
     process_reaper: ProcessReaper
     memory_group: MemoryGroup
+    crash_records: CrashRecords
     models: Models
     control: ModelControl
     metrics: Metrics

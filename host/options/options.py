@@ -343,6 +343,11 @@ class Options:
     debug_model: str = _own(
         "", "Run one instance of this model on the terminal, so that breakpoint() works in it. No"
         " timeout applies to this instance; it ends when the server exits.")
+    crash_records: int = _own(
+        32, "Number of records of crashes that are kept: what ended a process of a model, what it"
+        " ran, and its last output. GET /v2/crashes lists them.", integer(0, 10_000))
+    crash_directory: str = _own(
+        "", "Directory where each record of a crash is also kept as a file of JSON.")
     stub_load_timeout_secs: float = _own(
         0.0, "Timeout in seconds for the import of a model, then for its initialize, and for each"
         " warm-up sample. Then the process is killed. 0 means no limit.", check=values.not_negative)

@@ -14,6 +14,7 @@ from host.bls.targets import BlsTargets
 from host.cache.store import ResponseStore
 from host.cache.store_factory import open_store
 from host.core import VERSION, Core
+from host.crashes.records import CrashRecords
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
@@ -136,6 +137,7 @@ class Server:
                 strict_readiness=options.strict_readiness,
                 control=control,
                 regions=pool.regions,
+                crash_records=pool.crash_records,
                 tracer=tracer,
                 log=LogSettings(self._log, pool.update_log_levels),
             )
@@ -162,6 +164,7 @@ class Server:
                 BlsTargets(self._registry, self._state, tracer),
                 self._custom_metrics,
                 options.allow_client_shm,
+                CrashRecords(options.crash_records, options.crash_directory),
             )
         except OSError as failure:
             if failure.errno != errno.ENOMEM:

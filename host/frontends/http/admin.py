@@ -7,8 +7,11 @@ import binascii
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from host.config.json_form import to_json
 from host.core import Core
+from host.crashes.record import summarize
 from host.errors import internal, invalid_argument, unsupported
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
@@ -97,6 +100,15 @@ class AdminHandler:
     async def control_in_repository(self, exchange: HttpExchange, route: Route) -> None:
         """Refuse a named repository (docs/reference/protocol.md, 1.5)."""
         raise unsupported("'repository_name' specification is not supported")
+
+    async def crashes(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with a line for each record of a crash, the newest first."""
+        summaries = [summarize(record) for record in self._core.crash_records.newest()]
+        await exchange.send_json(msgspec.json.encode({"crashes": summaries}))
+
+    async def crash(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with one record of a crash."""
+        await exchange.send_json(msgspec.json.encode(self._core.crash_records.find(route.resource)))
 
     async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
         """Read the body as a JSON object; an empty body is an empty object."""

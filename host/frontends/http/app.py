@@ -115,6 +115,8 @@ class HttpApp:
             routes.CUDA_UNREGISTER: memory.cuda_unregister,
             routes.TRACE_SETTING: settings.trace_setting,
             routes.LOG_SETTINGS: settings.log_settings,
+            routes.CRASHES: admin.crashes,
+            routes.CRASH: admin.crash,
             page.ROOT: api_page_handler.root,
             page.DOCS: api_page_handler.docs,
             page.OPENAPI: api_page_handler.openapi,

@@ -41,6 +41,8 @@ MODEL_CONFIG = Endpoint(_GET, "model-config")
 STATISTICS = Endpoint(_GET, "statistics")
 TRACE_SETTING = Endpoint(_GET_OR_POST, "trace")
 LOG_SETTINGS = Endpoint(_GET_OR_POST, "logging")
+CRASHES = Endpoint(_GET, "logging")
+CRASH = Endpoint(_GET, "logging")
 INFER = Endpoint(_POST, "inference")
 GENERATE = Endpoint(_POST, "inference")
 GENERATE_STREAM = Endpoint(_POST, "inference")
@@ -62,6 +64,7 @@ _SERVER_ENDPOINTS = {
     "/models/stats": STATISTICS,
     "/trace/setting": TRACE_SETTING,
     "/logging": LOG_SETTINGS,
+    "/crashes": CRASHES,
 }
 _MODEL_ENDPOINTS = {
     "": MODEL_METADATA,
@@ -102,6 +105,8 @@ def _parse_path(path: bytes) -> Route | None:
     match parts[2:]:
         case ["models", model, *rest] if model:
             return _model_route(_unquote(model), rest)
+        case ["crashes", identifier] if identifier:
+            return Route(CRASH, _unquote(identifier))
         case ["repository", *repository, "index"] if len(repository) < 2 and "" not in repository:
             return Route(REPOSITORY_INDEX)
         case ["repository", "models", model, ("load" | "unload") as verb] if model:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from host.bls.targets import BlsTargets
+from host.crashes.records import CrashRecords
 from host.environments.environment import Environment
 from host.health.server_state import ServerState
 from host.instances.pool import StubPool
@@ -185,7 +186,7 @@ class PeerLauncher:
 async def stub_pool(launcher: PeerLauncher) -> AsyncIterator[StubPool]:
     """A pool whose stubs are peers."""
     targets = BlsTargets(Registry(), ServerState(), Tracer(TraceConfig()))
-    pool = StubPool(launcher, ARENA_LIMIT, targets, CustomMetrics(), False)
+    pool = StubPool(launcher, ARENA_LIMIT, targets, CustomMetrics(), False, CrashRecords(0))
     try:
         yield pool
     finally:

@@ -39,6 +39,7 @@ def server_paths(operations: Operations) -> dict[str, Schema]:
                 reference("Statistics"), errors=(503,),
             )
         },
+        **_crashes(operations),
         **_control(operations),
         **_memory(operations),
         **_settings(operations),
@@ -51,6 +52,25 @@ def _health(operations: Operations, summary: str) -> Schema:
         "description": "The server is not live or not ready. The body is empty."
     }
     return made
+
+
+def _crashes(operations: Operations) -> dict[str, Schema]:
+    identifier = path_parameter("id", "The id of a record.")
+    summaries = {"crashes": {"type": "array", "items": reference("CrashSummary")}}
+    return {
+        "/v2/crashes": {
+            "get": operations.operation(
+                "logging", _SERVER, "List the crashes of model processes, the newest first",
+                {**_object(summaries), "required": ["crashes"]},
+            )
+        },
+        "/v2/crashes/{id}": {
+            "get": operations.operation(
+                "logging", _SERVER, "Get the record of a crash", reference("CrashRecord"),
+                errors=(404,), parameters=[identifier],
+            )
+        },
+    }  # fmt: skip
 
 
 def _control(operations: Operations) -> dict[str, Schema]:
@@ -172,6 +192,26 @@ def schemas() -> dict[str, Schema]:
     tensor["required"] = ["name", "datatype", "shape"]
     tensor_list = {"type": "array", "items": reference("TensorMetadata")}
     names = {"type": "array", "items": STRING}
+    crash = {
+        "id": STRING,
+        "time": {"type": "string", "format": "date-time"},
+        "model": STRING,
+        "version": integer,
+        "instance": STRING,
+        "reason": STRING,
+    }
+    requests = {"type": "array", "items": {"type": "object"}}
+    record = {
+        **crash,
+        "pid": integer,
+        "signal": STRING,
+        "status": {"type": ["integer", "null"]},
+        "phase": STRING,
+        "request_count": integer,
+        "requests": requests,
+        "stacks": names,
+        "output": names,
+    }
     setting: Schema = {"type": ["string", "null"], "pattern": "^[0-9]{1,9}$"}
     return {
         "Error": {**_object({"error": STRING}), "required": ["error"]},
@@ -196,6 +236,8 @@ def schemas() -> dict[str, Schema]:
             **_object({"model_stats": {"type": "array", "items": {"type": "object"}}}),
             "required": ["model_stats"],
         },
+        "CrashSummary": {**_object(crash), "required": list(crash)},
+        "CrashRecord": {**_object(record), "required": list(record)},
         "IndexEntry": {
             **_object({"name": STRING, "version": STRING, "state": STRING, "reason": STRING}),
             "required": ["name"],

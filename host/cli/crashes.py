@@ -1,0 +1,184 @@
+"""`pbhost crashes`: shows the records of stubs that died."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import quote
+
+import msgspec
+
+from host.cli.arguments import parse_texts
+from host.crashes.record import CrashRecord, CrashSummary, summarize
+from host.crashes.records import read_records
+from host.errors import HostError, invalid_argument, not_found, unavailable
+from host.logs.formats import escape_control_characters
+from host.logs.text_table import format_table
+from host.options.flag_parser import FlagGroup, InvalidValue, one_of
+
+_TIMEOUT_SECONDS = 30.0
+_NEWEST = "newest"
+
+_ABOUT = """\
+Lists the records of processes of models that died: what ended them, what they ran, their Python
+stacks, and the last lines that they printed.
+
+SOURCE is the address of a running server's HTTP port, or the directory that a server was given
+with --crash-directory.
+
+examples:
+  pbhost crashes http://localhost:8000
+  pbhost crashes http://localhost:8000 --show=newest
+  pbhost crashes /var/lib/pbhost/crashes --model=resnet
+
+exit status: 0 the records were read; 1 they cannot be read, or there is no such record; 2 the
+command line is invalid"""
+
+_group = FlagGroup("Crashes")
+
+
+def _check_header(texts: Sequence[str]) -> None:
+    for text in texts:
+        if text.find(":") < 1 or "\n" in text:
+            raise InvalidValue(f"expected NAME:VALUE, got '{text}'")
+
+
+@dataclass
+class _Options:
+    show: str = _group("", f"Id of the record to show; '{_NEWEST}' for the newest one.")
+    model: str = _group("", "Show only records of this model.")
+    header: list[str] = _group(
+        [], "Header of the requests to the server, as NAME:VALUE. You can repeat this flag.",
+        check=_check_header)  # fmt: skip
+    format: str = _group(
+        "text", "Output format: text or json.", check=one_of("format", "text", "json")
+    )
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Prints the records and exits."""
+    (source,), options = parse_texts(arguments, "crashes SOURCE", _ABOUT, _Options)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd output
+    remote = source.startswith(("http://", "https://"))
+    try:
+        records: _Server | _Directory
+        records = _Server(source, options.header) if remote else _Directory(Path(source))
+        sys.stdout.write(_describe(records, options))
+    except HostError as error:
+        sys.stderr.write(f"pbhost crashes: {error.message}\n")
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _describe(records: _Server | _Directory, options: _Options) -> str:
+    """The text to print. Raises HostError."""
+    as_json = options.format == "json"
+    if options.show and options.show != _NEWEST:
+        record = records.find(options.show)
+        return _to_json(record) if as_json else _format_record(record)
+    found = [one for one in records.list() if options.model in ("", one.model)]
+    if options.show:
+        if not found:
+            raise not_found("there is no record of a crash")
+        record = records.find(found[0].id)
+        return _to_json(record) if as_json else _format_record(record)
+    if as_json:
+        return _to_json({"crashes": found})
+    if not found:
+        return "no crash\n"
+    rows = [(one.time, one.model, str(one.version), one.reason, one.id) for one in found]
+    return format_table(["Time", "Model", "Version", "Reason", "Id"], rows).lstrip("\n")
+
+
+def _to_json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+
+
+class _Directory:
+    """The records in a directory. Raises HostError if it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise not_found(
+                f"'{path}' is neither a directory nor the address of a server (http://HOST:PORT)"
+            )
+        self._records = {record.id: record for record in reversed(read_records(path))}
+
+    def list(self) -> list[CrashSummary]:
+        """All records, the newest first."""
+        return [summarize(record) for record in self._records.values()]
+
+    def find(self, identifier: str) -> CrashRecord:
+        """One record. Raises HostError NOT_FOUND."""
+        if identifier not in self._records:
+            raise not_found(f"there is no record of a crash '{identifier}'")
+        return self._records[identifier]
+
+
+class _Server:
+    """The records of a running server."""
+
+    def __init__(self, url: str, headers: Sequence[str]) -> None:
+        self._url = url.rstrip("/")
+        self._headers = dict(text.split(":", 1) for text in headers)
+
+    def list(self) -> list[CrashSummary]:
+        """All records, the newest first. Raises HostError."""
+        return msgspec.json.decode(self._get("/v2/crashes"), type=_List).crashes
+
+    def find(self, identifier: str) -> CrashRecord:
+        """One record. Raises HostError."""
+        path = f"/v2/crashes/{quote(identifier, safe='')}"
+        return msgspec.json.decode(self._get(path), type=CrashRecord)
+
+    def _get(self, path: str) -> bytes:
+        request = urllib.request.Request(self._url + path, headers=self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+                content: bytes = response.read()
+                return content
+        except urllib.error.HTTPError as error:
+            raise invalid_argument(_error_text(error)) from error
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            raise unavailable(
+                f"no answer from {self._url}: {reason}; is it the address of the HTTP port?"
+            ) from error
+
+
+class _List(msgspec.Struct):
+    crashes: list[CrashSummary]
+
+
+def _error_text(error: urllib.error.HTTPError) -> str:
+    """The error of a server, or its status if it is no server of this kind."""
+    try:
+        return str(json.loads(error.read())["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered with status {error.code} {error.reason}"
+
+
+def _format_record(record: CrashRecord) -> str:
+    version = f"{record.model}:{record.version}"
+    lines = [
+        f"crash {record.id}",
+        f"  time    {record.time}",
+        f"  model   {version}, instance {record.instance}, process {record.pid}",
+        f"  reason  {record.reason}",
+        f"  during  {record.phase}",
+    ]
+    if record.request_count:
+        lines.append(f"requests that ran: {record.request_count}")
+    for request in record.requests:
+        inputs = ", ".join(f"{t.name} {t.datatype} {t.shape}" for t in request.inputs)
+        lines.append(f"  id '{request.id}': {inputs or 'no inputs'}")
+    for title, texts in (("Python stacks:", record.stacks), ("last output:", record.output)):
+        if texts:
+            lines += [title, *(f"  {text}" for text in texts)]
+    return "\n".join(escape_control_characters(line) for line in lines) + "\n"

@@ -1,0 +1,1 @@
+"""Records of stubs that died: what ended them, what they ran, and what they printed last."""

@@ -1,0 +1,135 @@
+"""The newest records of stubs that died, in memory and maybe in a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from host.crashes.record import CrashRecord
+from host.errors import HostError, invalid_argument, not_found
+
+_log = logging.getLogger("pbhost")
+
+_SUFFIX = ".json"
+_MAX_FILE_BYTES = 4 << 20  # a file that is larger was not written by this module
+
+
+class CrashRecords:
+    """The newest `limit` records.
+
+    `directory`: where each of them is also a file of JSON, which only its owner can read; "" for
+    nowhere. Older files are removed. The records of earlier servers are in the directory, and are
+    read when this object is created. Raises HostError INVALID_ARG if the directory cannot be used.
+    """
+
+    def __init__(self, limit: int, directory: str = "") -> None:
+        self._records: deque[CrashRecord] = deque(maxlen=limit)
+        self._directory = Path(directory) if directory else None
+        self._limit = limit
+        self._writes: set[asyncio.Future[None]] = set()
+        if self._directory is not None:
+            _prepare(self._directory)
+            self._records.extend(read_records(self._directory, limit))
+
+    @property
+    def kept(self) -> int:
+        """How many records are kept at most."""
+        return self._limit
+
+    def add(self, record: CrashRecord) -> None:
+        """Adds a record; its file is written beside the event loop."""
+        self._records.append(record)
+        if self._directory is not None and self._limit:
+            loop = asyncio.get_running_loop()
+            write = loop.run_in_executor(None, _write_record, self._directory, record, self._limit)
+            self._writes.add(write)
+            write.add_done_callback(self._on_written)
+
+    def _on_written(self, write: asyncio.Future[None]) -> None:
+        self._writes.discard(write)
+        if not write.cancelled() and (error := write.exception()) is not None:
+            _log.error("cannot keep the record of a crash in '%s': %s", self._directory, error)
+
+    def newest(self, model: str = "") -> list[CrashRecord]:
+        """The records of a model, or of all models, the newest first."""
+        return [record for record in reversed(self._records) if model in ("", record.model)]
+
+    def find(self, identifier: str) -> CrashRecord:
+        """One record. Raises HostError NOT_FOUND."""
+        for record in self._records:
+            if record.id == identifier:
+                return record
+        raise not_found(
+            f"there is no record of a crash '{identifier}'; the server keeps the newest"
+            f" {self._limit}"
+        )
+
+    async def close(self) -> None:
+        """Waits until the files are written."""
+        while self._writes:
+            await asyncio.wait(self._writes)
+
+
+def _write_record(directory: Path, record: CrashRecord, limit: int) -> None:
+    """Writes a file, and removes the oldest ones over the limit. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = directory / f".{record.id}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(partial, flags, 0o600), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        partial.rename(directory / f"{record.id}{_SUFFIX}")
+    except BaseException:
+        with suppress(FileNotFoundError):
+            partial.unlink()
+        raise
+    for path in _record_files(directory)[:-limit]:
+        with suppress(FileNotFoundError):  # another server with this directory was faster
+            path.unlink()
+
+
+def _record_files(directory: Path) -> list[Path]:
+    """The files of records, the oldest first: an id begins with the time. Raises OSError."""
+    return sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.name[:1].isdigit())
+
+
+def _prepare(directory: Path) -> None:
+    """Creates the directory. Raises HostError INVALID_ARG if it cannot be used."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(directory, str(error.strerror)) from error
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise _unusable(directory, "this user may not read and write there")
+
+
+def _unusable(directory: Path, why: str) -> HostError:
+    return invalid_argument(
+        f"cannot keep records of crashes in '{directory}' (--crash-directory): {why}"
+    )
+
+
+def read_records(directory: Path, limit: int | None = None) -> list[CrashRecord]:
+    """The newest records of a directory, the oldest of them first; None is no limit.
+
+    Files that cannot be read are left out with a warning. Raises HostError INVALID_ARG.
+    """
+    try:
+        paths = _record_files(directory)
+    except OSError as error:
+        raise _unusable(directory, str(error.strerror)) from error
+    records: list[CrashRecord] = []
+    for path in paths[-limit:] if limit else paths if limit is None else []:
+        try:
+            if path.stat().st_size > _MAX_FILE_BYTES:
+                raise ValueError(f"it has more than {_MAX_FILE_BYTES} bytes")
+            records.append(msgspec.json.decode(path.read_bytes(), type=CrashRecord))
+        except (OSError, ValueError) as error:
+            _log.warning("the record of a crash '%s' cannot be read: %s", path, error)
+    return records
