@@ -21,11 +21,13 @@ Usage: pbhost serve --model-repository=DIR [options]
            print the complete configuration of a model
        pbhost crashes URL | DIRECTORY [options]
            show why processes of models died
+       pbhost stacks URL [options]
+           show what the instances of a running server do now
        pbhost COMMAND --help
        pbhost version
 """
 
-_SUBCOMMANDS = ("serve", "run", "check", "config", "crashes")
+_SUBCOMMANDS = ("serve", "run", "check", "config", "crashes", "stacks")
 
 
 def main() -> None:
@@ -50,7 +52,7 @@ def main() -> None:
 
 
 def _run(command: str, arguments: list[str]) -> NoReturn:
-    from host.cli import check, config, crashes, run, serve  # which import the libraries
+    from host.cli import check, config, crashes, run, serve, stacks  # which import the libraries
 
     commands = {
         "serve": serve.main,
@@ -58,6 +60,7 @@ def _run(command: str, arguments: list[str]) -> NoReturn:
         "check": check.main,
         "config": config.main,
         "crashes": crashes.main,
+        "stacks": stacks.main,
     }
     commands[command](arguments)
 

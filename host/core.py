@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from host.config.model_config import ModelConfig
 from host.crashes.records import CrashRecords
-from host.errors import HostError, invalid_argument, unavailable, unsupported
+from host.errors import HostError, invalid_argument, not_found, unavailable, unsupported
 from host.health.health import Health
 from host.health.server_state import ServerState
 from host.inference.call import Call
@@ -19,6 +19,7 @@ from host.inference.metadata import (
     TensorMetadata,
 )
 from host.inference.request import InferRequest, Parameter
+from host.instances.activity import InstanceActivity
 from host.instances.regions import Regions
 from host.logs.settings import LogSettings
 from host.model_control.control import ModelControl
@@ -68,6 +69,7 @@ class Core:
         control: ModelControl,
         regions: Regions,
         crash_records: CrashRecords,
+        describe_activity: Callable[[str], Awaitable[list[InstanceActivity]]],
         tracer: Tracer,
         log: LogSettings,
     ) -> None:
@@ -80,6 +82,7 @@ class Core:
         """Shared memory that clients registered."""
         self.crash_records = crash_records
         """The deaths of stubs."""
+        self._describe_activity = describe_activity
         self.log = log
         """The settings of the log."""
         self._tracer = tracer
@@ -104,6 +107,17 @@ class Core:
             request.classification.labels = model.labels
             request.classification.batched = model.config.max_batch_size > 0
         return model.infer(request)
+
+    async def describe_activity(self, model: str) -> list[InstanceActivity]:
+        """What the instances of a model do now; "" is all models.
+
+        Raises HostError NOT_FOUND for an unknown model.
+        """
+        found = await self._describe_activity(model)
+        known = self._registry.qualified_names(model)
+        if model and not found and not any(map(self._registry.has_versions, known)):
+            raise not_found(f"model '{model}' has no instance")
+        return found
 
     # Metadata
 

@@ -25,6 +25,7 @@ from stub.process import set_title
 from stub.readiness import ReadinessChecker
 from stub.responders import ResponderRegistry
 from stub.runtime import StubRuntime
+from stub.stacks import describe_stacks
 from stub.user_model import ModelFailure, UserModel
 from stub.wire import messages as m
 from stub.wire.arena import Arena, Block
@@ -325,5 +326,7 @@ class Worker:
         elif isinstance(message, m.CheckReady):
             assert self._readiness is not None
             self._readiness.start_check(message.number)
+        elif isinstance(message, m.DescribeStacks):
+            self._channel.send([m.Stacks(message.number, describe_stacks())])
         else:
             self._handle_memory_message(message)

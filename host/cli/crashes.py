@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -15,14 +12,14 @@ from urllib.parse import quote
 import msgspec
 
 from host.cli.arguments import parse_texts
-from host.crashes.record import CrashRecord, CrashSummary, summarize
+from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
+from host.crashes.record import CrashRecord, CrashSummary, DescribedRequest, summarize
 from host.crashes.records import read_records
-from host.errors import HostError, invalid_argument, not_found, unavailable
+from host.errors import HostError, not_found
 from host.logs.formats import escape_control_characters
 from host.logs.text_table import format_table
-from host.options.flag_parser import FlagGroup, InvalidValue, one_of
+from host.options.flag_parser import FlagGroup, one_of
 
-_TIMEOUT_SECONDS = 30.0
 _NEWEST = "newest"
 
 _ABOUT = """\
@@ -43,19 +40,11 @@ command line is invalid"""
 _group = FlagGroup("Crashes")
 
 
-def _check_header(texts: Sequence[str]) -> None:
-    for text in texts:
-        if text.find(":") < 1 or "\n" in text:
-            raise InvalidValue(f"expected NAME:VALUE, got '{text}'")
-
-
 @dataclass
 class _Options:
     show: str = _group("", f"Id of the record to show; '{_NEWEST}' for the newest one.")
     model: str = _group("", "Show only records of this model.")
-    header: list[str] = _group(
-        [], "Header of the requests to the server, as NAME:VALUE. You can repeat this flag.",
-        check=_check_header)  # fmt: skip
+    header: list[str] = _group([], HEADER_HELP, check=check_headers)
     format: str = _group(
         "text", "Output format: text or json.", check=one_of("format", "text", "json")
     )
@@ -67,8 +56,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd output
     remote = source.startswith(("http://", "https://"))
     try:
-        records: _Server | _Directory
-        records = _Server(source, options.header) if remote else _Directory(Path(source))
+        client = ServerClient(source, options.header)
+        records = _Server(client) if remote else _Directory(Path(source))
         sys.stdout.write(_describe(records, options))
     except HostError as error:
         sys.stderr.write(f"pbhost crashes: {error.message}\n")
@@ -124,44 +113,28 @@ class _Directory:
 class _Server:
     """The records of a running server."""
 
-    def __init__(self, url: str, headers: Sequence[str]) -> None:
-        self._url = url.rstrip("/")
-        self._headers = dict(text.split(":", 1) for text in headers)
+    def __init__(self, client: ServerClient) -> None:
+        self._client = client
 
     def list(self) -> list[CrashSummary]:
         """All records, the newest first. Raises HostError."""
-        return msgspec.json.decode(self._get("/v2/crashes"), type=_List).crashes
+        return msgspec.json.decode(self._client.get("/v2/crashes"), type=_List).crashes
 
     def find(self, identifier: str) -> CrashRecord:
         """One record. Raises HostError."""
         path = f"/v2/crashes/{quote(identifier, safe='')}"
-        return msgspec.json.decode(self._get(path), type=CrashRecord)
-
-    def _get(self, path: str) -> bytes:
-        request = urllib.request.Request(self._url + path, headers=self._headers)
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
-                content: bytes = response.read()
-                return content
-        except urllib.error.HTTPError as error:
-            raise invalid_argument(_error_text(error)) from error
-        except OSError as error:
-            reason = getattr(error, "reason", error)
-            raise unavailable(
-                f"no answer from {self._url}: {reason}; is it the address of the HTTP port?"
-            ) from error
+        return msgspec.json.decode(self._client.get(path), type=CrashRecord)
 
 
 class _List(msgspec.Struct):
     crashes: list[CrashSummary]
 
 
-def _error_text(error: urllib.error.HTTPError) -> str:
-    """The error of a server, or its status if it is no server of this kind."""
-    try:
-        return str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered with status {error.code} {error.reason}"
+def format_requests(requests: Iterable[DescribedRequest]) -> Iterator[str]:
+    """A line for each request, with its id and its inputs."""
+    for request in requests:
+        inputs = ", ".join(f"{t.name} {t.datatype} {t.shape}" for t in request.inputs)
+        yield f"  id '{request.id}': {inputs or 'no inputs'}"
 
 
 def _format_record(record: CrashRecord) -> str:
@@ -175,9 +148,7 @@ def _format_record(record: CrashRecord) -> str:
     ]
     if record.request_count:
         lines.append(f"requests that ran: {record.request_count}")
-    for request in record.requests:
-        inputs = ", ".join(f"{t.name} {t.datatype} {t.shape}" for t in request.inputs)
-        lines.append(f"  id '{request.id}': {inputs or 'no inputs'}")
+    lines += format_requests(record.requests)
     for title, texts in (("Python stacks:", record.stacks), ("last output:", record.output)):
         if texts:
             lines += [title, *(f"  {text}" for text in texts)]

@@ -14,19 +14,19 @@ _FIRST_LINE_OF_STACKS = "Fatal Python error: "
 _LINE_AFTER_STACKS = "Extension modules: "
 
 
-class CrashedTensor(msgspec.Struct, frozen=True):
-    """An input of a request that ran: its name, datatype and shape, not its content."""
+class DescribedTensor(msgspec.Struct, frozen=True):
+    """An input of a request: its name, datatype and shape, not its content."""
 
     name: str
     datatype: str
     shape: list[int]
 
 
-class CrashedRequest(msgspec.Struct, frozen=True):
-    """A request that ran when the stub died."""
+class DescribedRequest(msgspec.Struct, frozen=True):
+    """A request that runs, or ran when the stub died."""
 
     id: str
-    inputs: list[CrashedTensor]
+    inputs: list[DescribedTensor]
 
 
 class CrashRecord(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class CrashRecord(msgspec.Struct, frozen=True):
     status: int | None
     phase: str
     request_count: int
-    requests: list[CrashedRequest]
+    requests: list[DescribedRequest]
     stacks: list[str]
     output: list[str]
 
@@ -79,14 +79,14 @@ def format_time(moment: datetime) -> str:
     return utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def describe_requests(requests: Iterable[InferRequest]) -> list[CrashedRequest]:
+def describe_requests(requests: Iterable[InferRequest]) -> list[DescribedRequest]:
     """The first requests, without the content of their tensors."""
-    described: list[CrashedRequest] = []
+    described: list[DescribedRequest] = []
     for request in requests:
         if len(described) == _MAX_REQUESTS:
             break
-        tensors = [CrashedTensor(t.name, t.datatype, list(t.shape)) for t in request.inputs]
-        described.append(CrashedRequest(request.id, tensors))
+        tensors = [DescribedTensor(t.name, t.datatype, list(t.shape)) for t in request.inputs]
+        described.append(DescribedRequest(request.id, tensors))
     return described
 
 

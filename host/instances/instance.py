@@ -19,6 +19,7 @@ from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable, unexpected_failure
 from host.inference.call import Call
 from host.inference.request import InferResponse
+from host.instances.activity import InstanceActivity
 from host.instances.batch import Batch
 from host.instances.batch_tracker import Action, BatchTracker
 from host.instances.bls_requests import BlsRequest, BlsRequests
@@ -36,6 +37,7 @@ from host.instances.process import (
 )
 from host.instances.readiness import ReadinessCheck
 from host.instances.services import HostServices
+from host.instances.stack_reading import StackReading
 from host.instances.transfer import ReleaseTimer, TensorTransfer, arena_full_error
 from host.logs.formats import Label
 from stub.wire import messages as m
@@ -108,6 +110,7 @@ class Instance:
         self._bls_frame: list[m.ToStub] = []
         self._bls_frame_bytes = 0
         self.readiness_check = ReadinessCheck(self._notify)
+        self._stacks = StackReading(self._notify)
         self.batches = BatchTracker(self._transfer, self._notify, self._log_line, self.bls_requests)
         self._host_calls = HostCalls(services, self._notify)
         services.arenas.on_closed.append(self._on_arena_closed)
@@ -415,6 +418,30 @@ class Instance:
         self._last_lines.append(line.text[:_LINE_LENGTH])
         self._services.log_model_line(self.label, line, calls)
 
+    async def describe_activity(self) -> InstanceActivity:
+        """What the instance does now, with the Python stacks of its stub."""
+        calls, state = self.batches.started_calls, self._session.state
+        serving = "execute" if calls else "between requests"
+        pid = self._process.pid if self._process is not None else 0
+        requests = describe_requests(call.request for call in calls)
+        stacks: Sequence[str] = ()
+        problem = ""
+        try:
+            stacks = await self._stacks.read(pid)
+        except HostError as error:
+            problem = error.message
+        return InstanceActivity(
+            self.label.model,
+            self.label.version,
+            self.name,
+            pid,
+            _PHASES.get(state, serving),
+            len(calls),
+            requests,
+            list(stacks),
+            problem,
+        )
+
     def set_log_levels(self, levels: int) -> None:
         """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""
         self._link.set_log_levels(levels)
@@ -457,6 +484,7 @@ class Instance:
         self.batches.stub_exited(reason)
         self.bls_requests.cancel_all()
         self.readiness_check.stub_exited()
+        self._stacks.stub_exited()
         self._host_calls.stub_exited()
         self._services.instance_exited(self)
         if not expected:
@@ -540,5 +568,6 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     m.ChangeMetric: lambda self, message: self._host_calls.change_metric(message),
     m.ReadMetric: lambda self, message: self._host_calls.read_metric(message),
     m.DropMetrics: lambda self, message: self._host_calls.drop_metrics(message),
+    m.Stacks: lambda self, message: self._stacks.handle_stacks(message),
     m.ReadinessResult: lambda self, message: self.readiness_check.handle_result(message),
 }

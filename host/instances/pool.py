@@ -11,6 +11,7 @@ from host.crashes.records import CrashRecords
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable
 from host.inference.call import Call
+from host.instances.activity import InstanceActivity
 from host.instances.arenas import Arenas
 from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel
@@ -144,6 +145,12 @@ class StubPool:
         late = self.drain()
         if late:
             await asyncio.wait(late, timeout=seconds)
+
+    async def describe_activity(self, model: str) -> list[InstanceActivity]:
+        """What the instances of a model do now, or all instances; in the order of their names."""
+        wanted = [one for one in self._instances if model in ("", one.label.model)]
+        found = await asyncio.gather(*(one.describe_activity() for one in wanted))
+        return sorted(found, key=lambda one: (one.model, one.version, one.instance, one.pid))
 
     def instance_exited(self, instance: object) -> None:
         """Called when the process of an instance has ended."""

@@ -138,6 +138,7 @@ class Server:
                 control=control,
                 regions=pool.regions,
                 crash_records=pool.crash_records,
+                describe_activity=pool.describe_activity,
                 tracer=tracer,
                 log=LogSettings(self._log, pool.update_log_levels),
             )

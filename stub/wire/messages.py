@@ -132,6 +132,12 @@ class CheckReady(_Message, tag="check_ready"):
     number: int
 
 
+class DescribeStacks(_Message, tag="describe_stacks"):
+    """Asks for the Python stacks; the stub replies with `Stacks`."""
+
+    number: int
+
+
 class Finalize(_Message, tag="finalize"):
     """Calls `finalize`; the stub replies with `Finalized` and exits."""
 
@@ -292,6 +298,13 @@ class ReadinessResult(_Message, tag="readiness"):
     reason: str
 
 
+class Stacks(_Message, tag="stacks"):
+    """What the threads of the stub do, as lines of text."""
+
+    number: int
+    lines: List[str]
+
+
 class LogLine(_Message, tag="log"):
     """A log line of a model; `batch` is 0 if it is not known.
 
@@ -323,6 +336,7 @@ ToStub = Union[
     ResponseAck,
     HostReply,
     CheckReady,
+    DescribeStacks,
     Finalize,
 ]
 ToHost = Union[
@@ -345,6 +359,7 @@ ToHost = Union[
     ReadMetric,
     DropMetrics,
     ReadinessResult,
+    Stacks,
     LogLine,
     Finalized,
 ]

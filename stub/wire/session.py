@@ -86,7 +86,14 @@ TRANSITIONS: Dict[State, Dict[Type[object], State]] = {
     State.ERROR: {},
 }
 
-ALWAYS_ALLOWED = (m.LogLine, m.BlockRelease, m.OpenArena, m.CloseArena)
+ALWAYS_ALLOWED = (
+    m.LogLine,
+    m.BlockRelease,
+    m.OpenArena,
+    m.CloseArena,
+    m.DescribeStacks,
+    m.Stacks,
+)
 """Allowed in every state but ERROR, because they concern the process and not the model."""
 
 

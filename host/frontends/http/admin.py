@@ -101,6 +101,12 @@ class AdminHandler:
         """Refuse a named repository (docs/reference/protocol.md, 1.5)."""
         raise unsupported("'repository_name' specification is not supported")
 
+    async def stacks(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with what the instances of one model, or of all models, do now."""
+        found = await self._core.describe_activity(route.resource)
+        wanted = [one for one in found if route.version in ("", str(one.version))]
+        await exchange.send_json(msgspec.json.encode({"instances": wanted}))
+
     async def crashes(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with a line for each record of a crash, the newest first."""
         summaries = [summarize(record) for record in self._core.crash_records.newest()]

@@ -115,6 +115,7 @@ class HttpApp:
             routes.CUDA_UNREGISTER: memory.cuda_unregister,
             routes.TRACE_SETTING: settings.trace_setting,
             routes.LOG_SETTINGS: settings.log_settings,
+            routes.STACKS: admin.stacks,
             routes.CRASHES: admin.crashes,
             routes.CRASH: admin.crash,
             page.ROOT: api_page_handler.root,

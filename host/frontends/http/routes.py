@@ -41,6 +41,7 @@ MODEL_CONFIG = Endpoint(_GET, "model-config")
 STATISTICS = Endpoint(_GET, "statistics")
 TRACE_SETTING = Endpoint(_GET_OR_POST, "trace")
 LOG_SETTINGS = Endpoint(_GET_OR_POST, "logging")
+STACKS = Endpoint(_GET, "logging")
 CRASHES = Endpoint(_GET, "logging")
 CRASH = Endpoint(_GET, "logging")
 INFER = Endpoint(_POST, "inference")
@@ -65,12 +66,14 @@ _SERVER_ENDPOINTS = {
     "/trace/setting": TRACE_SETTING,
     "/logging": LOG_SETTINGS,
     "/crashes": CRASHES,
+    "/stacks": STACKS,
 }
 _MODEL_ENDPOINTS = {
     "": MODEL_METADATA,
     "ready": MODEL_READY,
     "config": MODEL_CONFIG,
     "stats": STATISTICS,
+    "stacks": STACKS,
     "infer": INFER,
     "generate": GENERATE,
     "generate_stream": GENERATE_STREAM,

@@ -20,6 +20,7 @@ TO_STUB: list[m.ToStub] = [
     m.ResponseAck(1, 0, 5),
     m.HostReply(1, None),
     m.CheckReady(1),
+    m.DescribeStacks(1),
     m.Finalize(),
 ]
 TO_HOST: list[m.ToHost] = [
@@ -42,6 +43,7 @@ TO_HOST: list[m.ToHost] = [
     m.ReadMetric(1, 2),
     m.DropMetrics([1], [2]),
     m.ReadinessResult(1, True, ""),
+    m.Stacks(1, ["thread MainThread:"]),
     m.LogLine(0, "model.py", 3, "text"),
     m.Finalized(None),
 ]

@@ -74,6 +74,7 @@ to_stub: st.SearchStrategy[m.ToStub] = st.one_of(
     st.builds(m.ResponseAck, unsigned, unsigned, unsigned),
     st.builds(m.HostReply, unsigned, st.none() | text, st.none() | st.booleans() | int64 | floats),
     st.builds(m.CheckReady, unsigned),
+    st.builds(m.DescribeStacks, unsigned),
     st.builds(m.Finalize),
 )
 to_host: st.SearchStrategy[m.ToHost] = st.one_of(
@@ -111,6 +112,7 @@ to_host: st.SearchStrategy[m.ToHost] = st.one_of(
     st.builds(m.ReadMetric, unsigned, unsigned),
     st.builds(m.DropMetrics, st.lists(unsigned, max_size=2), st.lists(unsigned, max_size=2)),
     st.builds(m.ReadinessResult, unsigned, st.booleans(), text),
+    st.builds(m.Stacks, unsigned, st.lists(text)),
     st.builds(m.LogLine, int64, text, int64, text),
     st.builds(m.Finalized, st.none() | text),
 )

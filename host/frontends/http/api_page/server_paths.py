@@ -57,7 +57,21 @@ def _health(operations: Operations, summary: str) -> Schema:
 def _crashes(operations: Operations) -> dict[str, Schema]:
     identifier = path_parameter("id", "The id of a record.")
     summaries = {"crashes": {"type": "array", "items": reference("CrashSummary")}}
+    activity = {"instances": {"type": "array", "items": reference("InstanceActivity")}}
+    activities = {**_object(activity), "required": ["instances"]}
+    model = path_parameter("model", "The name of a model.")
     return {
+        "/v2/stacks": {
+            "get": operations.operation(
+                "logging", _SERVER, "Get what all instances do now", activities
+            )
+        },
+        "/v2/models/{model}/stacks": {
+            "get": operations.operation(
+                "logging", _SERVER, "Get what the instances of a model do now", activities,
+                errors=(404,), parameters=[model],
+            )
+        },
         "/v2/crashes": {
             "get": operations.operation(
                 "logging", _SERVER, "List the crashes of model processes, the newest first",
@@ -201,6 +215,17 @@ def schemas() -> dict[str, Schema]:
         "reason": STRING,
     }
     requests = {"type": "array", "items": {"type": "object"}}
+    activity = {
+        "model": STRING,
+        "version": integer,
+        "instance": STRING,
+        "pid": integer,
+        "phase": STRING,
+        "request_count": integer,
+        "requests": requests,
+        "stacks": names,
+        "problem": STRING,
+    }
     record = {
         **crash,
         "pid": integer,
@@ -237,6 +262,7 @@ def schemas() -> dict[str, Schema]:
             "required": ["model_stats"],
         },
         "CrashSummary": {**_object(crash), "required": list(crash)},
+        "InstanceActivity": {**_object(activity), "required": list(activity)},
         "CrashRecord": {**_object(record), "required": list(record)},
         "IndexEntry": {
             **_object({"name": STRING, "version": STRING, "state": STRING, "reason": STRING}),

@@ -1,0 +1,80 @@
+"""`pbhost stacks`: shows what the instances of a running server do now."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+from urllib.parse import quote
+
+import msgspec
+
+from host.cli.arguments import parse_texts
+from host.cli.crashes import format_requests
+from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
+from host.errors import HostError
+from host.instances.activity import InstanceActivity
+from host.logs.formats import escape_control_characters
+from host.options.flag_parser import FlagGroup, one_of
+
+_ABOUT = """\
+Shows what each instance of a running server does now: the requests that it runs, and the Python
+stacks of all its threads. URL is the address of the server's HTTP port.
+
+A process that is stopped, or whose native code holds the lock of the Python interpreter, cannot
+answer; the output says so.
+
+examples:
+  pbhost stacks http://localhost:8000
+  pbhost stacks http://localhost:8000 --model=resnet
+
+exit status: 0 the server has answered; 1 it has not, or has no such model; 2 the command line is
+invalid"""
+
+_group = FlagGroup("Stacks")
+
+
+@dataclass
+class _Options:
+    model: str = _group("", "Show only instances of this model.")
+    header: list[str] = _group([], HEADER_HELP, check=check_headers)
+    format: str = _group(
+        "text", "Output format: text or json.", check=one_of("format", "text", "json")
+    )
+
+
+class _Answer(msgspec.Struct):
+    instances: list[InstanceActivity]
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Prints what the instances do and exits."""
+    (url,), options = parse_texts(arguments, "stacks URL", _ABOUT, _Options)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
+    path = f"/v2/models/{quote(options.model, safe='')}/stacks" if options.model else "/v2/stacks"
+    try:
+        body = ServerClient(url, options.header).get(path)
+    except HostError as error:
+        sys.stderr.write(f"pbhost stacks: {error.message}\n")
+        sys.exit(1)
+    if options.format == "json":
+        sys.stdout.write(msgspec.json.format(body, indent=2).decode() + "\n")
+        sys.exit(0)
+    instances = msgspec.json.decode(body, type=_Answer).instances
+    texts = [_format_activity(instance) for instance in instances]
+    sys.stdout.write("\n".join(texts) or "no instance\n")
+    sys.exit(0)
+
+
+def _format_activity(activity: InstanceActivity) -> str:
+    model = f"{activity.model}:{activity.version}" if activity.version else activity.model
+    process = f"instance {activity.instance}, process {activity.pid}"
+    lines = [f"{model}, {process}: {activity.phase}"]
+    if activity.request_count:
+        lines.append(f"requests: {activity.request_count}")
+    lines += format_requests(activity.requests)
+    lines += [f"  {line}" for line in activity.stacks]
+    if activity.problem:
+        lines.append(f"  {activity.problem}")
+    return "\n".join(escape_control_characters(line) for line in lines) + "\n"
