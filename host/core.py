@@ -89,6 +89,11 @@ class Core:
         self.request_tracer = tracer if tracer.enabled else None
         """Decides which requests are traced; None while none is."""
 
+    def refuse_while_loading(self) -> None:
+        """Raises HostError UNAVAILABLE while the models of the start are loading."""
+        if not self._state.started:
+            raise unavailable("Server not ready")
+
     # Inference
 
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
@@ -164,8 +169,7 @@ class Core:
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         """Statistics of a model; of all models without a name. Raises HostError."""
-        if not self._state.started:
-            raise unavailable("Server not ready")
+        self.refuse_while_loading()
         number = parse_version(version)
         try:
             known_as = self._registry.resolve_name(name) if name else ""
@@ -193,6 +197,7 @@ class Core:
         return self._registry.versions(self._registry.resolve_name(name))
 
     def _find(self, name: str, version: str) -> Model:
+        self.refuse_while_loading()
         return self._registry.find(name, parse_version(version))
 
     # Traces and log

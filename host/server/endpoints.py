@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ _Started = TypeVar("_Started")
 
 _log = logging.getLogger("pbhost")
 
+_GRPC_SERVICE, _HTTP_SERVICE = "GRPCInferenceService", "HTTPService"
+_METRICS_SERVICE = "Metrics Service"
 _GRPC_PREFIX = "triton-grpc-protocol-"  # prefix of metadata keys for restricted protocols
 
 
@@ -117,7 +119,6 @@ class Endpoints:
         self.grpc_port = await _start_service("GRPC", self._grpc.start())
         if settings.tls is not None:
             await self._tls_reloader.add(settings.tls, self._grpc.reload_tls)
-        _log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.grpc_port)
 
     async def _open_http(self, core: Core, connection_hooks: ConnectionHooks) -> None:
         options = self._options
@@ -147,12 +148,6 @@ class Endpoints:
         files, context = _http_tls(options), self._http_tls
         if files is not None and context is not None:
             await self._tls_reloader.add(files, partial(files.reload, context))
-        _log.info("Started HTTPService at %s:%d", options.http_address, self.http_port)
-        if options.http_api_page:
-            scheme = "http" if context is None else "https"
-            address = options.http_address.removeprefix("ipv6:")
-            name = "localhost" if address in ("0.0.0.0", "[::]") else address
-            _log.info("Models can be tried at %s://%s:%d/docs", scheme, name, self.http_port)
 
     async def start_metrics(
         self, families: Callable[[], Awaitable[Iterable[MetricFamily]]]
@@ -163,7 +158,34 @@ class Endpoints:
             MetricsApp(families), address, self._options.metrics_port, timeouts=self._timeouts
         )
         self.metrics_port = await _start_service("Metrics", self._metrics.start())
-        _log.info("Started Metrics Service at %s:%d", address, self.metrics_port)
+
+    def log_listening(self) -> None:
+        """Logs the open ports, before the models are loaded."""
+        ports = [f"{service} at {address}" for service, address in self._addresses()]
+        if ports:
+            _log.info(
+                "listening: %s; requests are refused until the models are loaded", ", ".join(ports)
+            )
+
+    def log_started(self) -> None:
+        """Logs that the services can be used, in the words of Triton."""
+        for service, address in self._addresses():
+            _log.info("Started %s at %s", service, address)
+            if service == _HTTP_SERVICE and self._options.http_api_page:
+                scheme = "http" if self._http_tls is None else "https"
+                host = self._options.http_address.removeprefix("ipv6:")
+                name = "localhost" if host in ("0.0.0.0", "[::]") else host
+                _log.info("Models can be tried at %s://%s:%d/docs", scheme, name, self.http_port)
+
+    def _addresses(self) -> Iterator[tuple[str, str]]:
+        """Each service that is open, and its address with its port."""
+        options = self._options
+        if self._grpc is not None:
+            yield _GRPC_SERVICE, f"{options.grpc_address}:{self.grpc_port}"
+        if self._http is not None:
+            yield _HTTP_SERVICE, f"{options.http_address}:{self.http_port}"
+        if self._metrics is not None:
+            yield _METRICS_SERVICE, f"{options.metrics_host}:{self.metrics_port}"
 
     async def reload_tls(self) -> None:
         """Reads the TLS files again, for new connections; logs what came of it."""

@@ -90,7 +90,7 @@ class Server:
     @property
     def core(self) -> Core:
         """The models, as clients see them. Raises HostError UNAVAILABLE before they are loaded."""
-        if self._core is None:
+        if self._core is None or not self._state.started:
             raise unavailable("Server not ready")
         return self._core
 
@@ -110,7 +110,7 @@ class Server:
         return self._endpoints.metrics_port
 
     async def start(self) -> Server:
-        """Loads the models, then opens the ports.
+        """Opens the ports, then loads the models; requests are refused until that is done.
 
         Raises HostError if a model fails to load (with `exit_on_error`), a port is taken, or the
         log file cannot be written. Everything that was started is stopped then.
@@ -129,25 +129,37 @@ class Server:
             tracer = self._tracer = Tracer(options.tracing)
             await self._endpoints.check_configuration()
             pool = self._open_pool(tracer)
-            control = await self._load(pool)
+            repository = Repository(map(Path, options.model_repository), options.model_namespacing)
+            lifecycle = await self._open_lifecycle(pool, repository)
+            families = EnsembleDependencies(self._registry, lifecycle)
+            pool.control = ModelControl(
+                self._registry,
+                repository,
+                families,
+                explicit=options.model_control_mode == "explicit",
+                serving=lambda: self._state.accepts_model_control,
+            )
             core = self._core = Core(
                 options.id,
                 self._registry,
                 self._state,
                 strict_readiness=options.strict_readiness,
-                control=control,
+                control=pool.control,
                 regions=pool.regions,
                 crash_records=pool.crash_records,
                 describe_activity=pool.describe_activity,
                 tracer=tracer,
                 log=LogSettings(self._log, pool.update_log_levels),
             )
-            self._state.started = True
-            rows = option_table_rows(core.server_metadata(), options)
-            _log.info("%s", format_table(["Option", "Value"], rows), extra={"table": True})
             await self._endpoints.start(core, pool.busy_poller.connection_hook)
             if options.allow_metrics:
                 await self._open_metrics()
+            self._endpoints.log_listening()
+            await self._load_models(repository, families)
+            self._state.started = True
+            rows = option_table_rows(core.server_metadata(), options)
+            _log.info("%s", format_table(["Option", "Value"], rows), extra={"table": True})
+            self._endpoints.log_started()
         except BaseException:  # a cancelled start (Ctrl-C) must not leave processes behind either
             await self.stop()
             raise
@@ -194,10 +206,9 @@ class Server:
             return loader
         return OpenAILoader(loader, self._registry, _finalize_seconds(options))
 
-    async def _load(self, pool: StubPool) -> ModelControl:
-        """Loads the models; returns what loads and unloads them from now on. Raises HostError."""
+    async def _open_lifecycle(self, pool: StubPool, repository: Repository) -> ModelLifecycle:
+        """Makes what loads and unloads models. Raises HostError."""
         options = self.options
-        repository = Repository(map(Path, options.model_repository), options.model_namespacing)
         environments = self._environments = Environments(
             options.environment_cache, options.environment_timeout_secs
         )
@@ -218,7 +229,7 @@ class Server:
             limiter=_make_rate_limiter(options),
             policies=read_policies(options.host_policy),
         )
-        lifecycle = self._lifecycle = ModelLifecycle(
+        self._lifecycle = ModelLifecycle(
             self._registry,
             repository,
             self._make_loader(python, pool),
@@ -236,14 +247,11 @@ class Server:
                 variables=options.template_variables,
             ),
         )
-        families = EnsembleDependencies(self._registry, lifecycle)
-        pool.control = control = ModelControl(
-            self._registry,
-            repository,
-            families,
-            explicit=options.model_control_mode == "explicit",
-            serving=lambda: self._state.accepts_model_control,
-        )
+        return self._lifecycle
+
+    async def _load_models(self, repository: Repository, families: EnsembleDependencies) -> None:
+        """Loads the models of the start, and begins to poll. Raises HostError."""
+        options = self.options
         names, all_loaded = await self._startup_models(repository)
         if options.debug_model:
             _warn_about_debugging(options.debug_model, names)
@@ -260,7 +268,6 @@ class Server:
             self._poller = RepositoryPoller(
                 self._registry, repository, families, options.repository_poll_secs
             )
-        return control
 
     async def _startup_models(self, repository: Repository) -> tuple[list[str], bool]:
         """The models to load at start-up, and whether every repository could be read."""

@@ -115,6 +115,8 @@ class OpenAIApp:
         if exchange.method not in endpoint.methods:
             allow = (b"allow", ", ".join(endpoint.methods).encode())
             raise OpenAIError("Method Not Allowed", None, None, 405, headers=(allow,))
+        if endpoint is not routes.HEALTH:
+            self._core.refuse_while_loading()
         if endpoint.category == "inference":
             await self._infer(exchange, route)
         elif endpoint is routes.HEALTH:
