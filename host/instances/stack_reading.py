@@ -9,7 +9,7 @@ from pathlib import Path
 from host.errors import unavailable
 from stub.wire import messages as m
 
-_TIMEOUT = 3.0
+_TIMEOUT = 5.0
 
 
 class StackReading:

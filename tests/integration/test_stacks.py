@@ -86,7 +86,7 @@ def test_a_stopped_process_is_told_and_holds_up_no_other(host: RunningHost) -> N
         stub.send_signal(signal.SIGCONT)
     assert healthy["stacks"]
     assert stopped["stacks"] == []
-    assert stopped["problem"] == "no answer in 3 s: the process is stopped"
+    assert stopped["problem"] == "no answer in 5 s: the process is stopped"
     assert get(host, "/v2/models/script/stacks")["instances"][0]["problem"] == ""
 
 
