@@ -20,6 +20,7 @@ TOOL_PARSERS = ("hermes", "llama3", "mistral")
 """The values of `OPENAI_TOOL_PARSER`."""
 
 INPUTS, OUTPUTS = "OPENAI_INPUTS", "OPENAI_OUTPUTS"
+TOKENIZER = "OPENAI_TOKENIZER"
 _FORMS = {INPUTS: "INPUT=source", OUTPUTS: "OUTPUT=meaning"}
 _KINDS = {INPUTS: "input", OUTPUTS: "output"}
 

@@ -17,6 +17,7 @@ from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
 from host.repository.chat_template import ChatTemplate
 from host.repository.qualified_name import split_qualified_name
+from host.repository.token_counter import TokenCounter
 
 
 class Model(Protocol):
@@ -30,6 +31,8 @@ class Model(Protocol):
     """Names of classes, by output."""
     chat_template: ChatTemplate | None
     """How messages become a prompt; None if no file of the model says it."""
+    token_counter: TokenCounter | None
+    """Counts the tokens of texts; None if the model has no tokenizer, or counts itself."""
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid for this model."""

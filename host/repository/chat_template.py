@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,14 @@ def read_chat_template(directory: Path, version: int, config: ModelConfig) -> Ch
     chosen = parameters[_PARAMETER].string_value.strip() if _PARAMETER in parameters else ""
     if chosen in BUILT_IN_TEMPLATES:
         return None
-    folders: tuple[Path, ...] = (directory / str(version), directory)
+    folders: Sequence[Path] = (directory / str(version), directory)
     try:
         if chosen:
             path = (directory / chosen).resolve()
             if not path.is_relative_to(directory.resolve()):
                 return _complaint(config, f"'{chosen}' lies outside of the model's folder")
             return ChatTemplate(_read(path), "", _special_tokens(folders))
-        if config.backend == "vllm":
-            folders += tuple(_vllm_folders(folders[0]))
+        folders = tokenizer_folders(directory, version, config)
         for folder in folders:
             if (folder / "chat_template.jinja").exists():
                 text = _read(folder / "chat_template.jinja")
@@ -65,6 +65,15 @@ def read_chat_template(directory: Path, version: int, config: ModelConfig) -> Ch
     except (ValueError, RecursionError) as error:
         return _complaint(config, f"cannot read '{chosen or 'the chat template'}': {error}")
     return None
+
+
+def tokenizer_folders(directory: Path, version: int, config: ModelConfig) -> list[Path]:
+    """Return the folders that may have the files of a tokenizer, the first one first. Blocks.
+
+    Raises OSError or ValueError if `model.json` of a vLLM model cannot be read.
+    """
+    folders = [directory / str(version), directory]
+    return folders + (_vllm_folders(folders[0]) if config.backend == "vllm" else [])
 
 
 def _complaint(config: ModelConfig, reason: str) -> ChatTemplate:
@@ -127,7 +136,7 @@ def _hub_cache() -> Path:
     return Path("~/.cache/huggingface/hub").expanduser()
 
 
-def _special_tokens(folders: tuple[Path, ...]) -> dict[str, str]:
+def _special_tokens(folders: Sequence[Path]) -> dict[str, str]:
     """Return `bos_token` and the like of tokenizer_config.json: texts, or objects of a text."""
     tokens: dict[str, str] = {}
     for folder in reversed(folders):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -34,12 +35,16 @@ from host.frontends.openai.response_answers import ResponseAnswer
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.openai.tool_calls import ForcedCall, ToolParser, make_parser
+from host.frontends.openai.usage import UsageCounter
 from host.inference.request import InferRequest
+from host.metrics.token_latencies import TokenTimer
+from host.repository.token_counter import TokenCounter
 
 _STREAM_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+_MAX_COUNTING_THREADS = 2
 _EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
@@ -47,6 +52,10 @@ class _Writer(Protocol):
     """Writes an answer in the form of its route."""
 
     id: str
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether streams have the usage."""
 
     def whole(self, deltas: Iterable[Delta], usage: dict[str, Any] | None) -> bytes:
         """Write the complete answer."""
@@ -63,13 +72,18 @@ class _Writer(Protocol):
 
 @dataclass(slots=True)
 class _Generation:
-    """The calls of one request: each has its reader. `echoes`: the text before each choice."""
+    """The calls of one request: each has its reader. `echoes`: the text before each choice.
+
+    `usage` counts the tokens of a model that counts none. `timer` records the times of a stream.
+    """
 
     requests: list[InferRequest]
     readers: list[ResponseReader]
     echoes: list[str]
     per_prompt: int
     without_model: bool = False  # only echoes are wanted
+    usage: UsageCounter | None = None
+    timer: TokenTimer | None = None
 
 
 class GenerationHandler:
@@ -88,10 +102,12 @@ class GenerationHandler:
         self._bodies = bodies
         self._forwarding = forwarding
         self._prompts = prompts
+        self._counting = asyncio.Semaphore(_MAX_COUNTING_THREADS)
 
     async def answer(self, exchange: HttpExchange, route: str) -> None:
         """Answer one request. Raises OpenAIError before the first event of a stream."""
         tracing = self._core.request_tracer
+        started = time.monotonic()
         receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
         large = size > MAX_INLINE_BYTES
@@ -114,9 +130,16 @@ class GenerationHandler:
         else:
             prompts = _prompts(fields["prompt"])
         self._check_sizes(contract, fields, prompts, size)
+        streamed = bool(fields.get("stream"))
+        counter = self._core.token_counter(contract.model, version)
+        if streamed and not answer.streams_usage:
+            counter = None
         generation = await _run(
-            large, _build, contract, fields, route, prompts, version, request_id
+            large, _build, contract, fields, route, prompts, version, request_id, counter
         )
+        if streamed:
+            latencies = self._core.token_latencies(contract.model, version)
+            generation.timer = TokenTimer(latencies, started)
         if self._forwarding:
             forwarded = self._forwarding.to_parameters(exchange.raw_headers())
             for request in generation.requests:
@@ -125,7 +148,7 @@ class GenerationHandler:
         deltas = self._deltas(generation)
         with trace_request(tracing, exchange, generation.requests[0], receive_started_ns):
             async with aclosing(deltas):
-                if fields.get("stream"):
+                if streamed:
                     await self._stream(exchange, answer, generation, deltas, headers)
                 else:
                     await self._send_whole(exchange, answer, generation, deltas, headers)
@@ -158,8 +181,9 @@ class GenerationHandler:
         joined: list[Delta] = []
         async for some in deltas:
             joined += some
+        usage = await self._usage(generation)
         with trace_response(generation.requests[0]):
-            body = answer.whole(joined, _usage(generation))
+            body = answer.whole(joined, usage)
             await exchange.send_response(JSON, (body,), headers)
 
     async def _stream(
@@ -179,11 +203,19 @@ class GenerationHandler:
                 if events:
                     with trace_response(generation.requests[0]):
                         await exchange.send_chunk(events)
-            await exchange.send_chunk(answer.end(_usage(generation)), more=False)
+            await exchange.send_chunk(answer.end(await self._usage(generation)), more=False)
         except OpenAIError as error:
             if not exchange.response_started:
                 raise
             await exchange.send_chunk(answer.failure(error), more=False)
+
+    async def _usage(self, generation: _Generation) -> dict[str, Any] | None:
+        """Return the usage that the model counted; if it counted none, that of its tokenizer."""
+        usages = [reader.usage for reader in generation.readers]
+        usage = sum_usage(usages, generation.per_prompt)
+        if usage is None and generation.usage is not None:
+            usage = await generation.usage.count(self._counting)
+        return usage
 
     async def _deltas(self, generation: _Generation) -> AsyncGenerator[list[Delta], None]:
         """Yield the deltas of all choices as they come. Leaving early cancels the calls."""
@@ -195,7 +227,7 @@ class GenerationHandler:
             yield [Delta(index, {}, "length") for index in range(len(generation.readers))]
             return
         calls = [
-            self._read_call(request, reader)
+            self._read_call(request, reader, generation.timer)
             for request, reader in zip(generation.requests, generation.readers, strict=True)
         ]
         responses = calls[0] if len(calls) == 1 else _merge(calls)
@@ -205,7 +237,7 @@ class GenerationHandler:
                 echoes = []
 
     async def _read_call(
-        self, request: InferRequest, reader: ResponseReader
+        self, request: InferRequest, reader: ResponseReader, timer: TokenTimer | None
     ) -> AsyncGenerator[list[Delta], None]:
         try:
             call = self._core.infer(request)
@@ -213,7 +245,11 @@ class GenerationHandler:
             raise from_host_error(error) from None
         async with aclosing(aiter(call)) as responses:
             async for response in responses:
-                yield reader.read(response)
+                deltas = reader.read(response)
+                if timer is not None:
+                    for delta in deltas:
+                        timer.record_token(delta.index)
+                yield deltas
                 if reader.stopped:
                     break  # this cancels the call
         yield reader.finish()
@@ -226,6 +262,7 @@ def _build(
     prompts: Sequence[str | list[int] | None],
     version: int,
     request_id: str,
+    counter: TokenCounter | None,
 ) -> _Generation:
     """Build the requests of all choices, and the readers of their responses."""
     whole = contract.takes_whole_request
@@ -239,12 +276,15 @@ def _build(
         ]
     except RecursionError:
         raise too_deep() from None
+    usage: UsageCounter | None = None
+    if counter is not None and not whole:
+        usage = UsageCounter(counter, prompts, route == CHAT, len(requests))
     readers: list[ResponseReader] = []
     for index in range(len(requests)):
         if contract.gives("response"):
             readers.append(JsonReader(contract, index, fields.get("n", 1) if whole else 1))
         else:
-            readers.append(_text_reader(contract, fields, route, index))
+            readers.append(_text_reader(contract, fields, route, index, usage))
     echoes: list[str] = []
     if fields.get("echo") and not whole:
         for prompt in prompts:
@@ -252,11 +292,18 @@ def _build(
                 raise invalid_value("'echo' needs a prompt that is text", "echo")
             echoes += [prompt] * choices
     return _Generation(
-        requests, readers, echoes, choices, bool(echoes) and fields.get("max_tokens") == 0
+        requests,
+        readers,
+        echoes,
+        choices,
+        bool(echoes) and fields.get("max_tokens") == 0,
+        usage,
     )
 
 
-def _text_reader(contract: Contract, fields: Fields, route: str, index: int) -> TextReader:
+def _text_reader(
+    contract: Contract, fields: Fields, route: str, index: int, usage: UsageCounter | None
+) -> TextReader:
     carried = contract.takes("sampling") or contract.takes_whole_request
     limit = fields.get("max_tokens")
     return TextReader(
@@ -267,6 +314,7 @@ def _text_reader(contract: Contract, fields: Fields, route: str, index: int) -> 
         limit,
         _tool_parser(contract, fields) if route == CHAT else None,
         _logprobs_writer(fields, route),
+        None if usage is None else usage.texts[index],
     )
 
 
@@ -285,10 +333,6 @@ def _logprobs_writer(fields: Fields, route: str) -> LogprobsWriter | None:
     if route == CHAT:
         return LogprobsWriter(True, fields.get("top_logprobs", 0))
     return LogprobsWriter(False, int(fields["logprobs"]))
-
-
-def _usage(generation: _Generation) -> dict[str, Any] | None:
-    return sum_usage([reader.usage for reader in generation.readers], generation.per_prompt)
 
 
 def _prompts(value: Any) -> list[str | list[int] | None]:

@@ -63,7 +63,8 @@ class TextReader:
 
     `stops`: stop sequences that the model does not search itself. `max_tokens`: cuts the text of a
     model that counts its tokens but does not take the limit; `limit` gives the finish reason.
-    `tools` finds the tool calls in the text. `logprobs`: log probabilities are wanted.
+    `tools` finds the tool calls in the text. `logprobs`: log probabilities are wanted. `texts`
+    gets all texts of the model, if they are to be counted.
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class TextReader:
         limit: int | None = None,
         tools: ToolParser | None = None,
         logprobs: LogprobsWriter | None = None,
+        texts: list[str] | None = None,
     ) -> None:
         self.stopped = False
         self._tools = tools
         self._logprobs = logprobs
+        self._texts = texts
         self._contract = contract
         self._index = index
         self._decoder = utf8_decoder()
@@ -116,6 +119,8 @@ class TextReader:
                     text = self._single(tensor).decode(errors="replace")
                     if text:
                         message["reasoning_content"] = text
+                        if self._texts is not None:
+                            self._texts.append(text)
                 case "tool_calls":
                     calls = self._tool_calls(tensor)
                     if calls:
@@ -142,6 +147,8 @@ class TextReader:
         return [Delta(self._index, message, None, logprobs)]
 
     def _add_text(self, message: dict[str, Any], piece: str) -> None:
+        if self._texts is not None:
+            self._texts.append(piece)
         if self._tools is not None:
             message.update(self._tools.feed(piece))
         elif piece:

@@ -25,6 +25,8 @@ class ResponseAnswer:
     `sent`: the fields of the client, some of which are members of the response.
     """
 
+    streams_usage = True
+
     def __init__(self, model: str, sent: Fields) -> None:
         self.id = f"resp_{uuid.uuid4().hex}"
         self._members = _request_members(model, sent)
