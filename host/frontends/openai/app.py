@@ -27,6 +27,7 @@ from host.frontends.openai.keys import ApiKeys
 from host.frontends.openai.models import ModelDirectory, describe_model
 from host.frontends.openai.response_fields import RESPONSES
 from host.frontends.openai.template import PromptRenderer
+from host.frontends.openai.transcriptions import TranscriptionHandler
 from host.frontends.restrictions import Restrictions
 
 _log = logging.getLogger("pbhost")
@@ -67,6 +68,7 @@ class OpenAIApp:
         prompts = PromptRenderer(core, max_input_size)
         self._generation = GenerationHandler(core, self._models, bodies, forwarding, prompts)
         self._embeddings = EmbeddingsHandler(core, self._models, bodies, forwarding)
+        self._transcriptions = TranscriptionHandler(core, self._models, bodies, forwarding)
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
         """Answer one request."""
@@ -135,6 +137,8 @@ class OpenAIApp:
         try:
             if route.endpoint is routes.EMBEDDINGS:
                 await self._embeddings.answer(exchange)
+            elif route.endpoint is routes.TRANSCRIPTIONS:
+                await self._transcriptions.answer(exchange)
             else:
                 await self._generation.answer(exchange, _GENERATION[route.endpoint])
         finally:

@@ -14,7 +14,13 @@ from host.frontends.http import json_text as json
 from host.frontends.http.tensors import flatten, read_numbers
 from host.frontends.openai.contract import Contract, Input
 from host.frontends.openai.errors import invalid_type, invalid_value, unsupported_field
-from host.frontends.openai.fields import CHAT, COMPLETIONS, KNOWN_FIELDS, Fields
+from host.frontends.openai.fields import (
+    CHAT,
+    COMPLETIONS,
+    KNOWN_FIELDS,
+    TRANSCRIPTIONS,
+    Fields,
+)
 from host.frontends.openai.media import SOURCE_OF_PART, read_media
 from host.inference.request import InferRequest, Parameter, Tensor
 
@@ -46,7 +52,7 @@ _RESERVED = frozenset(
 )
 _DEFAULT_MAX_TOKENS = {CHAT: 1024}
 _COMPLETION_TOKENS = 16
-_ROUTE_PARAMETERS = {CHAT: "chat/completions"}
+_ROUTE_PARAMETERS = {CHAT: "chat/completions", TRANSCRIPTIONS: "audio/transcriptions"}
 
 
 def prepare_fields(contract: Contract, fields: Fields, route: str) -> Fields:
@@ -203,6 +209,8 @@ def build_parameters(
     for name, value in fields.items():
         if name in filled or name in _NEVER_PARAMETERS or carried:
             continue
+        if route == TRANSCRIPTIONS and name in ("file", "include", "chunking_strategy"):
+            continue
         if sampling and (name in _SAMPLING or name not in KNOWN_FIELDS[route]):
             continue
         if name == "stop":
@@ -253,6 +261,8 @@ def _source_value(
             kind = next(kind for kind, taker in SOURCE_OF_PART.items() if taker == entry.source)
             as_base64 = entry.source == "images" and contract.backend == "vllm"
             return read_media(fields["messages"], kind, as_base64) or None
+        case "audio" if "file" in fields:
+            return fields["file"]
         case "images" | "audio":
             return None
     return fields.get(entry.source)

@@ -356,6 +356,16 @@ def read_number(tensor: Tensor) -> int | None:
     return int(values.sum()) if values.size else None
 
 
+def read_float(tensor: Tensor) -> float | None:
+    """Return the first element of a floating-point output; None if it is empty."""
+    if tensor.datatype not in ("FP32", "FP64"):
+        return None
+    data = copy_from_shared_memory(tensor).data
+    assert isinstance(data, (bytes, memoryview))
+    values = np.frombuffer(data, "<f4" if tensor.datatype == "FP32" else "<f8")
+    return float(values[0]) if values.size else None
+
+
 def _parse(text: bytes) -> Any:
     try:
         return json.parse(text)

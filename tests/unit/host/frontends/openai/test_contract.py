@@ -14,7 +14,9 @@ TEXT = (
     'input [{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }]'
     ' output [{ name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }]'
 )
-WRONG_OPENAI = "OPENAI of model 'm' must list chat, completions, embeddings, or be off; got"
+WRONG_OPENAI = (
+    "OPENAI of model 'm' must list chat, completions, embeddings, transcriptions, or be off; got"
+)
 
 
 def tensors(kind: str, *entries: str) -> str:
