@@ -138,6 +138,11 @@ class Core:
         """The chat template of a model, None if it has none. Raises HostError if it is missing."""
         return self._find(name, version).chat_template
 
+    def ready_since(self, name: str, version: int) -> float:
+        """When a model became ready, in seconds since 1970. Raises HostError if it is missing."""
+        number = self._registry.find(name, version).version
+        return self._versions(name)[number].since
+
     def token_counter(self, name: str, version: int) -> TokenCounter | None:
         """The token counter of a model, None if it has none. Raises HostError if it is missing."""
         return self._registry.find(name, version).token_counter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,6 +106,8 @@ class ModelVersion:
     state: VersionState
     reason: str = ""
     model: LoadedModel | None = None
+    since: float = field(default_factory=time.time)
+    """When the version got its first state, in seconds since 1970 UTC."""
 
     @property
     def failed(self) -> bool:

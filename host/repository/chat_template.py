@@ -24,12 +24,14 @@ class ChatTemplate:
     """A Jinja template and the special tokens that it may use, or why it cannot be read.
 
     `tool_use_text` is the template for requests with tools; if it is "", `text` renders them too.
+    `file` is the name of the file.
     """
 
     text: str = ""
     tool_use_text: str = ""
     special_tokens: dict[str, str] = field(default_factory=dict)
     complaint: str = ""
+    file: str = ""
 
 
 def read_chat_template(directory: Path, version: int, config: ModelConfig) -> ChatTemplate | None:
@@ -49,16 +51,19 @@ def read_chat_template(directory: Path, version: int, config: ModelConfig) -> Ch
             path = (directory / chosen).resolve()
             if not path.is_relative_to(directory.resolve()):
                 return _complaint(config, f"'{chosen}' lies outside of the model's folder")
-            return ChatTemplate(_read(path), "", _special_tokens(folders))
+            return ChatTemplate(_read(path), "", _special_tokens(folders), file=chosen)
         folders = tokenizer_folders(directory, version, config)
         for folder in folders:
             if (folder / "chat_template.jinja").exists():
                 text = _read(folder / "chat_template.jinja")
-                return ChatTemplate(text, "", _special_tokens(folders))
+                tokens = _special_tokens(folders)
+                return ChatTemplate(text, "", tokens, file="chat_template.jinja")
             templates = _named_templates(folder)
             if "default" in templates:
                 tool_use = templates.get("tool_use", "")
-                return ChatTemplate(templates["default"], tool_use, _special_tokens(folders))
+                tokens = _special_tokens(folders)
+                file = "tokenizer_config.json"
+                return ChatTemplate(templates["default"], tool_use, tokens, file=file)
     except OSError as error:
         name = chosen or Path(str(error.filename)).name
         return _complaint(config, f"cannot read '{name}': {error.strerror or error}")

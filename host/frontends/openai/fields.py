@@ -473,6 +473,12 @@ _OTHER_FIELDS = {
 """The fields that only other routes have, by route."""
 
 
+def scheduling_field(name: str, value: Any) -> int:
+    """Return the value of `priority`, or of `timeout` in microseconds. Raises OpenAIError."""
+    _integer(0, (1 << 64) - 1)(name, value)
+    return int(value)
+
+
 def model_name(fields: Fields) -> str:
     """Return the model that a request names. Raises OpenAIError."""
     if "model" not in fields:

@@ -20,6 +20,7 @@ from host.frontends.openai.fields import (
     KNOWN_FIELDS,
     TRANSCRIPTIONS,
     Fields,
+    scheduling_field,
 )
 from host.frontends.openai.media import SOURCE_OF_PART, read_media
 from host.inference.request import InferRequest, Parameter, Tensor
@@ -47,9 +48,11 @@ _NEVER_PARAMETERS = frozenset(
     " continue_final_message documents".split()
 )
 _RESERVED = frozenset(
-    "sequence_id sequence_start sequence_end headers binary_data_output priority timeout"
-    " openai_route".split()
+    "sequence_id sequence_start sequence_end headers binary_data_output openai_route".split()
 )
+SCHEDULING_FIELDS = ("priority", "timeout")
+"""Fields that the core reads, as on /v2, unless the model has an input of that name."""
+
 _DEFAULT_MAX_TOKENS = {CHAT: 1024}
 _COMPLETION_TOKENS = 16
 _ROUTE_PARAMETERS = {CHAT: "chat/completions", TRANSCRIPTIONS: "audio/transcriptions"}
@@ -193,7 +196,16 @@ def build_request(
             "prompt",
         )
     request.parameters = build_parameters(contract, fields, route, filled)
+    set_scheduling(request, contract, fields)
     return request
+
+
+def set_scheduling(request: InferRequest, contract: Contract, fields: Fields) -> None:
+    """Set priority and timeout of a request as its fields say. Raises OpenAIError."""
+    if "priority" in fields and not contract.takes("priority"):
+        request.priority = scheduling_field("priority", fields["priority"])
+    if "timeout" in fields and not contract.takes("timeout"):
+        request.timeout_us = scheduling_field("timeout", fields["timeout"])
 
 
 def build_parameters(
@@ -207,7 +219,7 @@ def build_parameters(
     sampling = contract.takes("sampling")
     parameters: dict[str, Parameter] = {}
     for name, value in fields.items():
-        if name in filled or name in _NEVER_PARAMETERS or carried:
+        if name in filled or name in _NEVER_PARAMETERS or name in SCHEDULING_FIELDS or carried:
             continue
         if route == TRANSCRIPTIONS and name in ("file", "include", "chunking_strategy"):
             continue
@@ -293,6 +305,7 @@ def _sampling(contract: Contract, fields: Fields, route: str) -> Fields:
         for name, value in fields.items()
         if name not in KNOWN_FIELDS[route]
         and name not in _NEVER_PARAMETERS
+        and name not in SCHEDULING_FIELDS
         and not contract.takes(name)
     }
     return {**chosen, **others}

@@ -11,7 +11,7 @@ from host.config.model_config import LoadedConfig, ModelConfig
 from host.config.openai_parameters import TOKENIZER, openai_parameter, other_names
 from host.frontends.openai.contract import Contract, check_defaults, compile_contract
 from host.frontends.openai.fields import CHAT, COMPLETIONS
-from host.frontends.openai.jinja_template import check_template
+from host.frontends.openai.template import probe_template
 from host.logs.formats import model_fields
 from host.models.loading import InstanceUpdate, ModelLoader
 from host.models.registry import LoadedModel, Registry
@@ -43,6 +43,11 @@ class OpenAILoader:
             model.chat_template = await read
             contract = compile_contract(model.config, model.chat_template)
             raise_first(check_contract(contract, model.config, model.chat_template), loaded.source)
+            fault = await find_template_fault(contract, model.chat_template)
+            if fault and openai_parameter(model.config, "OPENAI_CHAT_TEMPLATE"):
+                raise_first([Finding(fault, _path("OPENAI_CHAT_TEMPLATE"))], loaded.source)
+            if fault:
+                _log.error("%s", fault, extra=model_fields(model.name, version))
             await self._read_token_counter(contract, directory, model, loaded)
             raise_first(self._claim_names(model.config), loaded.source)
         except BaseException:  # also if cancelled, as the model has no other owner
@@ -93,6 +98,15 @@ def may_need_counter(contract: Contract) -> bool:
     return answers and contract.takes("prompt") and not contract.gives("num_output_tokens")
 
 
+async def find_template_fault(contract: Contract, template: ChatTemplate | None) -> str:
+    """Return why the chat template cannot be rendered, with file and line; "" if it can."""
+    needed = CHAT in contract.routes and contract.takes("prompt")
+    if template is None or template.complaint or not needed:
+        return ""
+    fault = await probe_template(contract.model, template)
+    return f"OPENAI_CHAT_TEMPLATE of model '{contract.model}': {fault}" if fault else ""
+
+
 def check_tokenizer(
     contract: Contract, directory: Path, version: int, config: ModelConfig
 ) -> Findings:
@@ -113,11 +127,6 @@ def check_contract(
         return
     if template.complaint:
         yield Finding(template.complaint, _path("OPENAI_CHAT_TEMPLATE"))
-    elif complaint := check_template(template.text):
-        yield Finding(
-            f"OPENAI_CHAT_TEMPLATE of model '{config.name}'{complaint}",
-            _path("OPENAI_CHAT_TEMPLATE"),
-        )
 
 
 def _path(key: str) -> str:

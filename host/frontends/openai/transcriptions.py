@@ -26,7 +26,7 @@ from host.frontends.openai.errors import (
     unsupported_field,
 )
 from host.frontends.openai.fields import TRANSCRIPTIONS, Fields, check_fields, model_name
-from host.frontends.openai.inputs import build_request
+from host.frontends.openai.inputs import SCHEDULING_FIELDS, build_request
 from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import raise_error, read_float, read_texts
 from host.frontends.openai.pieces import utf8_decoder
@@ -133,6 +133,9 @@ def _read_form(values: dict[str, list[str | bytes]]) -> Fields:
             fields["temperature"] = float(fields["temperature"])
         except ValueError:
             raise invalid_type("temperature", "a number", "") from None
+    for name in SCHEDULING_FIELDS:
+        if fields.get(name, "").isdecimal() and len(fields[name]) <= 20:
+            fields[name] = int(fields[name])
     if "stream" in fields:
         known = {"true": True, "false": False}
         if fields["stream"].lower() not in known:
