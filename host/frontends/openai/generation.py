@@ -23,8 +23,9 @@ from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields
 from host.frontends.openai.inputs import (
     build_request,
     choice_fields,
-    demanded_function,
+    demanded_functions,
     prepare_fields,
+    required_functions,
     wanted_tools,
     wants_logprobs,
 )
@@ -34,7 +35,7 @@ from host.frontends.openai.outputs import Delta, JsonReader, ResponseReader, Tex
 from host.frontends.openai.response_answers import ResponseAnswer
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
 from host.frontends.openai.template import PromptRenderer
-from host.frontends.openai.tool_calls import ForcedCall, ToolParser, make_parser
+from host.frontends.openai.tool_calls import ForcedCall, ForcedChoice, ToolParser, make_parser
 from host.frontends.openai.usage import UsageCounter
 from host.inference.request import InferRequest
 from host.metrics.token_latencies import TokenTimer
@@ -313,15 +314,16 @@ def _text_reader(
         None if carried or contract.takes("max_tokens") else limit,
         limit,
         _tool_parser(contract, fields) if route == CHAT else None,
+        [function["name"] for function in required_functions(fields)] if route == CHAT else (),
         _logprobs_writer(fields, route),
         None if usage is None else usage.texts[index],
     )
 
 
 def _tool_parser(contract: Contract, fields: Fields) -> ToolParser | None:
-    function = demanded_function(contract, fields)
-    if function is not None:
-        return ForcedCall(function["name"])
+    functions = demanded_functions(contract, fields)
+    if functions:
+        return ForcedCall(functions[0]["name"]) if len(functions) == 1 else ForcedChoice()
     if wanted_tools(fields) and contract.tool_parser:
         return make_parser(contract.tool_parser)
     return None

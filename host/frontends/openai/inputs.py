@@ -91,21 +91,25 @@ def wanted_tools(fields: Fields) -> list[dict[str, Any]] | None:
     return fields.get("tools") if fields.get("tool_choice") != "none" else None
 
 
-def demanded_function(contract: Contract, fields: Fields) -> dict[str, Any] | None:
-    """Return the function that the answer must call, if the text of the model is its arguments.
+def demanded_functions(contract: Contract, fields: Fields) -> list[dict[str, Any]]:
+    """Return the functions of which the answer must call one, as a schema says to the model.
 
-    The model must be able to follow the schema of the arguments.
+    Returns none if the model takes tools itself, or cannot follow a schema.
     """
-    tools = wanted_tools(fields)
     follows_schema = contract.takes("sampling") or contract.takes("schema")
-    if not tools or contract.takes("tools") or not follows_schema:
-        return None
+    if contract.takes("tools") or not follows_schema:
+        return []
+    return required_functions(fields)
+
+
+def required_functions(fields: Fields) -> list[dict[str, Any]]:
+    """Return the functions of which the answer must call one; none if it may be a text."""
+    functions = [tool["function"] for tool in wanted_tools(fields) or ()]
     choice = fields.get("tool_choice")
-    functions: list[dict[str, Any]] = [tool["function"] for tool in tools]
     if isinstance(choice, dict):
         name = choice["function"]["name"]
-        return next(function for function in functions if function["name"] == name)
-    return functions[0] if choice == "required" and len(functions) == 1 else None
+        return [function for function in functions if function["name"] == name][:1]
+    return functions if choice == "required" else []
 
 
 def wants_logprobs(fields: Fields) -> bool:
@@ -120,12 +124,12 @@ def _check_tools(contract: Contract, fields: Fields) -> None:
         if not contract.takes("tool_choice"):
             fields.pop("tools", None)
         return
-    if demanded_function(contract, fields) is not None:
+    if demanded_functions(contract, fields):
         return
     has_parser = contract.takes("prompt") and contract.template_takes_tools and contract.tool_parser
     if not contract.takes("tools") and not has_parser:
         raise _not_taken(contract, "tools")
-    if fields.get("tool_choice", "auto") != "auto" and not contract.takes("tool_choice"):
+    if required_functions(fields) and not (contract.takes("tool_choice") or has_parser):
         raise _not_taken(contract, "tool_choice")
 
 
@@ -282,10 +286,25 @@ def _source_value(
 
 def _demanded_schema(contract: Contract, fields: Fields) -> Any:
     """Return the JSON schema that the text of the answer must follow; None if there is none."""
-    function = demanded_function(contract, fields)
-    if function is not None:
-        return function.get("parameters") or {"type": "object"}
-    return _schema(fields)
+    functions = demanded_functions(contract, fields)
+    if not functions:
+        return _schema(fields)
+    if len(functions) == 1:
+        return _parameters(functions[0])
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": one["name"]}, "parameters": _parameters(one)},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for one in functions
+    ]
+    return {"anyOf": calls}
+
+
+def _parameters(function: dict[str, Any]) -> Any:
+    return function.get("parameters") or {"type": "object"}
 
 
 def _sampling(contract: Contract, fields: Fields, route: str) -> Fields:

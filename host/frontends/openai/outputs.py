@@ -63,8 +63,9 @@ class TextReader:
 
     `stops`: stop sequences that the model does not search itself. `max_tokens`: cuts the text of a
     model that counts its tokens but does not take the limit; `limit` gives the finish reason.
-    `tools` finds the tool calls in the text. `logprobs`: log probabilities are wanted. `texts`
-    gets all texts of the model, if they are to be counted.
+    `tools` finds the tool calls in the text, which must call one of the functions `required`.
+    `logprobs`: log probabilities are wanted. `texts` gets all texts of the model, if they are to be
+    counted.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class TextReader:
         max_tokens: int | None = None,
         limit: int | None = None,
         tools: ToolParser | None = None,
+        required: Sequence[str] = (),
         logprobs: LogprobsWriter | None = None,
         texts: list[str] | None = None,
     ) -> None:
         self.stopped = False
         self._tools = tools
+        self._required = required
         self._logprobs = logprobs
         self._texts = texts
         self._contract = contract
@@ -151,8 +154,19 @@ class TextReader:
             self._texts.append(piece)
         if self._tools is not None:
             message.update(self._tools.feed(piece))
+            self._check_calls(message)
         elif piece:
             message["content"] = piece
+
+    def _check_calls(self, message: dict[str, Any]) -> None:
+        """Refuse calls of functions that are not among the required ones."""
+        for call in message.get("tool_calls", ()) if self._required else ():
+            name = call["function"].get("name", self._required[0])  # absent in later fragments
+            if name not in self._required:
+                raise model_failure(
+                    f"model '{self._contract.model}' called '{name[:80]}', which is not among the"
+                    " functions that the request requires"
+                )
 
     def finish(self) -> list[Delta]:
         """Return the held text and the finish reason."""
@@ -163,6 +177,12 @@ class TextReader:
         if self._tools is not None:
             self._has_tool_calls |= self._tools.found
             _join(message, self._tools.finish())
+            self._check_calls(message)
+            if self._required and not self._tools.found and self._reason != "length":
+                raise model_failure(
+                    f"model '{self._contract.model}' called none of the functions that the request"
+                    " requires"
+                )
         return [Delta(self._index, message, self._finish_reason())]
 
     def _finish_reason(self) -> str:
