@@ -114,8 +114,9 @@ class GenerationHandler:
         large = size > MAX_INLINE_BYTES
         answer: _Writer | None = None
         if route == RESPONSES:
+            as_chat = await _run(large, chat_fields, sent)
             answer = ResponseAnswer(name, sent)
-            route, sent = CHAT, await _run(large, chat_fields, sent)
+            route, sent = CHAT, as_chat
         contract, version = self._models.find(name, route)
         fields = await _run(large, check_fields, sent, route, contract.defaults)
         fields = prepare_fields(contract, fields, route)
@@ -136,7 +137,7 @@ class GenerationHandler:
         if streamed and not answer.streams_usage:
             counter = None
         generation = await _run(
-            large, _build, contract, fields, route, prompts, version, request_id, counter
+            large, build_generation, contract, fields, route, prompts, version, request_id, counter
         )
         if streamed:
             latencies = self._core.token_latencies(contract.model, version)
@@ -256,7 +257,7 @@ class GenerationHandler:
         yield reader.finish()
 
 
-def _build(
+def build_generation(
     contract: Contract,
     fields: Fields,
     route: str,

@@ -151,7 +151,8 @@ def _takes_format(contract: Contract, value: Any) -> bool:
 
 
 def _schema(fields: Fields) -> Any:
-    return fields.get("response_format", {}).get("json_schema", {}).get("schema")
+    form = fields.get("response_format", {})
+    return form["json_schema"].get("schema") if form.get("type") == "json_schema" else None
 
 
 def _not_taken(contract: Contract, name: str) -> Exception:

@@ -351,7 +351,11 @@ def finish_reason(model: str, reason: str) -> str:
 
 
 def read_texts(tensor: Tensor) -> list[bytes]:
-    """Return the elements of a BYTES output."""
+    """Return the elements of a BYTES output. Raises OpenAIError for another datatype."""
+    if tensor.datatype != "BYTES":
+        raise model_failure(
+            f"the model gave output '{tensor.name}' of {tensor.datatype}, expected BYTES"
+        )
     data = copy_from_shared_memory(tensor).data
     assert isinstance(data, (bytes, memoryview))
     return [element for part in split_strings(data) for element in part]
