@@ -73,6 +73,16 @@ def test_invalid_utf8_of_a_model_becomes_replacement_characters(host: RunningHos
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "a\ufffd\ufffd"
 
 
+def test_a_model_that_drops_a_request_without_a_final_response_is_an_error(
+    host: RunningHost,
+) -> None:
+    reply = complete(host, "unfinished", model="wrong")
+    assert reply.status == 500 and "FINAL" in reply.error["message"]
+    events = complete(host, "unfinished", model="wrong", stream=True).events
+    assert events[0]["choices"][0]["text"] == "fine" and events[-1]["error"]["message"]
+    assert "[DONE]" not in events
+
+
 def test_ten_megabytes_of_messages_are_answered(host: RunningHost) -> None:
     messages = [{"role": "user", "content": "x" * 1000} for _ in range(10_000)]
     body = {"model": "letters", "messages": [*messages, {"role": "user", "content": "a|b"}]}

@@ -233,6 +233,22 @@ def test_log_probabilities_of_a_chat(client: Any) -> None:
         assert [one.token for one in tokens[0].top_logprobs] == ["best", "next"]
 
 
+def test_log_probabilities_of_a_response(client: Any) -> None:
+    asked = {
+        "model": "v", "input": "é|b", "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2, "max_output_tokens": 2,
+    }  # fmt: skip
+    whole = client.responses.create(**asked).output[0].content[0].logprobs
+    events = list(client.responses.create(**asked, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    streamed = [token for event in deltas for token in event.logprobs]
+    done = next(event for event in events if event.type == "response.output_text.done").logprobs
+    for tokens in (whole, streamed, done):
+        assert [token.token for token in tokens] == ["é", "b"]
+        assert tokens[0].logprob == -2
+        assert [one.token for one in tokens[0].top_logprobs] == ["best", "next"]
+
+
 def test_log_probabilities_of_a_completion(client: Any) -> None:
     made = client.completions.create(model="v", prompt="ab|c", logprobs=1).choices[0].logprobs
     assert (made.tokens, made.token_logprobs, made.text_offset) == (["ab", "c"], [-2, -2], [0, 2])
