@@ -6,6 +6,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 
+import openapi_spec_validator
 import pytest
 
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
@@ -208,3 +209,11 @@ def test_a_large_file_is_refused_before_it_is_read(host: RunningHost) -> None:
 def test_wrong_segments_of_a_model_are_an_error(host: RunningHost, segments: bytes) -> None:
     reply = transcribe(host, b"BAD" + segments, response_format="srt")
     assert reply.status == 500 and "output 'segments'" in reply.error["message"]
+
+
+def test_the_openapi_document_has_the_route_as_a_form(host: RunningHost) -> None:
+    document = send(host, "GET", "/openapi.json").json
+    openapi_spec_validator.validate(document)
+    body = document["paths"][PATH]["post"]["requestBody"]["content"]["multipart/form-data"]
+    assert body["schema"]["properties"]["model"] == {"enum": ["scribe"]}
+    assert body["schema"]["required"] == ["model", "file"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from host.frontends.openai.errors import OpenAIError, invalid_value
+from host.frontends.openai.errors import OpenAIError, invalid_value, unsupported_route
 
 _MAX_PARTS = 64
 _MAX_HEADER_BYTES = 8192  # of one part
@@ -25,6 +25,8 @@ def parse_form(content_type: bytes, body: bytes, file_field: str) -> dict[str, l
 
     Raises OpenAIError.
     """
+    if not can_parse_forms():
+        raise unsupported_route(MISSING_PACKAGE)
     from python_multipart.exceptions import FormParserError
     from python_multipart.multipart import MultipartParser, parse_options_header
 
