@@ -22,6 +22,7 @@ from host.inference.request import InferRequest, Parameter
 from host.instances.activity import InstanceActivity
 from host.instances.regions import Regions
 from host.logs.settings import LogSettings
+from host.metrics.token_latencies import TokenLatencies
 from host.model_control.control import ModelControl
 from host.models.registry import (
     Model,
@@ -31,6 +32,7 @@ from host.models.registry import (
     parse_version,
 )
 from host.repository.chat_template import ChatTemplate
+from host.repository.token_counter import TokenCounter
 from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
 
@@ -158,6 +160,19 @@ class Core:
     def chat_template(self, name: str, version: str) -> ChatTemplate | None:
         """The chat template of a model, None if it has none. Raises HostError if it is missing."""
         return self._find(name, version).chat_template
+
+    def ready_since(self, name: str, version: int) -> float:
+        """When a model became ready, in seconds since 1970. Raises HostError if it is missing."""
+        number = self._registry.find(name, version).version
+        return self._versions(name)[number].since
+
+    def token_counter(self, name: str, version: int) -> TokenCounter | None:
+        """The token counter of a model, None if it has none. Raises HostError if it is missing."""
+        return self._registry.find(name, version).token_counter
+
+    def token_latencies(self, name: str, version: int) -> TokenLatencies:
+        """The token latencies of a model. Raises HostError if it is missing."""
+        return self._registry.find(name, version).metrics.token_latencies
 
     def tensor_counts(self, name: str, version: str) -> tuple[int, int]:
         """The numbers of inputs and outputs of a model; (0, 0) if it is missing."""

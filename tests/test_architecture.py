@@ -61,6 +61,8 @@ ONE_PLACE = {
     "uvloop": {"host.cli.serve", "host.cli.bound"},
     "re2": {"host.options.header_patterns"},
     "jinja2": {"host.frontends.openai.jinja_template"},
+    "python_multipart": {"host.frontends.openai.form"},
+    "tokenizers": {"host.repository.token_counter"},
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},
     "prometheus_client": {"host.metrics.exposition", "host.metrics.process"},

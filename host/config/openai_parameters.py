@@ -13,13 +13,14 @@ from typing import Any
 from host.config.findings import Finding, Findings
 from host.config.schema import ModelConfig
 
-ROUTES = ("chat", "completions", "embeddings")
+ROUTES = ("chat", "completions", "embeddings", "transcriptions")
 """The routes that `OPENAI` can list."""
 
 TOOL_PARSERS = ("hermes", "llama3", "mistral")
 """The values of `OPENAI_TOOL_PARSER`."""
 
 INPUTS, OUTPUTS = "OPENAI_INPUTS", "OPENAI_OUTPUTS"
+TOKENIZER = "OPENAI_TOKENIZER"
 _FORMS = {INPUTS: "INPUT=source", OUTPUTS: "OUTPUT=meaning"}
 _KINDS = {INPUTS: "input", OUTPUTS: "output"}
 

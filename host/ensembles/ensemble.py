@@ -22,6 +22,7 @@ from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.models.registry import LoadedModel, Registry
 from host.repository.chat_template import ChatTemplate
+from host.repository.token_counter import TokenCounter
 
 
 class Ensemble(DrainableModel):
@@ -42,6 +43,7 @@ class Ensemble(DrainableModel):
         self.config = config
         self.labels = labels or {}
         self.chat_template: ChatTemplate | None = None
+        self.token_counter: TokenCounter | None = None
         self.counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(
             config, version, self.counters, lambda: 0, metrics or MetricsSettings()

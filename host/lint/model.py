@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
+from host.config.findings import Finding
 from host.config.model_config import (
     LoadedConfig,
     ModelConfig,
@@ -25,7 +27,7 @@ from host.config.validate import check_tensors
 from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
 from host.frontends.openai.contract import check_defaults, compile_contract
-from host.frontends.openai.loader import check_contract
+from host.frontends.openai.loader import check_contract, check_tokenizer, find_template_fault
 from host.inference.validation import Signature
 from host.lint.problem import Problem
 from host.lint.python_file import PythonFile
@@ -263,7 +265,11 @@ def _check_openai(model: CheckedModel, config: ModelConfig) -> None:
     if model.complete and not findings:
         version = max(model.versions, default=1)
         template = read_chat_template(model.directory, version, config)
-        findings += check_contract(compile_contract(config, template), config, template)
+        contract = compile_contract(config, template)
+        findings += check_contract(contract, config, template)
+        if fault := asyncio.run(find_template_fault(contract, template)):
+            findings.append(Finding(fault, "parameters[OPENAI_CHAT_TEMPLATE]"))
+        findings += check_tokenizer(contract, model.directory, version, config)
     for one in findings:
         model.add(one.text, one.field, one.advice)
 

@@ -73,6 +73,12 @@ _HISTOGRAMS = {
     "nv_inference_first_response_histogram_ms": (
         "Duration from request to first response in milliseconds"
     ),
+    "pbhost_time_to_first_token_seconds": (
+        "Time from a streamed request under /v1 to the first piece of a text, in seconds"
+    ),
+    "pbhost_inter_token_latency_seconds": (
+        "Time between two pieces of a text that is streamed under /v1, in seconds"
+    ),
     "pbhost_batch_size": "Batch sizes of the batches that the model executed",
 }
 _SUMMARIES = {

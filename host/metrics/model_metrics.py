@@ -15,6 +15,7 @@ from host.metrics.family import Histogram, Labels, labels_of
 from host.metrics.latency import FIRST_RESPONSE, Latencies
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
+from host.metrics.token_latencies import TokenLatencies
 
 _log = logging.getLogger("pbhost")
 
@@ -103,6 +104,7 @@ class ModelMetrics:
         if settings.summary_latencies or settings.histogram_latencies:
             self.latencies = Latencies(config, settings)
             counters.latencies = self.latencies
+        self.token_latencies = TokenLatencies()
         self._counters = counters
         self._count_pending = pending
         self._settings = settings
@@ -123,6 +125,7 @@ class ModelMetrics:
             return
         predecessor._successor = self
         self._predecessors.append(predecessor)
+        self.token_latencies = predecessor.token_latencies
         if self.latencies is not None and predecessor.latencies is not None:
             self.latencies.inherit_from(predecessor.latencies)
 
@@ -165,6 +168,8 @@ class ModelMetrics:
         snapshot["pbhost_batch_size"].add_histogram(
             labels, _batch_size_histogram(totals.batches, self._max_batch_size)
         )
+        for name, histogram in self.token_latencies.histograms().items():
+            snapshot[name].add_histogram(labels, histogram)
         if self.latencies is not None:
             self._collect_latencies(snapshot, self.latencies)
 

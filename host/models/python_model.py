@@ -21,6 +21,7 @@ from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.repository.chat_template import ChatTemplate
+from host.repository.token_counter import TokenCounter
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
 from host.scheduling.ordering import OrderedCall
@@ -49,6 +50,7 @@ class PythonModel(DrainableModel):
         self.config = config
         self.labels = labels or {}
         self.chat_template: ChatTemplate | None = None
+        self.token_counter: TokenCounter | None = None
         self.supervisors: list[Supervisor] = []
         self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None  # of its stubs; released at the end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
 from host.repository.chat_template import ChatTemplate
 from host.repository.qualified_name import split_qualified_name
+from host.repository.token_counter import TokenCounter
 
 
 class Model(Protocol):
@@ -30,6 +32,8 @@ class Model(Protocol):
     """Names of classes, by output."""
     chat_template: ChatTemplate | None
     """How messages become a prompt; None if no file of the model says it."""
+    token_counter: TokenCounter | None
+    """Counts the tokens of texts; None if the model has no tokenizer, or counts itself."""
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid for this model."""
@@ -102,6 +106,8 @@ class ModelVersion:
     state: VersionState
     reason: str = ""
     model: LoadedModel | None = None
+    since: float = field(default_factory=time.time)
+    """When the version got its first state, in seconds since 1970 UTC."""
 
     @property
     def failed(self) -> bool:

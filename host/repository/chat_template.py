@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ class ChatTemplate:
     """A Jinja template and the special tokens that it may use, or why it cannot be read.
 
     `tool_use_text` is the template for requests with tools; if it is "", `text` renders them too.
+    `file` is the name of the file.
     """
 
     text: str = ""
     tool_use_text: str = ""
     special_tokens: dict[str, str] = field(default_factory=dict)
     complaint: str = ""
+    file: str = ""
 
 
 def read_chat_template(directory: Path, version: int, config: ModelConfig) -> ChatTemplate | None:
@@ -42,29 +45,40 @@ def read_chat_template(directory: Path, version: int, config: ModelConfig) -> Ch
     chosen = parameters[_PARAMETER].string_value.strip() if _PARAMETER in parameters else ""
     if chosen in BUILT_IN_TEMPLATES:
         return None
-    folders: tuple[Path, ...] = (directory / str(version), directory)
+    folders: Sequence[Path] = (directory / str(version), directory)
     try:
         if chosen:
             path = (directory / chosen).resolve()
             if not path.is_relative_to(directory.resolve()):
                 return _complaint(config, f"'{chosen}' lies outside of the model's folder")
-            return ChatTemplate(_read(path), "", _special_tokens(folders))
-        if config.backend == "vllm":
-            folders += tuple(_vllm_folders(folders[0]))
+            return ChatTemplate(_read(path), "", _special_tokens(folders), file=chosen)
+        folders = tokenizer_folders(directory, version, config)
         for folder in folders:
             if (folder / "chat_template.jinja").exists():
                 text = _read(folder / "chat_template.jinja")
-                return ChatTemplate(text, "", _special_tokens(folders))
+                tokens = _special_tokens(folders)
+                return ChatTemplate(text, "", tokens, file="chat_template.jinja")
             templates = _named_templates(folder)
             if "default" in templates:
                 tool_use = templates.get("tool_use", "")
-                return ChatTemplate(templates["default"], tool_use, _special_tokens(folders))
+                tokens = _special_tokens(folders)
+                file = "tokenizer_config.json"
+                return ChatTemplate(templates["default"], tool_use, tokens, file=file)
     except OSError as error:
         name = chosen or Path(str(error.filename)).name
         return _complaint(config, f"cannot read '{name}': {error.strerror or error}")
     except (ValueError, RecursionError) as error:
         return _complaint(config, f"cannot read '{chosen or 'the chat template'}': {error}")
     return None
+
+
+def tokenizer_folders(directory: Path, version: int, config: ModelConfig) -> list[Path]:
+    """Return the folders that may have the files of a tokenizer, the first one first. Blocks.
+
+    Raises OSError or ValueError if `model.json` of a vLLM model cannot be read.
+    """
+    folders = [directory / str(version), directory]
+    return folders + (_vllm_folders(folders[0]) if config.backend == "vllm" else [])
 
 
 def _complaint(config: ModelConfig, reason: str) -> ChatTemplate:
@@ -127,7 +141,7 @@ def _hub_cache() -> Path:
     return Path("~/.cache/huggingface/hub").expanduser()
 
 
-def _special_tokens(folders: tuple[Path, ...]) -> dict[str, str]:
+def _special_tokens(folders: Sequence[Path]) -> dict[str, str]:
     """Return `bos_token` and the like of tokenizer_config.json: texts, or objects of a text."""
     tokens: dict[str, str] = {}
     for folder in reversed(folders):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import openapi_spec_validator
 import pytest
 
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
-from tests.openai_models import add_models, send
+from tests.openai_models import LETTERS, LETTERS_CONFIG, add_models, send
 
 PAGE = "https://chat.example.com"
 PREFLIGHT = {
@@ -179,3 +180,20 @@ def test_the_openapi_document_has_the_routes_that_models_speak(
         ),
         "a document without the routes",
     )
+
+
+def test_a_model_is_created_when_it_has_loaded(serve: Serve, repository: RepositoryBuilder) -> None:
+    repository.add("letters", LETTERS, LETTERS_CONFIG)
+    host = serve(repository, "--model-control-mode=explicit", "--load-model=letters")
+    host.wait_started()
+
+    def created(model: str) -> int:
+        return int(send(host, "GET", f"/v1/models/{model}").json["created"])
+
+    first = created("letters")
+    assert created("acme%2Fletters") == created("letters:1") == first <= time.time()
+    assert send(host, "POST", "/v1/models/letters/unload").status == 200
+    wait_until(lambda: time.time() >= first + 1, "the next second")
+    assert send(host, "POST", "/v1/models/letters/load").json["created"] > first
+    listed = send(host, "GET", "/v1/models").json["data"]
+    assert {model["created"] for model in listed} == {created("letters")} != {first}

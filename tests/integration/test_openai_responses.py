@@ -223,7 +223,7 @@ def test_the_fields_become_those_of_a_chat(host: RunningHost) -> None:
         ({"max_tokens": 2}, "unsupported_field", "max_tokens"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_field", "tools[0].type"),
         ({"tool_choice": {"type": "file_search"}}, "unsupported_field", "tool_choice.type"),
-        ({"include": ["message.output_text.logprobs"]}, "unsupported_field", "include[0]"),
+        ({"include": ["message.output_text.logprobs"]}, "unsupported_field", "logprobs"),
         ({"input": None}, "missing_field", "input"),
         ({"input": 3}, "invalid_type", "input"),
         ({"input": []}, "invalid_value", "input"),

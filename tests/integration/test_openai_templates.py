@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from host.frontends.openai.errors import OpenAIError
 from host.frontends.openai.jinja_template import compile_template
 from host.frontends.openai.template import render_built_in, run_with_time_limit
-from tests.conftest import RepositoryBuilder, RunningHost, Serve
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.openai_models import WHOLE, WHOLE_CONFIG, chat, complete, send
 
 TEMPLATE = """
@@ -109,3 +112,68 @@ def test_built_in_templates() -> None:
     assert render_built_in("chatml", messages) == (
         "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+FAULTS = {
+    "a\n{% for %}": "'chat_template.jinja', line 2: ",
+    "a\n\n{{ nothing.at.all }}": "failed: line 3: UndefinedError: 'nothing' is undefined",
+}
+
+
+@pytest.mark.parametrize("template", FAULTS)
+def test_a_chosen_template_that_cannot_be_rendered_fails_the_load_and_the_check(
+    serve: Serve, repository: RepositoryBuilder, template: str
+) -> None:
+    config = WHOLE_CONFIG + CHOOSE % "chat_template.jinja"
+    repository.add("whole", WHOLE, config, files={"chat_template.jinja": template})
+    host = serve(repository, "--exit-on-error=false").wait_started()
+    text = "OPENAI_CHAT_TEMPLATE of model 'whole': 'chat_template.jinja'"
+    line = host.wait_for("failed to load 'whole'.*OPENAI_CHAT_TEMPLATE of model 'whole'")
+    assert line is not None
+    assert text in host.output and FAULTS[template] in host.output
+    command = [sys.executable, "-m", "host", "check", str(repository.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 1 and text in done.stdout and FAULTS[template] in done.stdout
+
+
+def test_a_found_template_that_cannot_be_rendered_is_an_error_in_the_log(
+    serve: Serve, repository: RepositoryBuilder
+) -> None:
+    config = WHOLE_CONFIG + CHOOSE.splitlines()[1]
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}x"
+    repository.add("refusing", WHOLE, config, files={"chat_template.jinja": refusing})
+    repository.add("whole", WHOLE, config, files={"chat_template.jinja": "{{ nothing.at.all }}"})
+    host = serve(repository).wait_started()
+    host.wait_for("OPENAI_CHAT_TEMPLATE of model 'whole': .*line 1: UndefinedError")
+    assert "OPENAI_CHAT_TEMPLATE of model 'refusing'" not in host.output
+    reply = chat(host, "a", model="whole")
+    assert reply.status == 500 and "line 1: UndefinedError" in reply.error["message"]
+    assert text(host, "a", model="refusing") == "X"
+
+
+ENDLESS = (
+    "{% if messages[0].content == 'loop' %}{% for a in range(9999) %}{% for b in range(9999) %}"
+    "{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}{% endif %}x"
+)
+
+
+def test_chat_is_withdrawn_after_three_renderings_that_ran_too_long(
+    serve: Serve, repository: RepositoryBuilder
+) -> None:
+    config = WHOLE_CONFIG + CHOOSE % "chat_template.jinja"
+    repository.add("whole", WHOLE, config, files={"chat_template.jinja": ENDLESS})
+    host = serve(repository, "--model-control-mode=explicit", "--load-model=whole")
+    host.wait_started()
+    assert text(host, "a", model="whole") == "X"
+    with ThreadPoolExecutor(3) as pool:
+        replies = list(pool.map(lambda _: chat(host, "loop", model="whole"), range(3)))
+    assert [reply.status for reply in replies] == [500] * 3
+    assert "ran for more than 5 s" in replies[0].error["message"]
+    refused = chat(host, "a", model="whole")
+    assert (refused.status, refused.error["code"]) == (400, "unsupported_route")
+    assert "ran for more than 5 s 3 times" in refused.error["message"]
+    host.wait_for("model 'whole' does not do chat: its chat template ran for more than 5 s 3 times")
+    assert send(host, "GET", "/v1/models").json["data"] == []
+    assert send(host, "POST", "/v1/models/whole/unload").status == 200
+    assert send(host, "POST", "/v1/models/whole/load").status == 200
+    assert text(host, "a", model="whole") == "X"

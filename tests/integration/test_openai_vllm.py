@@ -139,6 +139,39 @@ def test_a_demanded_call_has_the_text_as_its_arguments(client: Any, choice: obje
     assert streamed.message.tool_calls[0].id
 
 
+@pytest.mark.parametrize("model", ["v", "parsed"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_of_several_required_functions_is_called(
+    host: RunningHost, model: str, stream: bool
+) -> None:
+    asked = {"model": model, "tools": [TIME, WEATHER], "tool_choice": "required", "stream": stream}
+    reply = chat(host, '{"name": "wea|ther", "parameters": {"city": "Ås"}}', **asked)
+    assert reply.status == 200, reply.body
+    if stream:
+        deltas = [event["choices"][0]["delta"] for event in reply.events[:-1]]
+        assert not any(delta.get("content") for delta in deltas)
+        (calls,) = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+        reason = reply.events[-2]["choices"][0]["finish_reason"]
+    else:
+        choice = reply.json["choices"][0]
+        calls, reason = choice["message"]["tool_calls"], choice["finish_reason"]
+    assert [call["function"] for call in calls] == [
+        {"name": "weather", "arguments": '{"city": "Ås"}'}
+    ]
+    assert reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "text", ["a text", '{"name": "other", "parameters": {}}', '{"name": "time"}', "[1]", ""]
+)
+def test_an_answer_without_a_required_call_is_an_error(host: RunningHost, text: str) -> None:
+    asked = {"model": "v", "tools": [TIME, WEATHER], "tool_choice": "required"}
+    reply = chat(host, text, **asked)
+    assert reply.status == 500 and "model 'v' called " in reply.error["message"]
+    events = chat(host, text, stream=True, **asked).body
+    assert b'"error"' in events and b"[DONE]" not in events
+
+
 def test_calls_are_parsed_from_the_text_of_a_model_with_a_parser(client: Any) -> None:
     text = 'Well.|<tool_call>{"name": "time",| "arguments": {}}</tool_call>'
     asked = {
@@ -173,8 +206,7 @@ def test_tools_choose_the_template_for_tools(host: RunningHost) -> None:
     ("fields", "param"),
     [
         ({"tools": [TIME]}, "tools"),
-        ({"tools": [TIME, WEATHER], "tool_choice": "required"}, "tools"),
-        ({"tools": [TIME, WEATHER], "tool_choice": "required", "model": "parsed"}, "tool_choice"),
+        ({"tools": [TIME, WEATHER], "tool_choice": "auto"}, "tools"),
         ({"logit_bias": {"1": 1}}, "logit_bias"),
     ],
 )
@@ -198,6 +230,22 @@ def test_log_probabilities_of_a_chat(client: Any) -> None:
     for tokens in (whole, streamed):
         assert [token.token for token in tokens] == ["é", "b"]
         assert tokens[0].bytes == [0xC3, 0xA9] and tokens[0].logprob == -2
+        assert [one.token for one in tokens[0].top_logprobs] == ["best", "next"]
+
+
+def test_log_probabilities_of_a_response(client: Any) -> None:
+    asked = {
+        "model": "v", "input": "é|b", "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2, "max_output_tokens": 2,
+    }  # fmt: skip
+    whole = client.responses.create(**asked).output[0].content[0].logprobs
+    events = list(client.responses.create(**asked, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    streamed = [token for event in deltas for token in event.logprobs]
+    done = next(event for event in events if event.type == "response.output_text.done").logprobs
+    for tokens in (whole, streamed, done):
+        assert [token.token for token in tokens] == ["é", "b"]
+        assert tokens[0].logprob == -2
         assert [one.token for one in tokens[0].top_logprobs] == ["best", "next"]
 
 

@@ -25,7 +25,7 @@ class Answer:
         self.id = f"{_PREFIXES.get(route, 'cmpl-')}{uuid.uuid4().hex}"
         self._is_chat = route == CHAT
         self._model = model
-        self._include_usage = include_usage
+        self.streams_usage = include_usage
         self._created = int(time.time())
         self._started: set[int] = set()  # choices whose role was sent
 
@@ -62,7 +62,7 @@ class Answer:
 
     def end(self, usage: dict[str, Any] | None) -> bytes:
         """Write the end of a stream: the usage if it is wanted and known, and `[DONE]`."""
-        if not self._include_usage or usage is None:
+        if not self.streams_usage or usage is None:
             return DONE
         return event({**self._chunk_head(), "choices": [], "usage": usage}) + DONE
 
@@ -83,7 +83,7 @@ class Answer:
             "finish_reason": finish_reason,
         }
         chunk = {**self._chunk_head(), "choices": [choice]}
-        if self._include_usage:
+        if self.streams_usage:
             chunk["usage"] = None
         return event(chunk)
 

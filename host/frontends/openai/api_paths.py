@@ -12,7 +12,7 @@ from host.frontends.http.api_page.operations import (
     Schema,
     json_body,
 )
-from host.frontends.openai.fields import CHAT, COMPLETIONS, EMBEDDINGS
+from host.frontends.openai.fields import CHAT, COMPLETIONS, EMBEDDINGS, TRANSCRIPTIONS
 
 TAG = "OpenAI clients"
 
@@ -85,6 +85,8 @@ def openai_paths(names: Mapping[str, Sequence[str]], operations: Operations) -> 
             {"input": _TEXTS, "encoding_format": {"enum": ["float", "base64"]}},
             {"input": "Hello"},
         )  # fmt: skip
+    if models := names.get(TRANSCRIPTIONS):
+        paths["/v1/audio/transcriptions"] = _transcriptions(operations, models)
     if paths:
         listed = operations.operation("metadata", TAG, "List the models", _OBJECT)
         paths["/v1/models"] = {"get": _with_errors(listed)}
@@ -110,6 +112,27 @@ def _post(
     operation = operations.operation(
         "inference", TAG, summary, answer,
         body=json_body(schema, True, {"model": models[0], **example}),
+        details="Fields, and what becomes of them: docs/how-to/openai.md.",
+    )  # fmt: skip
+    return {"post": _with_errors(operation)}
+
+
+def _transcriptions(operations: Operations, models: Sequence[str]) -> Schema:
+    """Return the path item of the route whose requests are forms."""
+    schema: Schema = {
+        "type": "object",
+        "properties": {
+            "model": {"enum": list(models)},
+            "file": {"type": "string", "format": "binary"},
+            "language": STRING,
+            "prompt": STRING,
+            "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+        },
+        "required": ["model", "file"],
+    }
+    operation = operations.operation(
+        "inference", TAG, "Ask a model for the text of a sound", {JSON: {"schema": _OBJECT}},
+        body={"required": True, "content": {"multipart/form-data": {"schema": schema}}},
         details="Fields, and what becomes of them: docs/how-to/openai.md.",
     )  # fmt: skip
     return {"post": _with_errors(operation)}

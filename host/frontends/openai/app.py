@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
 
 from host.core import Core
@@ -24,9 +23,10 @@ from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_m
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
 from host.frontends.openai.keys import ApiKeys
-from host.frontends.openai.models import ModelDirectory, describe_model
+from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.response_fields import RESPONSES
 from host.frontends.openai.template import PromptRenderer
+from host.frontends.openai.transcriptions import TranscriptionHandler
 from host.frontends.restrictions import Restrictions
 
 _log = logging.getLogger("pbhost")
@@ -62,11 +62,11 @@ class OpenAIApp:
         self._restrictions = restrictions
         self._open_requests = open_requests
         self._models = ModelDirectory(core)
-        self._created = int(time.time())
         bodies = BodyReader(max_input_size)
-        prompts = PromptRenderer(core, max_input_size)
+        prompts = PromptRenderer(core, max_input_size, self._models.withdraw_chat)
         self._generation = GenerationHandler(core, self._models, bodies, forwarding, prompts)
         self._embeddings = EmbeddingsHandler(core, self._models, bodies, forwarding)
+        self._transcriptions = TranscriptionHandler(core, self._models, bodies, forwarding)
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
         """Answer one request."""
@@ -123,7 +123,7 @@ class OpenAIApp:
             await self._health(exchange)
         elif endpoint is routes.LOAD_MODEL:
             await self._core.load_model(route.resource, {})
-            await exchange.send_json(json.dump(describe_model(route.resource, self._created)))
+            await exchange.send_json(json.dump(self._models.describe(route.resource)))
         elif endpoint is routes.UNLOAD_MODEL:
             await self._core.unload_model(route.resource, False)
             await exchange.send_json(json.dump({"status": "success", "model": route.resource}))
@@ -137,6 +137,8 @@ class OpenAIApp:
         try:
             if route.endpoint is routes.EMBEDDINGS:
                 await self._embeddings.answer(exchange)
+            elif route.endpoint is routes.TRANSCRIPTIONS:
+                await self._transcriptions.answer(exchange)
             else:
                 await self._generation.answer(exchange, _GENERATION[route.endpoint])
         finally:
@@ -150,9 +152,9 @@ class OpenAIApp:
         if route.endpoint is routes.MODEL:
             if not self._models.find_any(route.resource).contract.routes:
                 raise unknown_model(route.resource)
-            await exchange.send_json(json.dump(describe_model(route.resource, self._created)))
+            await exchange.send_json(json.dump(self._models.describe(route.resource)))
             return
-        data = [describe_model(name, self._created) for name in self._models.list_names()]
+        data = [self._models.describe(name) for name in self._models.list_names()]
         await exchange.send_json(json.dump({"object": "list", "data": data}))
 
 

@@ -10,6 +10,7 @@ from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.openai.errors import OpenAIError, invalid_value
 from host.frontends.openai.fields import Fields, model_name, parse_object
+from host.frontends.openai.form import parse_form
 
 
 class _TooLarge(HostError):
@@ -33,6 +34,19 @@ class BodyReader:
         else:
             fields = parse_object(body)
         return len(body), fields, model_name(fields)
+
+    async def read_form(
+        self, exchange: HttpExchange, file_field: str
+    ) -> dict[str, list[str | bytes]]:
+        """Return the values of the fields of a form; those of `file_field` are bytes.
+
+        Raises OpenAIError. A body that declares too large a size is refused before it is read.
+        """
+        body = await self._read_bytes(exchange)
+        content_type = exchange.headers.get(b"content-type", b"")
+        if len(body) > MAX_INLINE_BYTES:
+            return await asyncio.to_thread(parse_form, content_type, body, file_field)
+        return parse_form(content_type, body, file_field)
 
     def check_size(self, size: int) -> None:
         """Raise OpenAIError if the inputs of a request exceed the limit."""

@@ -28,12 +28,14 @@ from host.frontends.openai.fields import (
     COMPLETIONS,
     EMBEDDINGS,
     KNOWN_FIELDS,
+    TRANSCRIPTIONS,
     check_known_fields,
 )
+from host.frontends.openai.form import MISSING_PACKAGE, can_parse_forms
 from host.inference.tensor_spec import wire_name
 from host.repository.chat_template import ChatTemplate
 
-_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS)
+_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, TRANSCRIPTIONS)
 
 _SOURCES = {
     "prompt": "prompt",
@@ -69,18 +71,19 @@ _SOURCES = {
 
 _GENERATION = (CHAT, COMPLETIONS)
 _ROUTES_OF_SOURCE: Mapping[str, Sequence[str]] = {
-    "prompt": _ROUTES,
+    "prompt": (CHAT, COMPLETIONS, EMBEDDINGS),
     "messages": (CHAT,),
     "request": _GENERATION,
     "tokens": (COMPLETIONS,),
     "input": (EMBEDDINGS,),
     "embedding_request": (EMBEDDINGS,),
     "images": (CHAT,),
-    "audio": (CHAT,),
+    "audio": (CHAT, TRANSCRIPTIONS),
     "schema": (CHAT,),
     "guide_type": (CHAT,),
     "nothing": (),
-    **dict.fromkeys(["sampling", "stream", "no_echo", "yes", "wants_logprobs"], _GENERATION),
+    "stream": (*_GENERATION, TRANSCRIPTIONS),
+    **dict.fromkeys(["sampling", "no_echo", "yes", "wants_logprobs"], _GENERATION),
 }
 """The routes whose requests can fill an input, by source; for other sources, `KNOWN_FIELDS`."""
 
@@ -103,6 +106,9 @@ _MEANINGS = {
     "reasoning": "reasoning_content",
 }
 """What an output means, by its name in lowercase."""
+
+_TRANSCRIPTION_MEANINGS = {name: name for name in ("segments", "words", "language", "duration")}
+"""Further meanings of outputs, by name, of models that `OPENAI` lists for transcriptions."""
 
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
 
@@ -247,7 +253,10 @@ class _Compiler:
         config = self._config
         chosen = name_pairs(config, OUTPUTS)
         self._check_names(OUTPUTS, "output", chosen, [entry.name for entry in config.output])
-        known = sorted(set(_MEANINGS.values()))
+        meanings = _MEANINGS
+        if TRANSCRIPTIONS in (self._asked or ()):
+            meanings = {**_MEANINGS, **_TRANSCRIPTION_MEANINGS}
+        known = sorted(set(meanings.values()))
         for name, meaning in chosen.items():
             if meaning not in known:
                 self.problems.append(
@@ -261,7 +270,7 @@ class _Compiler:
         unnamed: dict[str, str] = {}  # datatypes of outputs whose names mean nothing
         for entry in config.output:
             datatype = wire_name(entry.data_type)
-            meaning = chosen.get(entry.name) or _MEANINGS.get(entry.name.lower(), "")
+            meaning = chosen.get(entry.name) or meanings.get(entry.name.lower(), "")
             if not meaning or (meaning in ("text", "response") and datatype != "BYTES"):
                 unnamed[entry.name] = datatype
             else:
@@ -355,6 +364,18 @@ class _Compiler:
                     f" '{self._name}' is TYPE_{texts[0].datatype}"
                 )
             return ""
+        if route == TRANSCRIPTIONS:
+            sounds = [entry for entry in self.inputs if entry.source == "audio"]
+            if not sounds:
+                return f"{model} has no input 'audio'; say in OPENAI_INPUTS which input takes it"
+            if all(entry.datatype != "BYTES" for entry in sounds):
+                return (
+                    f"source 'audio' is bytes, but input '{sounds[0].name}' of model"
+                    f" '{self._name}' is TYPE_{sounds[0].datatype}"
+                )
+            if len(self._texts) != 1:
+                return f"{model} has no output that could be the text; say which in OPENAI_OUTPUTS"
+            return "" if can_parse_forms() else f"{model} cannot be asked: {MISSING_PACKAGE}"
         if "response" not in given and len(self._texts) > 1:
             names = ", ".join(f"'{name}'" for name in self._texts)
             return (

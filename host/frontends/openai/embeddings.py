@@ -29,7 +29,7 @@ from host.frontends.openai.errors import (
     unsupported_field,
 )
 from host.frontends.openai.fields import EMBEDDINGS, Fields, check_fields, too_deep
-from host.frontends.openai.inputs import build_parameters, dump_text, encode_input
+from host.frontends.openai.inputs import build_parameters, dump_text, encode_input, set_scheduling
 from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import raise_error, read_number, read_texts
 from host.inference.call import Call
@@ -139,7 +139,10 @@ def _prepare(
     except RecursionError:
         raise too_deep() from None
     if takes_json:
-        return fields, texts, [_json_request(contract, fields, text, version) for text in texts]
+        requests = [_json_request(contract, fields, text, version) for text in texts]
+        for request in requests:
+            set_scheduling(request, contract, fields)
+        return fields, texts, requests
     entry = _text_input(contract)
     size = _texts_per_request(contract, entry)
     parameters = build_parameters(contract, fields, EMBEDDINGS, _filled(contract))
@@ -157,6 +160,7 @@ def _prepare(
                 inputs.append(tensor)
         request = InferRequest(contract.model, inputs, version, parameters=dict(parameters))
         request.requested_outputs = _wanted_outputs(contract, "embedding")
+        set_scheduling(request, contract, fields)
         requests.append(request)
     return fields, texts, requests
 

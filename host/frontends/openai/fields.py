@@ -25,6 +25,7 @@ Check = Callable[[str, Any], None]
 """Checks the value at a place of the body, such as `messages[0].role`. Raises OpenAIError."""
 
 CHAT, COMPLETIONS, EMBEDDINGS = "chat", "completions", "embeddings"
+TRANSCRIPTIONS = "transcriptions"
 MAX_CHOICES = 128
 """The maximum number of choices of a request, over all its prompts."""
 MAX_TEXTS = 2048
@@ -85,7 +86,9 @@ def _defaults(defaults: Mapping[str, Any], sent: Fields, route: str) -> Fields:
 def check_known_fields(fields: Mapping[str, Any]) -> None:
     """Check the values of fields of any route, as default values. Raises OpenAIError."""
     for name, value in fields.items():
-        check = next((checks[name] for checks in _CHECKS.values() if name in checks), None)
+        check = next(
+            (_CHECKS[route][name] for route in _JSON_ROUTES if name in _CHECKS[route]), None
+        )
         if check is not None:
             check(name, value)
 
@@ -369,6 +372,22 @@ def _token_ids(place: str, value: Any) -> None:
         _integer(0, _INT64 - 1)(f"{place}[{index}]", token)
 
 
+# Sounds
+
+
+def _sound(place: str, value: Any) -> None:
+    if type(value) is not bytes:
+        raise invalid_type(place, "a file", value)
+    if not value:
+        raise invalid_value(f"'{place}' must not be empty", place)
+
+
+def _granularities(place: str, value: Any) -> None:
+    _array(place, value, 1, 2)
+    for index, entry in enumerate(value):
+        _one_of(("word", "segment"))(f"{place}[{index}]", entry)
+
+
 _COMMON: dict[str, Check] = {
     "model": _string,
     "stream": _boolean,
@@ -423,21 +442,41 @@ _CHECKS: dict[str, dict[str, Check]] = {
         "encoding_format": _one_of(("float", "base64")),
         "user": _string,
     },
+    TRANSCRIPTIONS: {
+        "model": _string,
+        "file": _sound,
+        "language": _string,
+        "prompt": _string,
+        "response_format": _one_of(("json", "text", "srt", "verbose_json", "vtt")),
+        "temperature": _number(0, 1),
+        "timestamp_granularities": _granularities,
+        "stream": _boolean,
+        "include": lambda place, value: _array(place, value, 0, None),
+        "chunking_strategy": _string,
+    },
 }
 _REQUIRED = {
     CHAT: ("model", "messages"),
     COMPLETIONS: ("model", "prompt"),
     EMBEDDINGS: ("model", "input"),
+    TRANSCRIPTIONS: ("model", "file"),
 }
 KNOWN_FIELDS = {
     route: frozenset(checks) | {"functions", "function_call"} for route, checks in _CHECKS.items()
 }
 """The fields of OpenAI by route."""
+_JSON_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS)
 _OTHER_FIELDS = {
-    route: frozenset().union(*KNOWN_FIELDS.values()) - known
+    route: frozenset().union(*(KNOWN_FIELDS[other] for other in _JSON_ROUTES)) - known
     for route, known in KNOWN_FIELDS.items()
 }
 """The fields that only other routes have, by route."""
+
+
+def scheduling_field(name: str, value: Any) -> int:
+    """Return the value of `priority`, or of `timeout` in microseconds. Raises OpenAIError."""
+    _integer(0, (1 << 64) - 1)(name, value)
+    return int(value)
 
 
 def model_name(fields: Fields) -> str:

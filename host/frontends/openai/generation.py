@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields
 from host.frontends.openai.inputs import (
     build_request,
     choice_fields,
-    demanded_function,
+    demanded_functions,
     prepare_fields,
+    required_functions,
     wanted_tools,
     wants_logprobs,
 )
@@ -33,13 +35,17 @@ from host.frontends.openai.outputs import Delta, JsonReader, ResponseReader, Tex
 from host.frontends.openai.response_answers import ResponseAnswer
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
 from host.frontends.openai.template import PromptRenderer
-from host.frontends.openai.tool_calls import ForcedCall, ToolParser, make_parser
+from host.frontends.openai.tool_calls import ForcedCall, ForcedChoice, ToolParser, make_parser
+from host.frontends.openai.usage import UsageCounter
 from host.inference.request import InferRequest
+from host.metrics.token_latencies import TokenTimer
+from host.repository.token_counter import TokenCounter
 
 _STREAM_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+_MAX_COUNTING_THREADS = 2
 _EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
@@ -47,6 +53,10 @@ class _Writer(Protocol):
     """Writes an answer in the form of its route."""
 
     id: str
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether streams have the usage."""
 
     def whole(self, deltas: Iterable[Delta], usage: dict[str, Any] | None) -> bytes:
         """Write the complete answer."""
@@ -63,13 +73,18 @@ class _Writer(Protocol):
 
 @dataclass(slots=True)
 class _Generation:
-    """The calls of one request: each has its reader. `echoes`: the text before each choice."""
+    """The calls of one request: each has its reader. `echoes`: the text before each choice.
+
+    `usage` counts the tokens of a model that counts none. `timer` records the times of a stream.
+    """
 
     requests: list[InferRequest]
     readers: list[ResponseReader]
     echoes: list[str]
     per_prompt: int
     without_model: bool = False  # only echoes are wanted
+    usage: UsageCounter | None = None
+    timer: TokenTimer | None = None
 
 
 class GenerationHandler:
@@ -88,17 +103,20 @@ class GenerationHandler:
         self._bodies = bodies
         self._forwarding = forwarding
         self._prompts = prompts
+        self._counting = asyncio.Semaphore(_MAX_COUNTING_THREADS)
 
     async def answer(self, exchange: HttpExchange, route: str) -> None:
         """Answer one request. Raises OpenAIError before the first event of a stream."""
         tracing = self._core.request_tracer
+        started = time.monotonic()
         receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
         large = size > MAX_INLINE_BYTES
         answer: _Writer | None = None
         if route == RESPONSES:
+            as_chat = await _run(large, chat_fields, sent)
             answer = ResponseAnswer(name, sent)
-            route, sent = CHAT, await _run(large, chat_fields, sent)
+            route, sent = CHAT, as_chat
         contract, version = self._models.find(name, route)
         fields = await _run(large, check_fields, sent, route, contract.defaults)
         fields = prepare_fields(contract, fields, route)
@@ -114,9 +132,16 @@ class GenerationHandler:
         else:
             prompts = _prompts(fields["prompt"])
         self._check_sizes(contract, fields, prompts, size)
+        streamed = bool(fields.get("stream"))
+        counter = self._core.token_counter(contract.model, version)
+        if streamed and not answer.streams_usage:
+            counter = None
         generation = await _run(
-            large, _build, contract, fields, route, prompts, version, request_id
+            large, build_generation, contract, fields, route, prompts, version, request_id, counter
         )
+        if streamed:
+            latencies = self._core.token_latencies(contract.model, version)
+            generation.timer = TokenTimer(latencies, started)
         if self._forwarding:
             forwarded = self._forwarding.to_parameters(exchange.raw_headers())
             for request in generation.requests:
@@ -125,7 +150,7 @@ class GenerationHandler:
         deltas = self._deltas(generation)
         with trace_request(tracing, exchange, generation.requests[0], receive_started_ns):
             async with aclosing(deltas):
-                if fields.get("stream"):
+                if streamed:
                     await self._stream(exchange, answer, generation, deltas, headers)
                 else:
                     await self._send_whole(exchange, answer, generation, deltas, headers)
@@ -158,8 +183,9 @@ class GenerationHandler:
         joined: list[Delta] = []
         async for some in deltas:
             joined += some
+        usage = await self._usage(generation)
         with trace_response(generation.requests[0]):
-            body = answer.whole(joined, _usage(generation))
+            body = answer.whole(joined, usage)
             await exchange.send_response(JSON, (body,), headers)
 
     async def _stream(
@@ -179,11 +205,19 @@ class GenerationHandler:
                 if events:
                     with trace_response(generation.requests[0]):
                         await exchange.send_chunk(events)
-            await exchange.send_chunk(answer.end(_usage(generation)), more=False)
+            await exchange.send_chunk(answer.end(await self._usage(generation)), more=False)
         except OpenAIError as error:
             if not exchange.response_started:
                 raise
             await exchange.send_chunk(answer.failure(error), more=False)
+
+    async def _usage(self, generation: _Generation) -> dict[str, Any] | None:
+        """Return the usage that the model counted; if it counted none, that of its tokenizer."""
+        usages = [reader.usage for reader in generation.readers]
+        usage = sum_usage(usages, generation.per_prompt)
+        if usage is None and generation.usage is not None:
+            usage = await generation.usage.count(self._counting)
+        return usage
 
     async def _deltas(self, generation: _Generation) -> AsyncGenerator[list[Delta], None]:
         """Yield the deltas of all choices as they come. Leaving early cancels the calls."""
@@ -195,7 +229,7 @@ class GenerationHandler:
             yield [Delta(index, {}, "length") for index in range(len(generation.readers))]
             return
         calls = [
-            self._read_call(request, reader)
+            self._read_call(request, reader, generation.timer)
             for request, reader in zip(generation.requests, generation.readers, strict=True)
         ]
         responses = calls[0] if len(calls) == 1 else _merge(calls)
@@ -205,7 +239,7 @@ class GenerationHandler:
                 echoes = []
 
     async def _read_call(
-        self, request: InferRequest, reader: ResponseReader
+        self, request: InferRequest, reader: ResponseReader, timer: TokenTimer | None
     ) -> AsyncGenerator[list[Delta], None]:
         try:
             call = self._core.infer(request)
@@ -213,19 +247,24 @@ class GenerationHandler:
             raise from_host_error(error) from None
         async with aclosing(aiter(call)) as responses:
             async for response in responses:
-                yield reader.read(response)
+                deltas = reader.read(response)
+                if timer is not None:
+                    for delta in deltas:
+                        timer.record_token(delta.index)
+                yield deltas
                 if reader.stopped:
                     break  # this cancels the call
         yield reader.finish()
 
 
-def _build(
+def build_generation(
     contract: Contract,
     fields: Fields,
     route: str,
     prompts: Sequence[str | list[int] | None],
     version: int,
     request_id: str,
+    counter: TokenCounter | None,
 ) -> _Generation:
     """Build the requests of all choices, and the readers of their responses."""
     whole = contract.takes_whole_request
@@ -239,12 +278,15 @@ def _build(
         ]
     except RecursionError:
         raise too_deep() from None
+    usage: UsageCounter | None = None
+    if counter is not None and not whole:
+        usage = UsageCounter(counter, prompts, route == CHAT, len(requests))
     readers: list[ResponseReader] = []
     for index in range(len(requests)):
         if contract.gives("response"):
             readers.append(JsonReader(contract, index, fields.get("n", 1) if whole else 1))
         else:
-            readers.append(_text_reader(contract, fields, route, index))
+            readers.append(_text_reader(contract, fields, route, index, usage))
     echoes: list[str] = []
     if fields.get("echo") and not whole:
         for prompt in prompts:
@@ -252,11 +294,18 @@ def _build(
                 raise invalid_value("'echo' needs a prompt that is text", "echo")
             echoes += [prompt] * choices
     return _Generation(
-        requests, readers, echoes, choices, bool(echoes) and fields.get("max_tokens") == 0
+        requests,
+        readers,
+        echoes,
+        choices,
+        bool(echoes) and fields.get("max_tokens") == 0,
+        usage,
     )
 
 
-def _text_reader(contract: Contract, fields: Fields, route: str, index: int) -> TextReader:
+def _text_reader(
+    contract: Contract, fields: Fields, route: str, index: int, usage: UsageCounter | None
+) -> TextReader:
     carried = contract.takes("sampling") or contract.takes_whole_request
     limit = fields.get("max_tokens")
     return TextReader(
@@ -266,14 +315,16 @@ def _text_reader(contract: Contract, fields: Fields, route: str, index: int) -> 
         None if carried or contract.takes("max_tokens") else limit,
         limit,
         _tool_parser(contract, fields) if route == CHAT else None,
+        [function["name"] for function in required_functions(fields)] if route == CHAT else (),
         _logprobs_writer(fields, route),
+        None if usage is None else usage.texts[index],
     )
 
 
 def _tool_parser(contract: Contract, fields: Fields) -> ToolParser | None:
-    function = demanded_function(contract, fields)
-    if function is not None:
-        return ForcedCall(function["name"])
+    functions = demanded_functions(contract, fields)
+    if functions:
+        return ForcedCall(functions[0]["name"]) if len(functions) == 1 else ForcedChoice()
     if wanted_tools(fields) and contract.tool_parser:
         return make_parser(contract.tool_parser)
     return None
@@ -285,10 +336,6 @@ def _logprobs_writer(fields: Fields, route: str) -> LogprobsWriter | None:
     if route == CHAT:
         return LogprobsWriter(True, fields.get("top_logprobs", 0))
     return LogprobsWriter(False, int(fields["logprobs"]))
-
-
-def _usage(generation: _Generation) -> dict[str, Any] | None:
-    return sum_usage([reader.usage for reader in generation.readers], generation.per_prompt)
 
 
 def _prompts(value: Any) -> list[str | list[int] | None]:

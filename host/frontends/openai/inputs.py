@@ -14,7 +14,14 @@ from host.frontends.http import json_text as json
 from host.frontends.http.tensors import flatten, read_numbers
 from host.frontends.openai.contract import Contract, Input
 from host.frontends.openai.errors import invalid_type, invalid_value, unsupported_field
-from host.frontends.openai.fields import CHAT, COMPLETIONS, KNOWN_FIELDS, Fields
+from host.frontends.openai.fields import (
+    CHAT,
+    COMPLETIONS,
+    KNOWN_FIELDS,
+    TRANSCRIPTIONS,
+    Fields,
+    scheduling_field,
+)
 from host.frontends.openai.media import SOURCE_OF_PART, read_media
 from host.inference.request import InferRequest, Parameter, Tensor
 
@@ -41,12 +48,14 @@ _NEVER_PARAMETERS = frozenset(
     " continue_final_message documents".split()
 )
 _RESERVED = frozenset(
-    "sequence_id sequence_start sequence_end headers binary_data_output priority timeout"
-    " openai_route".split()
+    "sequence_id sequence_start sequence_end headers binary_data_output openai_route".split()
 )
+SCHEDULING_FIELDS = ("priority", "timeout")
+"""Fields that the core reads, as on /v2, unless the model has an input of that name."""
+
 _DEFAULT_MAX_TOKENS = {CHAT: 1024}
 _COMPLETION_TOKENS = 16
-_ROUTE_PARAMETERS = {CHAT: "chat/completions"}
+_ROUTE_PARAMETERS = {CHAT: "chat/completions", TRANSCRIPTIONS: "audio/transcriptions"}
 
 
 def prepare_fields(contract: Contract, fields: Fields, route: str) -> Fields:
@@ -82,21 +91,25 @@ def wanted_tools(fields: Fields) -> list[dict[str, Any]] | None:
     return fields.get("tools") if fields.get("tool_choice") != "none" else None
 
 
-def demanded_function(contract: Contract, fields: Fields) -> dict[str, Any] | None:
-    """Return the function that the answer must call, if the text of the model is its arguments.
+def demanded_functions(contract: Contract, fields: Fields) -> list[dict[str, Any]]:
+    """Return the functions of which the answer must call one, as a schema says to the model.
 
-    The model must be able to follow the schema of the arguments.
+    Returns none if the model takes tools itself, or cannot follow a schema.
     """
-    tools = wanted_tools(fields)
     follows_schema = contract.takes("sampling") or contract.takes("schema")
-    if not tools or contract.takes("tools") or not follows_schema:
-        return None
+    if contract.takes("tools") or not follows_schema:
+        return []
+    return required_functions(fields)
+
+
+def required_functions(fields: Fields) -> list[dict[str, Any]]:
+    """Return the functions of which the answer must call one; none if it may be a text."""
+    functions = [tool["function"] for tool in wanted_tools(fields) or ()]
     choice = fields.get("tool_choice")
-    functions: list[dict[str, Any]] = [tool["function"] for tool in tools]
     if isinstance(choice, dict):
         name = choice["function"]["name"]
-        return next(function for function in functions if function["name"] == name)
-    return functions[0] if choice == "required" and len(functions) == 1 else None
+        return [function for function in functions if function["name"] == name][:1]
+    return functions if choice == "required" else []
 
 
 def wants_logprobs(fields: Fields) -> bool:
@@ -111,12 +124,12 @@ def _check_tools(contract: Contract, fields: Fields) -> None:
         if not contract.takes("tool_choice"):
             fields.pop("tools", None)
         return
-    if demanded_function(contract, fields) is not None:
+    if demanded_functions(contract, fields):
         return
     has_parser = contract.takes("prompt") and contract.template_takes_tools and contract.tool_parser
     if not contract.takes("tools") and not has_parser:
         raise _not_taken(contract, "tools")
-    if fields.get("tool_choice", "auto") != "auto" and not contract.takes("tool_choice"):
+    if required_functions(fields) and not (contract.takes("tool_choice") or has_parser):
         raise _not_taken(contract, "tool_choice")
 
 
@@ -138,7 +151,8 @@ def _takes_format(contract: Contract, value: Any) -> bool:
 
 
 def _schema(fields: Fields) -> Any:
-    return fields.get("response_format", {}).get("json_schema", {}).get("schema")
+    form = fields.get("response_format", {})
+    return form["json_schema"].get("schema") if form.get("type") == "json_schema" else None
 
 
 def _not_taken(contract: Contract, name: str) -> Exception:
@@ -187,7 +201,16 @@ def build_request(
             "prompt",
         )
     request.parameters = build_parameters(contract, fields, route, filled)
+    set_scheduling(request, contract, fields)
     return request
+
+
+def set_scheduling(request: InferRequest, contract: Contract, fields: Fields) -> None:
+    """Set priority and timeout of a request as its fields say. Raises OpenAIError."""
+    if "priority" in fields and not contract.takes("priority"):
+        request.priority = scheduling_field("priority", fields["priority"])
+    if "timeout" in fields and not contract.takes("timeout"):
+        request.timeout_us = scheduling_field("timeout", fields["timeout"])
 
 
 def build_parameters(
@@ -201,7 +224,9 @@ def build_parameters(
     sampling = contract.takes("sampling")
     parameters: dict[str, Parameter] = {}
     for name, value in fields.items():
-        if name in filled or name in _NEVER_PARAMETERS or carried:
+        if name in filled or name in _NEVER_PARAMETERS or name in SCHEDULING_FIELDS or carried:
+            continue
+        if route == TRANSCRIPTIONS and name in ("file", "include", "chunking_strategy"):
             continue
         if sampling and (name in _SAMPLING or name not in KNOWN_FIELDS[route]):
             continue
@@ -253,6 +278,8 @@ def _source_value(
             kind = next(kind for kind, taker in SOURCE_OF_PART.items() if taker == entry.source)
             as_base64 = entry.source == "images" and contract.backend == "vllm"
             return read_media(fields["messages"], kind, as_base64) or None
+        case "audio" if "file" in fields:
+            return fields["file"]
         case "images" | "audio":
             return None
     return fields.get(entry.source)
@@ -260,10 +287,25 @@ def _source_value(
 
 def _demanded_schema(contract: Contract, fields: Fields) -> Any:
     """Return the JSON schema that the text of the answer must follow; None if there is none."""
-    function = demanded_function(contract, fields)
-    if function is not None:
-        return function.get("parameters") or {"type": "object"}
-    return _schema(fields)
+    functions = demanded_functions(contract, fields)
+    if not functions:
+        return _schema(fields)
+    if len(functions) == 1:
+        return _parameters(functions[0])
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": one["name"]}, "parameters": _parameters(one)},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for one in functions
+    ]
+    return {"anyOf": calls}
+
+
+def _parameters(function: dict[str, Any]) -> Any:
+    return function.get("parameters") or {"type": "object"}
 
 
 def _sampling(contract: Contract, fields: Fields, route: str) -> Fields:
@@ -283,6 +325,7 @@ def _sampling(contract: Contract, fields: Fields, route: str) -> Fields:
         for name, value in fields.items()
         if name not in KNOWN_FIELDS[route]
         and name not in _NEVER_PARAMETERS
+        and name not in SCHEDULING_FIELDS
         and not contract.takes(name)
     }
     return {**chosen, **others}

@@ -6,6 +6,7 @@ Templates get what `apply_chat_template` of transformers gives them.
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -43,17 +44,6 @@ def compile_template(text: str, model: str, max_size: int) -> Render:
     return render
 
 
-def check_template(text: str) -> str:
-    """Return what is wrong with a template, in the form of `: line 3: ...`; "" if it compiles."""
-    try:
-        compile_template(text, "", 0)
-    except ValueError as error:
-        return f": {error}"
-    except ImportError:
-        return " needs jinja2, which is not installed: pip install 'pbhost[openai]'"
-    return ""
-
-
 def _render(template: Template, variables: Mapping[str, Any], model: str, max_size: int) -> str:
     parts: list[str] = []
     size = 0
@@ -72,9 +62,16 @@ def _render(template: Template, variables: Mapping[str, Any], model: str, max_si
     except (OpenAIError, MemoryError):
         raise
     except Exception as error:  # a template can raise anything
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{_line(error)}{type(error).__name__}: {error}"
         raise model_failure(f"the chat template of model '{model}' failed: {reason}") from None
     return "".join(parts)
+
+
+def _line(error: Exception) -> str:
+    """Return the line of a template that raised, in the form `line 3: `; "" if it is unknown."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [number for frame, number in frames if frame.f_code.co_filename == "<template>"]
+    return f"line {lines[-1]}: " if lines else ""
 
 
 def _make_environment() -> Any:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from host.config.findings import Finding, Findings, raise_first
 from host.config.model_config import LoadedConfig, ModelConfig
-from host.config.openai_parameters import openai_parameter, other_names
+from host.config.openai_parameters import TOKENIZER, openai_parameter, other_names
 from host.frontends.openai.contract import Contract, check_defaults, compile_contract
-from host.frontends.openai.jinja_template import check_template
+from host.frontends.openai.fields import CHAT, COMPLETIONS
+from host.frontends.openai.template import probe_template
 from host.logs.formats import model_fields
 from host.models.loading import InstanceUpdate, ModelLoader
 from host.models.registry import LoadedModel, Registry
 from host.repository.chat_template import ChatTemplate, read_chat_template
+from host.repository.token_counter import read_token_counter
 
 _log = logging.getLogger("pbhost")
 
@@ -41,6 +43,12 @@ class OpenAILoader:
             model.chat_template = await read
             contract = compile_contract(model.config, model.chat_template)
             raise_first(check_contract(contract, model.config, model.chat_template), loaded.source)
+            fault = await find_template_fault(contract, model.chat_template)
+            if fault and openai_parameter(model.config, "OPENAI_CHAT_TEMPLATE"):
+                raise_first([Finding(fault, _path("OPENAI_CHAT_TEMPLATE"))], loaded.source)
+            if fault:
+                _log.error("%s", fault, extra=model_fields(model.name, version))
+            await self._read_token_counter(contract, directory, model, loaded)
             raise_first(self._claim_names(model.config), loaded.source)
         except BaseException:  # also if cancelled, as the model has no other owner
             await model.stop(0, self._finalize)
@@ -53,6 +61,21 @@ class OpenAILoader:
     ) -> InstanceUpdate | None:
         """Prepare the instances that `loaded` asks for. Raises HostError."""
         return await self._others.update(model, loaded, finalize)
+
+    async def _read_token_counter(
+        self, contract: Contract, directory: Path, model: LoadedModel, loaded: LoadedConfig
+    ) -> None:
+        """Set the token counter of a model. A problem fails the load if a parameter is set."""
+        if not may_need_counter(contract):
+            return
+        read = asyncio.to_thread(read_token_counter, directory, model.version, model.config)
+        try:
+            model.token_counter = await read
+        except ValueError as error:
+            if openai_parameter(model.config, TOKENIZER):
+                raise_first([Finding(str(error), _path(TOKENIZER))], loaded.source)
+            extra = model_fields(model.name, model.version)
+            _log.error("%s; usage is null if the model counts no tokens", error, extra=extra)
 
     def _claim_names(self, config: ModelConfig) -> Findings:
         """Check that no other model has the names of `OPENAI_NAMES`, and reserve them."""
@@ -69,6 +92,32 @@ class OpenAILoader:
             yield Finding(f"OPENAI_NAMES of model '{config.name}': {taken}", _path("OPENAI_NAMES"))
 
 
+def may_need_counter(contract: Contract) -> bool:
+    """Return whether the host can count the tokens of a model that may not count them itself."""
+    answers = CHAT in contract.routes or COMPLETIONS in contract.routes
+    return answers and contract.takes("prompt") and not contract.gives("num_output_tokens")
+
+
+async def find_template_fault(contract: Contract, template: ChatTemplate | None) -> str:
+    """Return why the chat template cannot be rendered, with file and line; "" if it can."""
+    needed = CHAT in contract.routes and contract.takes("prompt")
+    if template is None or template.complaint or not needed:
+        return ""
+    fault = await probe_template(contract.model, template)
+    return f"OPENAI_CHAT_TEMPLATE of model '{contract.model}': {fault}" if fault else ""
+
+
+def check_tokenizer(
+    contract: Contract, directory: Path, version: int, config: ModelConfig
+) -> Findings:
+    """Check the tokenizer, if the host may count tokens by it. Blocks."""
+    if may_need_counter(contract):
+        try:
+            read_token_counter(directory, version, config)
+        except ValueError as error:
+            yield Finding(str(error), _path(TOKENIZER))
+
+
 def check_contract(
     contract: Contract, config: ModelConfig, template: ChatTemplate | None
 ) -> Findings:
@@ -78,11 +127,6 @@ def check_contract(
         return
     if template.complaint:
         yield Finding(template.complaint, _path("OPENAI_CHAT_TEMPLATE"))
-    elif complaint := check_template(template.text):
-        yield Finding(
-            f"OPENAI_CHAT_TEMPLATE of model '{config.name}'{complaint}",
-            _path("OPENAI_CHAT_TEMPLATE"),
-        )
 
 
 def _path(key: str) -> str:

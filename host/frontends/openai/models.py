@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from host.config.model_config import ModelConfig
@@ -9,6 +10,8 @@ from host.core import Core
 from host.errors import HostError
 from host.frontends.openai.contract import Contract, compile_contract
 from host.frontends.openai.errors import unknown_model, unsupported_route
+from host.frontends.openai.fields import CHAT
+from host.repository.chat_template import ChatTemplate
 
 
 class FoundModel(NamedTuple):
@@ -27,6 +30,7 @@ class ModelDirectory:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._contracts: dict[tuple[str, str], tuple[ModelConfig, Contract]] = {}
+        self._withdrawn: dict[int, tuple[ChatTemplate, str]] = {}  # with reasons; by identity
         self._owners: dict[str, str] = {}  # models by their other names
 
     def find(self, name: str, route: str) -> FoundModel:
@@ -82,6 +86,20 @@ class ModelDirectory:
                 names += [name, *contract.other_names]
         return names
 
+    def describe(self, name: str) -> dict[str, object]:
+        """Return the model object of OpenAI; `created` is when it became ready.
+
+        Raises OpenAIError, or HostError.
+        """
+        found = self.find_any(name)
+        created = int(self._core.ready_since(found.contract.model, found.version))
+        return {"id": name, "object": "model", "created": created, "owned_by": "pbhost"}
+
+    def withdraw_chat(self, template: ChatTemplate, reason: str) -> None:
+        """Take chat from the version that has this template, until it is loaded again."""
+        self._withdrawn[id(template)] = (template, reason)
+        self._contracts.clear()
+
     def _ready_names(self) -> list[str]:
         ready = list(dict.fromkeys(name for name, _ in self._core.list_ready_versions()))
         if len(self._contracts) > 2 * len(ready) + 64:  # models were unloaded
@@ -98,10 +116,9 @@ class ModelDirectory:
         known = self._contracts.get(key)
         if known is None or known[0] is not config:
             template = self._core.chat_template(name, version)
-            known = self._contracts[key] = (config, compile_contract(config, template))
+            contract = compile_contract(config, template)
+            if id(template) in self._withdrawn:
+                reason = self._withdrawn[id(template)][1]
+                contract = replace(contract, refusals={**contract.refusals, CHAT: reason})
+            known = self._contracts[key] = (config, contract)
         return known[1]
-
-
-def describe_model(name: str, created: int) -> dict[str, object]:
-    """Return the model object of OpenAI."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "pbhost"}

@@ -63,7 +63,9 @@ class TextReader:
 
     `stops`: stop sequences that the model does not search itself. `max_tokens`: cuts the text of a
     model that counts its tokens but does not take the limit; `limit` gives the finish reason.
-    `tools` finds the tool calls in the text. `logprobs`: log probabilities are wanted.
+    `tools` finds the tool calls in the text, which must call one of the functions `required`.
+    `logprobs`: log probabilities are wanted. `texts` gets all texts of the model, if they are to be
+    counted.
     """
 
     def __init__(
@@ -74,11 +76,15 @@ class TextReader:
         max_tokens: int | None = None,
         limit: int | None = None,
         tools: ToolParser | None = None,
+        required: Sequence[str] = (),
         logprobs: LogprobsWriter | None = None,
+        texts: list[str] | None = None,
     ) -> None:
         self.stopped = False
         self._tools = tools
+        self._required = required
         self._logprobs = logprobs
+        self._texts = texts
         self._contract = contract
         self._index = index
         self._decoder = utf8_decoder()
@@ -116,6 +122,8 @@ class TextReader:
                     text = self._single(tensor).decode(errors="replace")
                     if text:
                         message["reasoning_content"] = text
+                        if self._texts is not None:
+                            self._texts.append(text)
                 case "tool_calls":
                     calls = self._tool_calls(tensor)
                     if calls:
@@ -142,10 +150,23 @@ class TextReader:
         return [Delta(self._index, message, None, logprobs)]
 
     def _add_text(self, message: dict[str, Any], piece: str) -> None:
+        if self._texts is not None:
+            self._texts.append(piece)
         if self._tools is not None:
             message.update(self._tools.feed(piece))
+            self._check_calls(message)
         elif piece:
             message["content"] = piece
+
+    def _check_calls(self, message: dict[str, Any]) -> None:
+        """Refuse calls of functions that are not among the required ones."""
+        for call in message.get("tool_calls", ()) if self._required else ():
+            name = call["function"].get("name", self._required[0])  # absent in later fragments
+            if name not in self._required:
+                raise model_failure(
+                    f"model '{self._contract.model}' called '{name[:80]}', which is not among the"
+                    " functions that the request requires"
+                )
 
     def finish(self) -> list[Delta]:
         """Return the held text and the finish reason."""
@@ -156,6 +177,12 @@ class TextReader:
         if self._tools is not None:
             self._has_tool_calls |= self._tools.found
             _join(message, self._tools.finish())
+            self._check_calls(message)
+            if self._required and not self._tools.found and self._reason != "length":
+                raise model_failure(
+                    f"model '{self._contract.model}' called none of the functions that the request"
+                    " requires"
+                )
         return [Delta(self._index, message, self._finish_reason())]
 
     def _finish_reason(self) -> str:
@@ -324,7 +351,11 @@ def finish_reason(model: str, reason: str) -> str:
 
 
 def read_texts(tensor: Tensor) -> list[bytes]:
-    """Return the elements of a BYTES output."""
+    """Return the elements of a BYTES output. Raises OpenAIError for another datatype."""
+    if tensor.datatype != "BYTES":
+        raise model_failure(
+            f"the model gave output '{tensor.name}' of {tensor.datatype}, expected BYTES"
+        )
     data = copy_from_shared_memory(tensor).data
     assert isinstance(data, (bytes, memoryview))
     return [element for part in split_strings(data) for element in part]
@@ -347,6 +378,16 @@ def read_number(tensor: Tensor) -> int | None:
     assert isinstance(data, (bytes, memoryview))
     values = np.frombuffer(data, tensor.datatype.lower())
     return int(values.sum()) if values.size else None
+
+
+def read_float(tensor: Tensor) -> float | None:
+    """Return the first element of a floating-point output; None if it is empty."""
+    if tensor.datatype not in ("FP32", "FP64"):
+        return None
+    data = copy_from_shared_memory(tensor).data
+    assert isinstance(data, (bytes, memoryview))
+    values = np.frombuffer(data, "<f4" if tensor.datatype == "FP32" else "<f8")
+    return float(values[0]) if values.size else None
 
 
 def _parse(text: bytes) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from host.frontends.http import json_text as json
@@ -25,6 +25,8 @@ class ResponseAnswer:
     `sent`: the fields of the client, some of which are members of the response.
     """
 
+    streams_usage = True
+
     def __init__(self, model: str, sent: Fields) -> None:
         self.id = f"resp_{uuid.uuid4().hex}"
         self._members = _request_members(model, sent)
@@ -32,7 +34,8 @@ class ResponseAnswer:
         self._sequence_number = 0
         self._started = False
         self._items: list[_Item] = []
-        self._text: _Item | None = None  # the item that gets texts
+        self._text: _TextItem | None = None  # the item that gets texts
+        self._logprobs: list[Any] = []  # of tokens whose text has not come yet
         self._calls: dict[str, _Item] = {}
         self._reason: str | None = None
 
@@ -72,6 +75,9 @@ class ResponseAnswer:
 
     def _add(self, delta: Delta) -> list[_Event]:
         events: list[_Event] = []
+        if isinstance(delta.logprobs, dict):
+            content = delta.logprobs.get("content")
+            self._logprobs += content if isinstance(content, list) else ()
         for member, kind in _TEXTS.items():
             text = delta.message.get(member)
             if text:
@@ -81,7 +87,10 @@ class ResponseAnswer:
                     item = self._text = _TextItem(len(self._items), kind)
                     self._items.append(item)
                     events += item.open()
-                events.append(item.add(text))
+                logprobs: list[Any] = []
+                if member == "content":
+                    logprobs, self._logprobs = self._logprobs, []
+                events.append(item.add(text, logprobs))
         for call in delta.message.get("tool_calls", ()):
             events += self._close_text() + self._add_call(call)
         self._reason = delta.finish_reason or self._reason
@@ -104,12 +113,17 @@ class ResponseAnswer:
 
     def _close_text(self) -> list[_Event]:
         item, self._text = self._text, None
+        if item is not None and item.part_type == "output_text":
+            item.logprobs += self._logprobs
+            self._logprobs = []
         return [] if item is None else item.close("completed")
 
     def _complete(self) -> list[_Event]:
         """Close the items that are still open."""
         status = self._status()
         open_items = [*self._calls.values(), *([self._text] if self._text else [])]
+        if self._text is not None and self._text.part_type == "output_text":
+            self._text.logprobs += self._logprobs
         return [event for item in open_items for event in item.close(status)]
 
     def _status(self) -> str:
@@ -196,6 +210,7 @@ class _TextItem(_Item):
 
     def __init__(self, index: int, part_type: str) -> None:
         self.part_type = part_type
+        self.logprobs: list[Any] = []
         self._is_reasoning = part_type == "reasoning_text"
         super().__init__(index, "rs" if self._is_reasoning else "msg")
 
@@ -211,16 +226,17 @@ class _TextItem(_Item):
         added = self.event("content_part.added", content_index=0, part=self._part())
         return [*super().open(), added]
 
-    def add(self, fragment: str) -> _Event:
+    def add(self, fragment: str, logprobs: Sequence[Any] = ()) -> _Event:
         self.fragments.append(fragment)
+        self.logprobs += logprobs
         event = self.event(f"{self.part_type}.delta", content_index=0, delta=fragment)
-        return self._with_logprobs(event)
+        return self._with_logprobs(event, logprobs)
 
     def close(self, status: str) -> list[_Event]:
         member = "refusal" if self.part_type == "refusal" else "text"
         event = self.event(f"{self.part_type}.done", content_index=0, **{member: self.text})
         return [
-            self._with_logprobs(event),
+            self._with_logprobs(event, self.logprobs),
             self.event("content_part.done", content_index=0, part=self._part()),
             *super().close(status),
         ]
@@ -231,12 +247,12 @@ class _TextItem(_Item):
         part: dict[str, Any] = {"type": self.part_type, "text": self.text}
         if not self._is_reasoning:
             part["annotations"] = []
-        return self._with_logprobs(part)
+        return self._with_logprobs(part, self.logprobs)
 
-    def _with_logprobs(self, members: dict[str, Any]) -> dict[str, Any]:
+    def _with_logprobs(self, members: dict[str, Any], logprobs: Sequence[Any]) -> dict[str, Any]:
         """Add the member that clients expect of output texts."""
         if self.part_type == "output_text":
-            members["logprobs"] = []
+            members["logprobs"] = list(logprobs)
         return members
 
 

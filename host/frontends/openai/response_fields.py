@@ -16,7 +16,7 @@ from host.frontends.openai.errors import (
     missing_field,
     unsupported_field,
 )
-from host.frontends.openai.fields import Fields
+from host.frontends.openai.fields import CHAT, KNOWN_FIELDS, Fields
 
 RESPONSES = "responses"
 
@@ -50,6 +50,12 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
+KNOWN_RESPONSE_FIELDS = (
+    KNOWN_FIELDS[CHAT] | _WITHOUT_EFFECT | set(_CHAT_NAMES) | set(_NEED_A_STORE) | {"n", "logprobs"}
+)
+"""The fields of a response that OpenAI has, and those of a chat."""
+
+
 def chat_fields(sent: Fields) -> Fields:
     """Return the fields of the chat that makes a response. Raises OpenAIError.
 
@@ -61,18 +67,16 @@ def chat_fields(sent: Fields) -> Fields:
     for name, replacement in _CHAT_NAMES.items():
         if name in sent:
             raise unsupported_field(f"'{name}' is not supported; use '{replacement}'", name)
-    for name in ("n", "logprobs", "top_logprobs"):
+    for name in ("n", "logprobs"):
         if name in sent:
             raise unsupported_field(f"'{name}' is not supported for responses", name)
     if _member(sent, "background", "a boolean"):
         raise unsupported_field(
             "'background' is not supported: this server stores nothing", "background"
         )
-    for index, entry in enumerate(_member(sent, "include", "an array") or ()):
-        if entry == _LOGPROBS:
-            place = f"include[{index}]"
-            raise unsupported_field(f"'{place}' is not supported: '{_LOGPROBS}'", place)
     fields = {name: value for name, value in sent.items() if name not in _WITHOUT_EFFECT}
+    if "top_logprobs" in sent or _LOGPROBS in (_member(sent, "include", "an array") or ()):
+        fields["logprobs"] = True
     limit = _member(sent, "max_output_tokens", "an integer")
     if limit is not None:
         if limit < 1:

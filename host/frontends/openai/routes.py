@@ -10,6 +10,7 @@ CHAT_COMPLETIONS = Endpoint(("POST",), "inference")
 COMPLETIONS = Endpoint(("POST",), "inference")
 EMBEDDINGS = Endpoint(("POST",), "inference")
 RESPONSES = Endpoint(("POST",), "inference")
+TRANSCRIPTIONS = Endpoint(("POST",), "inference")
 LOAD_MODEL = Endpoint(("POST",), "model-repository")
 UNLOAD_MODEL = Endpoint(("POST",), "model-repository")
 MODELS = Endpoint(("GET",), "metadata")
@@ -23,6 +24,7 @@ _FIXED = {
     b"/v1/completions": Route(COMPLETIONS),
     b"/v1/embeddings": Route(EMBEDDINGS),
     b"/v1/responses": Route(RESPONSES),
+    b"/v1/audio/transcriptions": Route(TRANSCRIPTIONS),
     b"/v1/models": Route(MODELS),
     b"/health": Route(HEALTH),
     b"/health/ready": Route(HEALTH),

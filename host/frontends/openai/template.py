@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,24 +15,44 @@ from host.core import Core
 from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.openai.contract import Contract
-from host.frontends.openai.errors import invalid_value, model_failure, unsupported_route
+from host.frontends.openai.errors import (
+    OpenAIError,
+    invalid_value,
+    model_failure,
+    unsupported_route,
+)
 from host.frontends.openai.fields import Fields
 from host.frontends.openai.inputs import wanted_tools
 from host.frontends.openai.jinja_template import Render, compile_template
+from host.logs.formats import model_fields
 from host.repository.chat_template import BUILT_IN_TEMPLATES, ChatTemplate
 
 _TIME_LIMIT = 5.0  # seconds of one rendering
 _MAX_THREADS = 4
+_MAX_TIMEOUTS = 3  # of one template
+_MAX_PROBE_SIZE = 1 << 20
+
+_log = logging.getLogger("pbhost")
 
 
 class PromptRenderer:
     """Renders prompts by the templates of models, in threads.
 
-    `max_size`: characters of a prompt. Belongs to the event loop.
+    `max_size`: characters of a prompt. `withdraw`: gets a template that ran for too long three
+    times, and the reason to refuse chats. Belongs to the event loop.
     """
 
-    def __init__(self, core: Core, max_size: int) -> None:
+    def __init__(
+        self,
+        core: Core,
+        max_size: int,
+        withdraw: Callable[[ChatTemplate, str], None],
+        time_limit: float = _TIME_LIMIT,
+    ) -> None:
         self._core = core
+        self._withdraw = withdraw
+        self._time_limit = time_limit
+        self._timeouts: dict[tuple[str, int], tuple[ChatTemplate, int]] = {}
         self._max_size = max_size
         self._free_threads = asyncio.Semaphore(_MAX_THREADS)
         self._compiled: dict[tuple[str, int, bool], tuple[ChatTemplate, Render]] = {}
@@ -48,7 +69,24 @@ class PromptRenderer:
             raise unsupported_route(template.complaint)
         async with self._free_threads:
             render = partial(self._render, contract.model, version, template, fields)
-            return await run_with_time_limit(render, _TIME_LIMIT, contract.model)
+            try:
+                return await run_with_time_limit(render, self._time_limit, contract.model)
+            except TemplateTimeout:
+                self._record_timeout(contract.model, version, template)
+                raise
+
+    def _record_timeout(self, model: str, version: int, template: ChatTemplate) -> None:
+        """Withdraw chat from a model whose template ran for too long three times."""
+        known, count = self._timeouts.get((model, version), (template, 0))
+        count = count + 1 if known is template else 1
+        self._timeouts[(model, version)] = (template, count)
+        if count == _MAX_TIMEOUTS:
+            reason = (
+                f"model '{model}' does not do chat: its chat template ran for more than"
+                f" {self._time_limit:g} s {count} times; load the model again to try it again"
+            )
+            _log.error("%s", reason, extra=model_fields(model, max(version, 0)))
+            self._withdraw(template, reason)
 
     def _render(self, model: str, version: int, template: ChatTemplate, fields: Fields) -> str:
         tools = wanted_tools(fields)
@@ -61,23 +99,53 @@ class PromptRenderer:
             except ValueError as error:
                 raise unsupported_route(f"the chat template of model '{model}': {error}") from None
             known = self._compiled[key] = (template, render)
-        messages = [
-            template_message(message, index, "developer" in text)
-            for index, message in enumerate(fields["messages"])
-        ]
-        extra = fields.get("chat_template_kwargs")
-        variables = {
-            **template.special_tokens,
-            **(extra if isinstance(extra, dict) else {}),
-            "messages": messages,
-            "tools": tools,
-            "tool_choice": fields.get("tool_choice"),
-            "documents": fields.get("documents"),
-            "add_generation_prompt": not (
-                fields.get("continue_final_message") is True and messages[-1]["role"] == "assistant"
-            ),
-        }
-        return known[1](variables)
+        return known[1](_variables(template, text, fields))
+
+
+def _variables(template: ChatTemplate, text: str, fields: Fields) -> dict[str, Any]:
+    """Return the variables of a template, whose text is `text`. Raises OpenAIError."""
+    messages = [
+        template_message(message, index, "developer" in text)
+        for index, message in enumerate(fields["messages"])
+    ]
+    extra = fields.get("chat_template_kwargs")
+    return {
+        **template.special_tokens,
+        **(extra if isinstance(extra, dict) else {}),
+        "messages": messages,
+        "tools": wanted_tools(fields),
+        "tool_choice": fields.get("tool_choice"),
+        "documents": fields.get("documents"),
+        "add_generation_prompt": not (
+            fields.get("continue_final_message") is True and messages[-1]["role"] == "assistant"
+        ),
+    }
+
+
+async def probe_template(model: str, template: ChatTemplate, seconds: float = _TIME_LIMIT) -> str:
+    """Render two messages; return what is wrong with the template, with file and line.
+
+    Returns "" if it renders, or if it refuses these messages by `raise_exception`.
+    """
+    system = {"role": "system", "content": "Be brief."}
+    fields: Fields = {"messages": [system, {"role": "user", "content": "Hello"}]}
+    tool = {"name": "probe", "parameters": {"type": "object", "properties": {}}}
+    with_tools = {**fields, "tools": [{"type": "function", "function": tool}]}
+    for text, probe in ((template.text, fields), (template.tool_use_text, with_tools)):
+        try:
+            render = compile_template(text, model, _MAX_PROBE_SIZE)
+            variables = _variables(template, text, probe)
+            await run_with_time_limit(partial(render, variables), seconds, model)
+        except ValueError as error:
+            return f"'{template.file}', {error}"
+        except OpenAIError as error:
+            if error.status >= 500:
+                return f"'{template.file}': {error.message}"
+    return ""
+
+
+class TemplateTimeout(OpenAIError):
+    """A template ran for too long."""
 
 
 class _TimeLimitExceeded(SystemExit):
@@ -115,8 +183,11 @@ async def run_with_time_limit(render: Callable[[], str], seconds: float, model: 
     try:
         return await asyncio.wait_for(result, seconds)
     except asyncio.TimeoutError:
-        raise model_failure(
+        failure = model_failure(
             f"the chat template of model '{model}' ran for more than {seconds:g} s"
+        )
+        raise TemplateTimeout(
+            failure.message, None, None, failure.status, failure.kind, failure.headers
         ) from None
     finally:
         if thread.is_alive() and thread.ident is not None and result.cancelled():

@@ -62,6 +62,36 @@ class ForcedCall:
         return {}
 
 
+class ForcedChoice:
+    """The whole text is one call, `{"name": ..., "parameters": {...}}`, as a schema demands."""
+
+    def __init__(self) -> None:
+        self.found = False
+        self._pieces: list[str] = []
+
+    def feed(self, piece: str) -> Message:
+        """Hold the piece back."""
+        self._pieces.append(piece)
+        return {}
+
+    def finish(self) -> Message:
+        """Return the call; the text, if it is none."""
+        text = "".join(self._pieces)
+        try:
+            call = json.loads(text)
+        except (ValueError, RecursionError):
+            call = None
+        if not (
+            isinstance(call, dict)
+            and isinstance(call.get("name"), str)
+            and isinstance(call.get("parameters"), dict)
+        ):
+            return {"content": text} if text else {}
+        self.found = True
+        arguments = json.dumps(call["parameters"], ensure_ascii=False)
+        return {"tool_calls": [_call(0, call["name"], arguments)]}
+
+
 class _MarkedParser(ABC):
     """Base of the parsers: looks for a marker, and holds back what follows it until it is read.
 

@@ -22,6 +22,7 @@ from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
 from host.repository.chat_template import ChatTemplate
+from host.repository.token_counter import TokenCounter
 
 Values = Mapping[str, int]
 Outputs = Values | HostError
@@ -74,6 +75,7 @@ class InMemoryModel(DrainableModel, CallHolder):
         self.name, self.version = name, 1
         self.labels: Mapping[str, Sequence[str]] = {}
         self.chat_template: ChatTemplate | None = None
+        self.token_counter: TokenCounter | None = None
         self.config: ModelConfig = parse_pbtxt(
             f'name: "{name}" input [ {tensors(inputs)} ] output [ {tensors(outputs)} ]'
             f" model_transaction_policy {{ decoupled: {str(stream is not None).lower()} }}",

@@ -21,6 +21,7 @@ from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
 from host.repository.chat_template import ChatTemplate
+from host.repository.token_counter import TokenCounter
 from tests.unit.host.call_parties import RecordingHolder
 
 TENSOR = "data_type: TYPE_INT8, dims: [ 1 ] }"
@@ -38,6 +39,7 @@ class Member:
         self.version = 1
         self.labels: Mapping[str, Sequence[str]] = {}
         self.chat_template: ChatTemplate | None = None
+        self.token_counter: TokenCounter | None = None
         self.config: ModelConfig = parse_pbtxt(
             f'name: "{name}" input [ {{ name: "X", {TENSOR} ] output [ {{ name: "A", {TENSOR} ]'
             f" model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",

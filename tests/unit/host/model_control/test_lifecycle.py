@@ -24,6 +24,7 @@ from host.models.registry import LoadedModel, Registry, VersionState
 from host.repository.chat_template import ChatTemplate
 from host.repository.override import Override
 from host.repository.repository import Repository
+from host.repository.token_counter import TokenCounter
 from tests.conftest import DEADLINE, RepositoryBuilder
 from tests.waiting import eventually
 
@@ -55,6 +56,7 @@ class ProcesslessModel(DrainableModel):
         self.config = config
         self.labels: Mapping[str, Sequence[str]] = {}
         self.chat_template: ChatTemplate | None = None
+        self.token_counter: TokenCounter | None = None
         counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(config, version, counters, lambda: 0, MetricsSettings())
         self._events = events

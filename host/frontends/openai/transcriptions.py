@@ -1,0 +1,255 @@
+"""Answers `POST /v1/audio/transcriptions`: a sound in, its text out."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from host.core import Core
+from host.errors import HostError
+from host.frontends.forwarding import HeaderForwarding
+from host.frontends.http import json_text as json
+from host.frontends.http.exchange import JSON, HttpExchange
+from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.openai.answers import event
+from host.frontends.openai.bodies import BodyReader, read_request_id
+from host.frontends.openai.contract import Contract
+from host.frontends.openai.errors import (
+    OpenAIError,
+    from_host_error,
+    invalid_type,
+    invalid_value,
+    model_failure,
+    unsupported_field,
+)
+from host.frontends.openai.fields import TRANSCRIPTIONS, Fields, check_fields, model_name
+from host.frontends.openai.inputs import SCHEDULING_FIELDS, build_request
+from host.frontends.openai.models import ModelDirectory
+from host.frontends.openai.outputs import raise_error, read_float, read_texts
+from host.frontends.openai.pieces import utf8_decoder
+from host.frontends.openai.subtitles import write_srt, write_vtt
+from host.inference.request import InferRequest, InferResponse
+
+_TEXT = b"text/plain; charset=utf-8"
+_EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_LISTS = ("timestamp_granularities", "include")
+_NEED_SEGMENTS = ("verbose_json", "srt", "vtt")
+
+
+class TranscriptionHandler:
+    """Answers transcription requests. Raises OpenAIError or HostError."""
+
+    def __init__(
+        self, core: Core, models: ModelDirectory, bodies: BodyReader, forwarding: HeaderForwarding
+    ) -> None:
+        self._core = core
+        self._models = models
+        self._bodies = bodies
+        self._forwarding = forwarding
+
+    async def answer(self, exchange: HttpExchange) -> None:
+        """Answer one request."""
+        tracing = self._core.request_tracer
+        receive_started_ns = receive_started(tracing)
+        sent = _read_form(await self._bodies.read_form(exchange, "file"))
+        name = model_name(sent)
+        contract, version = self._models.find(name, TRANSCRIPTIONS)
+        fields = check_fields(sent, TRANSCRIPTIONS, contract.defaults)
+        _check_support(contract, fields)
+        request_id = read_request_id(exchange, f"trsc-{uuid.uuid4().hex}")
+        prompt = fields.get("prompt")
+        request = await asyncio.to_thread(
+            build_request, contract, fields, TRANSCRIPTIONS, prompt, version, request_id
+        )
+        if self._forwarding:
+            request.parameters.update(self._forwarding.to_parameters(exchange.raw_headers()))
+        headers = ((b"x-request-id", request_id.encode()),)
+        transcript = _Transcript(contract)
+        pieces = self._pieces(request, transcript)
+        with trace_request(tracing, exchange, request, receive_started_ns):
+            async with aclosing(pieces):
+                if fields.get("stream"):
+                    await _stream(exchange, pieces, headers)
+                    return
+                text = "".join([piece async for piece in pieces])
+            body = transcript.write(fields, text)
+            kind = _TEXT if fields.get("response_format") in ("text", "srt", "vtt") else JSON
+            with trace_response(request):
+                await exchange.send_response(kind, (body,), headers)
+
+    async def _pieces(
+        self, request: InferRequest, transcript: _Transcript
+    ) -> AsyncGenerator[str, None]:
+        """Yield the text as it comes. Leaving early cancels the call."""
+        try:
+            call = self._core.infer(request)
+        except HostError as error:
+            raise from_host_error(error) from None
+        async with aclosing(aiter(call)) as responses:
+            async for response in responses:
+                yield transcript.read(response)
+        yield transcript.finish()
+
+
+async def _stream(
+    exchange: HttpExchange,
+    pieces: AsyncGenerator[str, None],
+    headers: tuple[tuple[bytes, bytes], ...],
+) -> None:
+    """Send the text as events. An error after the head is an event, and nothing follows it."""
+    texts: list[str] = []
+    no_cache = (b"cache-control", b"no-cache")
+    try:
+        async for piece in pieces:
+            if not exchange.response_started:
+                await exchange.start_response(_EVENT_STREAM, (no_cache, *headers))
+            if piece:
+                texts.append(piece)
+                await exchange.send_chunk(event({"type": "transcript.text.delta", "delta": piece}))
+        done = event({"type": "transcript.text.done", "text": "".join(texts)})
+        await exchange.send_chunk(done, more=False)
+    except OpenAIError as error:
+        if not exchange.response_started:
+            raise
+        await exchange.send_chunk(b"data: %b\n\n" % error.body(), more=False)
+
+
+def _read_form(values: dict[str, list[str | bytes]]) -> Fields:
+    """Return the fields of a form with their JSON types. Raises OpenAIError."""
+    fields: Fields = {}
+    for name, found in values.items():
+        plain = name.removesuffix("[]")
+        if plain in _LISTS:
+            fields.setdefault(plain, []).extend(found)
+            continue
+        if len(found) > 1:
+            raise invalid_value(f"'{name[:80]}' must be sent once", name[:80])
+        fields[name] = found[0]
+    if "temperature" in fields:
+        try:
+            fields["temperature"] = float(fields["temperature"])
+        except ValueError:
+            raise invalid_type("temperature", "a number", "") from None
+    for name in SCHEDULING_FIELDS:
+        if fields.get(name, "").isdecimal() and len(fields[name]) <= 20:
+            fields[name] = int(fields[name])
+    if "stream" in fields:
+        known = {"true": True, "false": False}
+        if fields["stream"].lower() not in known:
+            raise invalid_type("stream", "a boolean", "")
+        fields["stream"] = known[fields["stream"].lower()]
+    return fields
+
+
+def _check_support(contract: Contract, fields: Fields) -> None:
+    """Refuse what the model does not give. Raises OpenAIError."""
+    form = fields.get("response_format", "json")
+    if form in _NEED_SEGMENTS and not contract.gives("segments"):
+        raise _not_given(contract, "response_format", form, "segments")
+    granularities = fields.get("timestamp_granularities", ())
+    if granularities and form != "verbose_json":
+        raise invalid_value(
+            "'timestamp_granularities' needs 'response_format': verbose_json",
+            "timestamp_granularities",
+        )
+    if "word" in granularities and not contract.gives("words"):
+        raise _not_given(contract, "timestamp_granularities", "word", "words")
+    if "include" in fields:
+        raise unsupported_field("'include' is not supported for transcriptions", "include")
+    if fields.get("stream") and form not in ("json", "text"):
+        raise invalid_value("'stream' needs 'response_format' json or text", "stream")
+
+
+def _not_given(contract: Contract, field: str, value: str, output: str) -> OpenAIError:
+    return unsupported_field(
+        f"model '{contract.model}' does not take '{field}' {value}: it has no output '{output}'",
+        field,
+    )
+
+
+class _Transcript:
+    """Reads the responses of one call."""
+
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
+        self._decoder = utf8_decoder()
+        self._lists: dict[str, list[Any]] = {"segments": [], "words": []}
+        self._language: str | None = None
+        self._duration: float | None = None
+
+    def read(self, response: InferResponse) -> str:
+        """Return the text that a response adds. Raises OpenAIError."""
+        raise_error(response)
+        text = ""
+        for tensor in response.outputs:
+            meaning = self._contract.outputs.get(tensor.name, "")
+            if meaning == "duration":
+                self._duration = read_float(tensor)
+                continue
+            if meaning not in ("text", "language", *self._lists):
+                continue
+            for value in read_texts(tensor):
+                if meaning == "text":
+                    text += self._decoder.decode(value)
+                elif meaning == "language":
+                    self._language = value.decode(errors="replace")
+                elif value:
+                    self._lists[meaning] += self._timed(tensor.name, value)
+        return text
+
+    def finish(self) -> str:
+        """Return the text that the end adds: a character that is not complete."""
+        return self._decoder.decode(b"", True)
+
+    def write(self, fields: Fields, text: str) -> bytes:
+        """Write the transcription in the format of the request."""
+        segments = self._lists["segments"]
+        match fields.get("response_format"):
+            case "text":
+                return f"{text}\n".encode()
+            case "srt":
+                return write_srt(segments).encode()
+            case "vtt":
+                return write_vtt(segments).encode()
+            case "verbose_json":
+                document: dict[str, Any] = {
+                    "task": "transcribe",
+                    "language": self._language,
+                    "duration": self._duration,
+                    "text": text,
+                }
+                wanted = fields.get("timestamp_granularities", ["segment"])
+                if "segment" in wanted:
+                    document["segments"] = [
+                        {"id": index, **segment} for index, segment in enumerate(segments)
+                    ]
+                if "word" in wanted:
+                    document["words"] = self._lists["words"]
+                return json.dump(document)
+        return json.dump({"text": text})
+
+    def _timed(self, output: str, text: bytes) -> list[dict[str, Any]]:
+        """Return the texts with times of an output. Raises OpenAIError."""
+        member = "word" if self._contract.outputs[output] == "words" else "text"
+        try:
+            entries = json.parse(text)
+        except HostError:
+            entries = None
+        if not isinstance(entries, list) or not all(_is_timed(one, member) for one in entries):
+            raise model_failure(
+                f"model '{self._contract.model}' gave output '{output}' that is no JSON array of"
+                f" objects with 'start', 'end' and '{member}':"
+                f" {text[:80].decode(errors='replace')}"
+            )
+        return entries
+
+
+def _is_timed(entry: Any, member: str) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get(member), str)
+        and all(type(entry.get(name)) in (int, float) for name in ("start", "end"))
+    )
