@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -668,3 +669,51 @@ def test_only_models_that_speak_chat_have_a_chat_panel(
     page.wait_for("h2", "^talk$")
     assert browser.find_elements(By.ID, "chat")
     assert 'model="talk"' in page.text("#openai")
+
+
+def test_a_failed_model_can_be_opened_and_says_why(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Page(browser, host)
+    page.wait_for("#models", "broken")
+    browser.find_element(By.PARTIAL_LINK_TEXT, "broken").click()
+    page.wait_for("h2", "^broken$")
+    assert MARKUP in page.text("#reason.bad")
+    assert not browser.find_elements(By.TAG_NAME, "img")
+
+
+def test_the_search_hides_other_models(host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, host)
+    page.wait_for("#models", "words")
+    page.fill("Search models", "HALF")
+    assert re.findall("[a-z_]+ version", page.text("#models")) == ["half version"] * 2
+    assert "words" not in page.text("#models")
+    page.fill("Search models", "no such model")
+    page.wait_for("#nomatch", r"^No model matches\.$")
+
+
+def test_the_python_snippet_sends_the_same_request(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Page(browser, host, "#add_sub/1")
+    page.wait_for("h2", "^add_sub$")
+    page.fill("INPUT0", "[[1, 2, 3, 4]]")
+    page.wait_for("#python", r"\[\[1, 2, 3, 4\]\]")
+    done = subprocess.run(
+        [sys.executable, "-c", page.text("#python")],
+        capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert "[[2. 3. 4. 5.]]" in done.stdout, done.stderr
+
+
+def test_a_copy_button_says_that_it_copied(host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, host)
+    page.wait_for("h2", "add_sub")
+    page.wait_for("#curl", "^curl")
+    script = "document.addEventListener('copy', () => { window.copied = String(getSelection()); });"
+    browser.execute_script(
+        script + "navigator.clipboard.writeText = async (text) => { window.copied = text; };"
+    )
+    page.press("Copy")
+    wait_until(lambda: browser.execute_script("return window.copied"), "the copy")
+    assert browser.execute_script("return window.copied") == page.text("#curl")
