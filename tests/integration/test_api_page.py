@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -22,6 +23,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.openai_models import LETTERS, LETTERS_CONFIG
 
 EXAMPLES = ROOT / "model_repository"
 WORDS = """
@@ -566,3 +568,152 @@ def test_the_page_requests_keys(restricted: RunningHost, browser: webdriver.Chro
     page.wait_for("#curl", "infer-key: another one")
     page.send("^200 OK")
     assert page.outputs()[0] == ["SUM", "FP32", "[1, 4]", "[[2, 3, 4, 5]]"]
+
+
+@pytest.fixture(scope="module")
+def chat_host(module_serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> RunningHost:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("the-only-key\n")
+    folder = RepositoryBuilder(tmp_path_factory.mktemp("chat"))
+    messages = LETTERS_CONFIG.replace('"last"', '"plain"').replace("acme/letters", "acme/talk")
+    folder.add("letters", LETTERS, LETTERS_CONFIG)
+    folder.add("talk", LETTERS, messages)
+    shutil.copytree(EXAMPLES / "add_sub", folder.path / "add_sub")
+    return module_serve(folder, f"--openai-api-key-file={keys}").wait_started()
+
+
+class Chat(Page):
+    """The chat panel of a model, with the API key filled in."""
+
+    def __init__(self, browser: webdriver.Chrome, host: RunningHost, model: str) -> None:
+        super().__init__(browser, host, f"#{model}/1")
+        self.wait_for("h2", f"^{model}$")
+        self.browser.find_element(By.CSS_SELECTOR, "#chat-options summary").click()
+        self.fill("API key", "the-only-key")
+
+    def say(self, text: str) -> None:
+        self.fill("Message", text)
+        self.press("Send message")
+
+    def wait_for_answer(self, turn: int, pattern: str) -> None:
+        """Wait until the answer of a turn, which counts from 1, has such a text and is complete."""
+        self.wait_for(f".turn:nth-child({2 * turn}) .said", pattern)
+        self.wait_for("#turns[aria-busy=false] h4", "^You$")
+
+
+def test_a_chat_answer_is_streamed_with_its_rate(
+    chat_host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Chat(browser, chat_host, "letters")
+    page.say("al|pha")
+    page.wait_for_answer(1, "^alpha$")
+    figures = page.text(".turn:nth-child(2) .figures")
+    assert re.fullmatch(r"2 tokens · [\d.]+ tokens/s · first after [\d.]+ ms", figures)
+    assert "the-only-key" not in browser.current_url
+
+
+def test_a_chat_has_the_turns_before(chat_host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Chat(browser, chat_host, "talk")
+    page.say("one")
+    page.wait_for_answer(1, "user: one")
+    page.say("two")
+    page.wait_for_answer(2, r"^user: one\s+assistant: user: one[\s\S]*user: two")
+    page.press("New conversation")
+    page.say("three")
+    page.wait_for_answer(1, "user: three")
+    assert "one" not in page.text("#turns")
+
+
+def test_a_stopped_chat_cancels_the_request_of_the_model(
+    chat_host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Chat(browser, chat_host, "letters")
+    page.say("begun|WAIT")
+    page.wait_for(".turn:nth-child(2) .said", "^begun$")
+    page.press("Stop answer")
+    page.wait_for(".turn:nth-child(2) .figures", "stopped$")
+    wait_until(lambda: "cancelled b'begun|WAIT'" in chat_host.output, "the cancellation")
+    page.say("again")
+    page.wait_for_answer(2, "^again$")
+
+
+def test_chat_errors_are_shown_in_words(chat_host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Chat(browser, chat_host, "letters")
+    page.say("begun|FAIL")
+    page.wait_for("#chat-error", "the model is tired")
+    page.fill("API key", "another-key")
+    page.say("hello")
+    page.wait_for("#chat-error", "API key")
+    page.fill("API key", "the-only-key")
+    page.say("hello")
+    page.wait_for_answer(3, "^hello$")
+    assert page.text("#chat-error") == ""
+
+
+def test_chat_texts_are_not_interpreted_as_html(
+    chat_host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Chat(browser, chat_host, "letters")
+    page.say(MARKUP)
+    page.wait_for_answer(1, re.escape(MARKUP))
+    assert not browser.find_elements(By.TAG_NAME, "img")
+
+
+def test_only_models_that_speak_chat_have_a_chat_panel(
+    chat_host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Page(browser, chat_host, "#add_sub/1")
+    page.wait_for("h2", "^add_sub$")
+    assert not browser.find_elements(By.ID, "chat")
+    page = Page(browser, chat_host, "#talk/1")
+    page.wait_for("h2", "^talk$")
+    assert browser.find_elements(By.ID, "chat")
+    assert 'model="talk"' in page.text("#openai")
+
+
+def test_a_failed_model_can_be_opened_and_says_why(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Page(browser, host)
+    page.wait_for("#models", "broken")
+    browser.find_element(By.PARTIAL_LINK_TEXT, "broken").click()
+    page.wait_for("h2", "^broken$")
+    assert MARKUP in page.text("#reason.bad")
+    assert not browser.find_elements(By.TAG_NAME, "img")
+
+
+def test_the_search_hides_other_models(host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, host)
+    page.wait_for("#models", "words")
+    page.fill("Search models", "HALF")
+    assert re.findall("[a-z_]+ version", page.text("#models")) == ["half version"] * 2
+    assert "words" not in page.text("#models")
+    page.fill("Search models", "no such model")
+    page.wait_for("#nomatch", r"^No model matches\.$")
+
+
+def test_the_python_snippet_sends_the_same_request(
+    host: RunningHost, browser: webdriver.Chrome
+) -> None:
+    page = Page(browser, host, "#add_sub/1")
+    page.wait_for("h2", "^add_sub$")
+    page.fill("INPUT0", "[[1, 2, 3, 4]]")
+    page.wait_for("#python", r"\[\[1, 2, 3, 4\]\]")
+    done = subprocess.run(
+        [sys.executable, "-c", page.text("#python")],
+        capture_output=True, text=True, timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert "[[2. 3. 4. 5.]]" in done.stdout, done.stderr
+
+
+def test_a_copy_button_says_that_it_copied(host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Page(browser, host)
+    page.wait_for("h2", "add_sub")
+    page.wait_for("#curl", "^curl")
+    script = "document.addEventListener('copy', () => { window.copied = String(getSelection()); });"
+    browser.execute_script(
+        script + "navigator.clipboard.writeText = async (text) => { window.copied = text; };"
+    )
+    page.press("Copy")
+    wait_until(lambda: browser.execute_script("return window.copied"), "the copy")
+    assert browser.execute_script("return window.copied") == page.text("#curl")
