@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo serve test faults test-backends test-tensorflow venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: demo serve test faults test-backends test-tensorflow openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,11 @@ test-tensorflow:  ## the backend of that name, in an environment of its own: the
 	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' 'tritonclient[http]' pytest pytest-timeout psutil
 	.venv-tensorflow/bin/python -m pytest tests/integration/test_backend_tensorflow.py
 
+openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of the routes under /v1
+	test -x .venv-openai-clients/bin/python || $(PYTHON) -m venv .venv-openai-clients
+	.venv-openai-clients/bin/python -m pip install -q -r tests/openai_clients/requirements.txt
+	npm install --prefix tests/openai_clients --silent --no-audit --no-fund --no-package-lock
+
 bench: $(VENV)/test.stamp  ## side by side with a real Triton, into docs/explanation/performance.md and .svg
 	$(BIN)/python -m benchmarks --keep
 
@@ -76,4 +81,4 @@ bench-memory: $(VENV)/test.stamp  ## memory and descriptors over ten minutes of 
 	$(BIN)/python -m benchmarks.memory --minutes 10
 
 clean:
-	rm -rf build dist $(VENV) .venv-tensorflow .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist $(VENV) .venv-tensorflow .venv-openai-clients tests/openai_clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

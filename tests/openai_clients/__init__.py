@@ -1,0 +1,1 @@
+"""Programs of other OpenAI clients, which run in environments of their own."""
