@@ -136,6 +136,11 @@ class Core:
         """Every (model, version) that is ready, sorted."""
         return self._registry.list_named_versions()
 
+    def load_failures(self) -> dict[str, str]:
+        """Models that failed to load before their versions were known, with the reasons."""
+        registry = self._registry
+        return {registry.name_of(one): text.reason for one, text in registry.failures.items()}
+
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
         """Inputs and outputs of a model. Raises HostError if it is missing."""
         model = self._find(name, version)

@@ -114,6 +114,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     module_repository.add("twice", config=TWICE_CONFIG)
     (module_repository.path / "twice" / "1").mkdir(exist_ok=True)
     module_repository.add("broken", BROKEN)
+    module_repository.add("unreadable", config="max_batch_size: many")
     flags = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false")
     return module_serve(module_repository, *flags, "--allow-client-shm=true").wait_started()
 
@@ -424,9 +425,11 @@ def test_failed_models_are_red_and_say_why_and_others_are_not(
     try:
         page = Page(browser, host)
         page.wait_for("#models", "unloaded")
-        bad = browser.find_elements(By.CSS_SELECTOR, "#models .gone .state.bad")
-        assert len(bad) == 1
-        assert "broken" in page.text("#models .gone:has(.bad)")
+        bad = browser.find_elements(By.CSS_SELECTOR, "#models .gone:has(.state.bad)")
+        broken, unreadable = sorted(entry.text for entry in bad)
+        assert broken.startswith("broken")
+        assert unreadable.startswith("unreadable")
+        assert "max_batch_size" in unreadable
     finally:
         with host.client() as client:
             client.load_model("identity_types")

@@ -20,8 +20,8 @@ def openapi_document(
 ) -> Schema:
     """Return the OpenAPI 3.1 document for the models that are loaded now.
 
-    The extension `x-models` lists the model versions in the form that the page shows. The document
-    contains no values of restricted headers. `describe_others` adds paths of other APIs.
+    The extension `x-models` lists the model versions in the form that the page shows; `x-failures`
+    has the reasons why models could not be read, by their names. The document contains no values of restricted headers. `describe_others` adds paths of other APIs.
     """
     server = core.server_metadata()
     operations = Operations(restrictions)
@@ -54,6 +54,7 @@ def openapi_document(
             "securitySchemes": operations.security_schemes(),
         },
         "x-models": [model.summary() for model in models],
+        "x-failures": core.load_failures(),
     }
 
 
