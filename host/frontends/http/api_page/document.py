@@ -21,7 +21,8 @@ def openapi_document(
     """Return the OpenAPI 3.1 document for the models that are loaded now.
 
     The extension `x-models` lists the model versions in the form that the page shows; `x-failures`
-    has the reasons why models could not be read, by their names. The document contains no values of restricted headers. `describe_others` adds paths of other APIs.
+    has the reasons why models could not be read, by their names. The document contains no values of
+    restricted headers. `describe_others` adds paths of other APIs.
     """
     server = core.server_metadata()
     operations = Operations(restrictions)
