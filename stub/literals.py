@@ -79,7 +79,7 @@ class _InputReader:
             if path.endswith(".npy"):
                 return self._load_npy(path)
             if not path.endswith(".json"):
-                raise ValueError(f"'{path}' must end in .npy or .json")
+                return self._read_bytes(path)
             with open(path, encoding="utf-8") as file:
                 text = file.read()
         try:
@@ -115,6 +115,13 @@ class _InputReader:
             if int(array.min()) < limits.min or int(array.max()) > limits.max:
                 raise ValueError(f"expected numbers from {limits.min} to {limits.max}")
         return array.astype(dtype)
+
+    def _read_bytes(self, path: str) -> "np.ndarray[Any, Any]":
+        """Returns one element, the bytes of the file. Raises ValueError for other data types."""
+        if self._type != "TYPE_STRING":
+            raise ValueError(f"'{path}' must end in .npy or .json")
+        with open(path, "rb") as file:
+            return _object_array([file.read()], ())
 
     def _load_npy(self, path: str) -> "np.ndarray[Any, Any]":
         array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)

@@ -41,6 +41,7 @@ In --input NAME=VALUE, VALUE is one of
   JSON         a value or nested arrays; the configuration gives the data type
   @FILE.json   JSON from a file
   @FILE.npy    an array saved by numpy; its dtype must be that of the input
+  @FILE        the bytes of any other file, for a TYPE_STRING input
   random       random values, the same in each run; variable dimensions have size 1
 For a TYPE_STRING input, text that is not JSON is used as it is. A missing batch dimension is
 added, and a single number or text becomes a tensor of one element.
@@ -48,6 +49,7 @@ added, and a single number or text becomes a tensor of one element.
 examples:
   pbhost run models/add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=random
   pbhost run models/greet --input NAME=World
+  pbhost run models/classify --input IMAGE=@cat.png
   pbhost run models/resnet --input image=@cat.npy --count 100 --profile resnet.prof
 
 exit status: 0 all responses are successful; 1 a response is an error, or the model cannot be

@@ -29,10 +29,11 @@ from host.errors import HostError
 from host.frontends.openai.contract import check_defaults, compile_contract
 from host.frontends.openai.loader import check_contract, check_tokenizer, find_template_fault
 from host.inference.validation import Signature
+from host.lint.framework_files import find_missing_files
 from host.lint.problem import Problem
 from host.lint.python_file import PythonFile
 from host.lint.recovering_reader import RecoveringReader
-from host.models.backends import Backends
+from host.models.backends import Backends, is_shipped_source
 from host.models.warmup import Warmup
 from host.options.options import Options
 from host.repository.agents import run_agents
@@ -192,6 +193,9 @@ def _check_code(
         source, _ = settings.backends.find_backend(
             model.directory, version, LoadedConfig(config, None)
         )
+        if is_shipped_source(source) and config.default_model_filename:
+            for problem in find_missing_files(config, path):
+                model.add(problem.text, problem.field, problem.advice, warning=problem.warning)
         if source.backend:
             return True
         if not source.file.endswith(".py"):

@@ -65,6 +65,11 @@ class Backends:
         )
 
 
+def is_shipped_source(source: ModelSource) -> bool:
+    """Whether the code of a model is a backend of a framework that ships with the host."""
+    return bool(source.backend) and Path(source.backend).parent == _SHIPPED
+
+
 def _library(config: ModelConfig) -> str:
     """The file name of the backend's native library."""
     return f"libtriton_{config.backend}.so"

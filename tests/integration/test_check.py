@@ -190,6 +190,96 @@ def test_all_problems_of_all_models_are_printed_sorted_by_position(
     assert done.returncode == 1
 
 
+MISSING_FILES = """\
+cased/config.pbtxt: error: default_model_filename: unable to find 'cased/1/model.pt' for model
+    'cased' (did you mean 'Model.pt', which is in this folder?)
+empty_onnx/config.pbtxt: error: default_model_filename: unable to find
+    'empty_onnx/1/model.onnx/model.onnx' for model 'empty_onnx' (put the model's file there, or
+    name another file)
+frozen/config.pbtxt:1:33: error: default_model_filename: unable to find 'frozen/1/net.graphdef'
+    for model 'frozen' (put the model's file there, or name another file)
+onnx/config.pbtxt: error: default_model_filename: failed to stat file onnx/1/model.onnx (put the
+    model's file there, or name another file)
+plan/config.pbtxt: error: default_model_filename: unable to find 'plan/1/model.plan' for model
+    'plan' (put the model's file there, or name another file)
+plan_by_gpu/config.pbtxt: warning: default_model_filename: unable to find
+    'plan_by_gpu/1/model.plan' for model 'plan_by_gpu' (did you mean 'hopper.plan', which is in this
+    folder?)
+plan_by_gpu/config.pbtxt:4:1: warning: cc_model_filenames[8.0]: unable to find
+    'plan_by_gpu/1/ampere.plan' for model 'plan_by_gpu' (did you mean 'hopper.plan', which is in
+    this folder?)
+renamed/config.pbtxt:1:24: error: default_model_filename: failed to stat file
+    renamed/1/resnet50.onnx (did you mean 'resnet.onnx', which is in this folder?)
+saved/config.pbtxt: error: default_model_filename: unable to find 'saved/1/model.savedmodel' for
+    model 'saved' (put the model's file there, or name another file)
+two_versions/config.pbtxt: error: default_model_filename: unable to find
+    'two_versions/2/model.pt' for model 'two_versions' (put the model's file there, or name another
+    file)
+"""
+
+
+def test_missing_files_of_frameworks_are_found(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    def add(name: str, config: str, *files: str) -> None:
+        repository.add(name, config=config + TENSORS, files=dict.fromkeys(files, "content"))
+
+    add("onnx", 'backend: "onnxruntime"', "1/notes.txt")
+    add("empty_onnx", 'backend: "onnxruntime"', "1/model.onnx/notes.txt")
+    add(
+        "renamed",
+        'backend: "onnxruntime" default_model_filename: "resnet50.onnx"',
+        "1/resnet.onnx",
+    )
+    add("cased", 'backend: "pytorch"', "1/Model.pt")
+    policy = "version_policy { all { } }"
+    add("two_versions", f'backend: "pytorch"{policy}', "1/model.pt", "2/notes.txt")
+    add("plan", 'platform: "tensorrt_plan"', "1/notes.txt")
+    by_gpu = "".join(
+        f'\ncc_model_filenames {{ key: "{key}" value: "{name}.plan" }}'
+        for key, name in (("9.0", "hopper"), ("8.0", "ampere"))
+    )
+    add("plan_by_gpu", f'platform: "tensorrt_plan"\n\n{by_gpu.strip()}', "1/hopper.plan")
+    add("saved", 'platform: "tensorflow_savedmodel"', "1/model.savedmodel")
+    add(
+        "frozen",
+        'platform: "tensorflow_graphdef" default_model_filename: "net.graphdef"',
+        "1/model.savedmodel/x",
+    )
+    add("sound_file", 'backend: "onnxruntime"', "1/model.onnx")
+    add("sound_folder", 'backend: "onnxruntime"', "1/model.onnx/model.onnx")
+    add("sound_saved", 'platform: "tensorflow_savedmodel"', "1/model.savedmodel/saved_model.pb")
+    status, printed = checked(".")
+    assert status == 1
+    expected = MISSING_FILES.replace("\n    ", " ").splitlines()
+    assert printed == [*expected, "12 models: 8 errors, 2 warnings"]
+
+
+def test_a_backend_in_place_of_a_framework_may_use_any_file(
+    repository: RepositoryBuilder, checked: Checked, tmp_path: Path
+) -> None:
+    repository.add("m", config='backend: "onnxruntime"' + TENSORS, files={"1/notes.txt": ""})
+    assert checked(".")[0] == 1
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "model.py").write_text(SOUND)
+    assert checked(".", f"--backend-directory={tmp_path}") == (
+        0,
+        ["1 model: 0 errors, 0 warnings"],
+    )
+
+
+def test_a_server_refuses_models_whose_framework_files_are_missing(
+    repository: RepositoryBuilder, checked: Checked, serve: Serve
+) -> None:
+    for name, backend in (("graph", "onnxruntime"), ("program", "pytorch")):
+        repository.add(name, config=f'backend: "{backend}"' + TENSORS, files={"1/notes.txt": ""})
+    _, (graph, program, _) = checked(".")
+    host = serve(repository, "--exit-on-error=false").wait_started()
+    said = host.output.replace(f"{repository.path}/", "")
+    for line in (graph, program):
+        assert line.split(": ", 3)[3].partition(" (")[0] in said
+
+
 def test_template_variables_get_the_given_values(
     repository: RepositoryBuilder, checked: Checked, tmp_path: Path
 ) -> None:

@@ -176,6 +176,29 @@ def test_a_model_runs_without_a_server_and_its_outputs_are_shown(scale: Path) ->
     ), done.stdout
 
 
+def test_a_file_is_sent_as_bytes(repository: RepositoryBuilder, tmp_path: Path) -> None:
+    source = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            (image,) = pb_utils.get_input_tensor_by_name(requests[0], "IMAGE").as_numpy()
+            tensor = pb_utils.Tensor("CODES", np.frombuffer(image, np.uint8))
+            return [pb_utils.InferenceResponse([tensor])]
+    """
+    config = """
+    input { name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }
+    output { name: "CODES" data_type: TYPE_UINT8 dims: [ -1 ] }
+    """
+    (tmp_path / "cat.png").write_bytes(b"\x89PNG\0\xff\0")
+    done = run(
+        repository.add("classify", source, config), "--input", f"IMAGE=@{tmp_path / 'cat.png'}"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"CODES UINT8 \[7\]\n +\[137, +80, +78, +71, +0, +255, +0\]\n", done.stdout)
+
+
 def test_outputs_of_every_kind_can_be_read(repository: RepositoryBuilder) -> None:
     source = """
     import numpy as np
@@ -379,7 +402,7 @@ def test_many_executions_are_timed_and_profiled(scale: Path, tmp_path: Path) -> 
 def test_help_says_how_inputs_are_given() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for text in ("--input NAME=VALUE", "@FILE.npy", "random", "exit status"):
+    for text in ("--input NAME=VALUE", "@FILE.npy", "@FILE  ", "random", "exit status"):
         assert text in done.stdout
 
 

@@ -122,6 +122,15 @@ def test_files_hold_json_or_arrays(tmp_path: Path) -> None:
     assert "allow_pickle" in complaint(f"@{array}", "TYPE_STRING"), "pickles run code"
 
 
+def test_any_other_file_is_one_element_of_a_string_input(tmp_path: Path) -> None:
+    image = tmp_path / "cat.png"
+    image.write_bytes(b"\x89PNG\0\xff\0")
+    assert read(f"@{image}", "TYPE_STRING").tolist() == [b"\x89PNG\0\xff\0"]
+    assert read(f"@{image}", "TYPE_STRING", batch=8).shape == (1, 1)
+    assert "No such file" in complaint("@nowhere.png", "TYPE_STRING")
+    assert "Is a directory" in complaint(f"@{tmp_path}", "TYPE_STRING")
+
+
 @pytest.mark.parametrize("data_type", [*pb_utils.TRITON_STRING_TO_NUMPY, "TYPE_BF16"])
 def test_random_values_are_reproducible_for_every_type(data_type: str) -> None:
     first, second = (read("random", data_type, dims=(-1, 5), batch=2) for _ in range(2))
