@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 from hyperframe.frame import DataFrame, RstStreamFrame
@@ -43,6 +44,24 @@ def add_model(repository: RepositoryBuilder) -> None:
     )
 
 
+def wait_read(connection: socket.socket) -> None:
+    """Waits until the other end of a TCP connection has read all that was sent to it."""
+    port = f":{connection.getsockname()[1]:04X}"
+
+    def read() -> bool:
+        tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+        for line in "".join(tables).splitlines():
+            _, local, remote, _, queues, *_ = line.split()
+            unsent, unread = queues.split(":") if ":" in queues else ("0", "0")
+            if local.endswith(port) and int(unsent, 16):
+                return False
+            if remote.endswith(port) and int(unread, 16):
+                return False
+        return True
+
+    wait_until(read, "the server to read")
+
+
 class GrpcUpload:
     """A ModelInfer over HTTP/2. Its tensor has `size` bytes."""
 
@@ -67,6 +86,10 @@ class GrpcUpload:
             if not self._data:
                 frame.flags.add("END_STREAM")
             self._client.send([frame])
+
+    def wait_read(self) -> None:
+        """Waits until the server has read everything that was sent."""
+        wait_read(self._client.socket)
 
     def wait_for_status(self) -> int:
         """Waits for the end of the response; returns the status of gRPC."""
@@ -141,6 +164,10 @@ class HttpUpload:
                 data = b"%x\r\n%b\r\n%b" % (len(data), data, end)
             with suppress(ConnectionError):
                 self._socket.sendall(data)
+
+    def wait_read(self) -> None:
+        """Waits until the server has read everything that was sent."""
+        wait_read(self._socket)
 
     def wait_for_status(self) -> int:
         """Waits for the response; returns its status."""

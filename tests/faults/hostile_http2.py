@@ -33,6 +33,11 @@ class HostileConnection:
         if reads:
             self._reader.start()
 
+    @property
+    def socket(self) -> socket.socket:
+        """The socket of the connection."""
+        return self._socket
+
     def _read(self) -> None:
         with suppress(OSError):
             while data := self._socket.recv(1 << 16):

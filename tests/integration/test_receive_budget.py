@@ -6,8 +6,10 @@ import gzip
 import http.client
 import json
 import os
+import re
 from contextlib import closing
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -70,8 +72,23 @@ def refusal(client: Client, size: int) -> str:
     return ""
 
 
+def wait_queued(host: RunningHost) -> None:
+    """Waits until a request waits for the model `gate`."""
+
+    def queued() -> bool:
+        with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as answer:
+            text = answer.read().decode()
+        pattern = r'pending_request_count{model="gate".*} 1(\.0)?$'
+        return re.search(pattern, text, re.MULTILINE) is not None
+
+    wait_until(queued, "a request to be queued")
+
+
 def wait_refused(client: Client, size: int) -> str:
-    """Waits until requests of this size are refused; returns the error."""
+    """Waits until requests of this size are refused; returns the error.
+
+    What holds the memory must have arrived: these requests might take it first.
+    """
     found: list[str] = []
 
     def refused() -> bool:
@@ -102,6 +119,7 @@ def test_a_request_that_exceeds_the_limit_is_refused_and_others_go_on(
 ) -> None:
     with host.client() as client, upload(host, 7 * MIB) as slow:
         slow.send(6 * MIB)
+        slow.wait_read()
         text = wait_refused(client, 4 * MIB)
         assert text.startswith(
             f"Not enough memory to receive the request: it needs {4 * MIB + 36} bytes, and other"
@@ -123,6 +141,7 @@ def test_a_refusal_over_http_is_503_and_its_connection_goes_on(host: RunningHost
         closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection,
     ):
         slow.send(6 * MIB)
+        slow.wait_read()
         wait_refused(client, 4 * MIB)
         path = "/v2/models/identity/infer"
         entry = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
@@ -197,6 +216,7 @@ def test_small_requests_are_served_while_large_ones_use_the_limit_up(host: Runni
     web = httpclient.InferenceServerClient(host.http_url)
     with GrpcUpload(host, 8 * MIB - 1024) as first, host.client() as client:
         first.send(8 * MIB - 2048)
+        first.wait_read()
         wait_refused(client, 512 << 10)
         for size in (1, 1000, 15000):  # numbers
             array = np.zeros(size, np.float32)
@@ -214,11 +234,13 @@ def test_the_memory_of_a_client_that_vanishes_is_released(
     with host.client() as client:
         with upload(host, 7 * MIB) as slow:
             slow.send(sent)
+            slow.wait_read()
             wait_refused(client, 8 * MIB - sent // 2)
             slow.reset()
             wait_served(client)
         with upload(host, 7 * MIB) as slow:
             slow.send(sent)
+            slow.wait_read()
             wait_refused(client, 8 * MIB - sent // 2)
         wait_served(client)
 
@@ -265,10 +287,12 @@ def test_requests_count_until_a_model_takes_them(
         wait_until((tmp_path / "started").exists, "the model to run")
         wait_served(other)
         waiting = client.async_infer("gate", given, callback)
+        wait_queued(host)
         wait_refused(other, 4 * MIB)
         waiting.cancel()
         wait_served(other)
         client.async_infer("gate", given, callback)
+        wait_queued(host)
         wait_refused(other, 4 * MIB)
         (tmp_path / "gate").write_bytes(b"open")
         wait_until(lambda: len(ended) == 3, "all requests to end")
@@ -286,6 +310,7 @@ def test_the_engine_grpcio_counts_what_it_has_received(
     ended: list[object] = []
     with host.client() as client, host.client() as other:
         client.async_infer("gate", given, lambda result, error: ended.append(error))
+        wait_until((tmp_path / "started").exists, "the model to run")
         assert "Not enough memory to receive the request" in wait_refused(other, 4 * MIB)
         assert "larger than max" in refusal(other, 20 * MIB)
         with InferStream(host) as stream:
