@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -40,7 +41,7 @@ class ServerClient:
                 return content
         except urllib.error.HTTPError as error:
             raise invalid_argument(_error_text(error)) from error
-        except OSError as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise unavailable(
                 f"no answer from {self._url}: {reason}; is it the address of the HTTP port?"

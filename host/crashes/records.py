@@ -85,7 +85,7 @@ def _write_record(directory: Path, record: CrashRecord, limit: int) -> None:
         with open(os.open(partial, flags, 0o600), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         partial.rename(directory / f"{record.id}{_SUFFIX}")
-    except BaseException:
+    except BaseException:  # whatever it was, no half of a file stays; raised again
         with suppress(FileNotFoundError):
             partial.unlink()
         raise

@@ -16,6 +16,7 @@ import requests
 
 from tests.clients import run_command
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.waiting import UNTIL_SOURCE
 
 
 @pytest.fixture
@@ -96,11 +97,10 @@ def test_a_model_that_hangs_in_initialize_shows_where(
     go = tmp_path / "go"
     repository.add(
         "slow",
-        "import os, time\n"
+        UNTIL_SOURCE + "import os\n"
         "class TritonPythonModel:\n"
         "    def initialize(self, args):\n"
-        f"        while not os.path.exists({str(go)!r}):\n"
-        "            time.sleep(0.01)\n",
+        f"        until(lambda: os.path.exists({str(go)!r}), 'the word to go on')\n",
     )
     host = serve(repository, "--model-control-mode=explicit").wait_started()
     with ThreadPoolExecutor(1) as pool, host.client() as client:
@@ -127,5 +127,9 @@ def test_unknown_models_and_servers_are_told(host: RunningHost) -> None:
     )
     wrong = stacks("localhost:8000")
     assert wrong.stderr == "pbhost stacks: expected http://HOST:PORT, got 'localhost:8000'\n"
+    other = stacks(f"http://{host.url}")  # the gRPC port
+    assert other.returncode == 1
+    assert other.stderr.startswith(f"pbhost stacks: no answer from http://{host.url}: ")
+    assert "Traceback" not in other.stderr
     whole = json.loads(stacks(url, "--format=json").stdout)
     assert [one["model"] for one in whole["instances"]] == ["identity", "script"]

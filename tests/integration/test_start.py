@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.waiting import UNTIL_SOURCE
 
 LISTENING = (
     r"listening: GRPCInferenceService at \S+:(\d+), HTTPService at \S+:(\d+), Metrics Service at"
@@ -31,11 +32,10 @@ class LoadingHost:
         repository.copy("identity")
         repository.add(
             "slow",
-            "import os, time\n"
+            UNTIL_SOURCE + "import os\n"
             "class TritonPythonModel:\n"
             "    def initialize(self, args):\n"
-            f"        while not os.path.exists({str(self.go)!r}):\n"
-            "            time.sleep(0.01)\n"
+            f"        until(lambda: os.path.exists({str(self.go)!r}), 'the word to go on')\n"
             "    def execute(self, requests):\n"
             "        raise ValueError\n",
             "input { name: 'X' data_type: TYPE_FP32 dims: 1 }\n"
