@@ -46,8 +46,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="localhost:8001")
     parser.add_argument("--model", default="digits", choices=["digits", "digits_bls"])
+    parser.add_argument("--save", metavar="FILE", help="write an image of the digits; ask nothing")
     parser.add_argument("digits", nargs="*", default=["31415926", "8070"])
     arguments = parser.parse_args()
+    if arguments.save:
+        from PIL import Image
+
+        Image.fromarray(scene("".join(arguments.digits))).save(arguments.save)
+        return
     with grpcclient.InferenceServerClient(arguments.url) as client:
         for digits in arguments.digits:
             image = scene(digits)

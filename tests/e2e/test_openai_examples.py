@@ -23,6 +23,10 @@ def test_the_readmes_command_works(serve: Serve, example: str) -> None:
     assert found is not None
     host = serve(ROOT / found[1]).wait_started()
     assert readmes.run(found[2].replace("localhost:8000", host.http_url)) == found[3]
+    further = re.findall(r"^```console\n\$ (python .+)\n([^`]+)", text, re.MULTILINE)
+    for command, output in further:
+        assert readmes.run(command.replace("localhost:8000", host.http_url)) == output
+    assert len(further) == (example == "chat")
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +41,16 @@ def client(host: RunningHost) -> Any:
         yield client
 
 
-def write(client: Any, prompt: str, **fields: Any) -> Any:
-    return client.completions.create(model="tiny_chat", prompt=prompt, **fields)
+def write(client: Any, prompt: str, model: str = "tiny_chat", **fields: Any) -> Any:
+    return client.completions.create(model=model, prompt=prompt, **fields)
+
+
+def test_both_models_write_the_same_text(client: Any) -> None:
+    texts = [
+        write(client, "Once", model, max_tokens=20, seed=4).choices[0].text
+        for model in ("tiny_chat", "tiny_chat_iterative")
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) == 20
 
 
 def test_equal_seeds_write_equal_texts_whatever_else_is_written(client: Any) -> None:
@@ -49,10 +61,11 @@ def test_equal_seeds_write_equal_texts_whatever_else_is_written(client: Any) -> 
     assert len(alone) == 20
 
 
-def test_texts_are_written_at_the_same_time(client: Any) -> None:
+@pytest.mark.parametrize("model", ["tiny_chat", "tiny_chat_iterative"])
+def test_texts_are_written_at_the_same_time(client: Any, model: str) -> None:
     with (
-        closing(write(client, "a", max_tokens=240, stream=True)) as first,
-        closing(write(client, "b", max_tokens=240, stream=True)) as second,
+        closing(write(client, "a", model, max_tokens=240, stream=True)) as first,
+        closing(write(client, "b", model, max_tokens=240, stream=True)) as second,
     ):
         assert next(first).choices[0].text and next(second).choices[0].text
         assert next(first).choices[0].text and next(second).choices[0].text

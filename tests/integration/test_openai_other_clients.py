@@ -1,6 +1,6 @@
-"""The routes under /v1 with LangChain, LlamaIndex, the client for Node, and curl.
+"""The routes under /v1 with LangChain, LlamaIndex, the client for Node, AIPerf, and curl.
 
-`make openai-clients` installs the first three.
+`make openai-clients` installs the first four.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
-from tests.openai_models import add_models
+from tests.openai_models import LETTERS, LETTERS_CONFIG, add_models
 
 PROGRAMS = ROOT / "tests" / "openai_clients"
 PYTHON = ROOT / ".venv-openai-clients" / "bin" / "python"
@@ -40,6 +40,16 @@ input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
 output [ { name: "VECTOR" data_type: TYPE_FP32 dims: [ 3 ] } ]
 parameters { key: "OPENAI" value { string_value: "embeddings" } }
 """
+TALKER_CONFIG = (
+    LETTERS_CONFIG.replace("acme/letters", "acme/talker")
+    + """
+input [
+  { name: "response_format" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+  { name: "tools" data_type: TYPE_STRING dims: [ 1 ] optional: true }
+]
+parameters { key: "OPENAI_TOOL_PARSER" value { string_value: "hermes" } }
+"""
+)
 VECTORS = [[1, 97, 0.5], [2, 98, 0.5]]
 
 needs_python_clients = pytest.mark.skipif(not PYTHON.exists(), reason="make openai-clients")
@@ -49,6 +59,7 @@ needs_python_clients = pytest.mark.skipif(not PYTHON.exists(), reason="make open
 def url(module_serve: Serve, module_repository: RepositoryBuilder) -> Iterator[str]:
     add_models(module_repository)
     module_repository.add("embed", EMBED, EMBED_CONFIG)
+    module_repository.add("talker", LETTERS, TALKER_CONFIG)
     host: RunningHost = module_serve(module_repository).wait_started()
     yield f"http://{host.http_url}/v1"
 
@@ -70,6 +81,8 @@ def test_langchain(url: str) -> None:
         "batch": ["ab", "cd"],
         "async": "xy",
         "documents": VECTORS,
+        "call": ["weather", {"city": "Oslo"}, "sunny in Oslo"],
+        "structured": {"city": "Oslo", "degrees": 3},
         "query": [3, 99, 0.5],
     }
 
@@ -97,8 +110,38 @@ def test_the_client_for_node(url: str) -> None:
         "completion": "ab",
         "vectors": VECTORS,
         "response": "Hello",
+        "call": ['{"city": "Oslo"}'],
+        "structured": {"city": "Oslo"},
         "missing": "NotFoundError 404 model_not_found",
     }
+
+
+@needs_python_clients
+def test_a_published_benchmark_client(url: str, tmp_path: Path) -> None:
+    """AIPerf streams chats, counts tokens, and reports no failed request."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "?"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(kind))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"text": "one |two |three |four"}\n' * 4)
+    command: list[str | Path] = [PYTHON.with_name("aiperf"), "profile", "--model=letters"]
+    command += [f"--url={url.removesuffix('/v1')}", "--endpoint-type=chat", "--streaming"]
+    command += [f"--input-file={prompts}", "--custom-dataset-type=single_turn"]
+    command += ["--request-count=16", "--concurrency=4", f"--tokenizer={tmp_path}"]
+    command += ["--ui=none", "--no-gpu-telemetry", "--no-server-metrics"]
+    command += [f"--artifact-dir={tmp_path / 'report'}"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=2 * DEADLINE, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report" / "profile_export_aiperf.json").read_text())
+    assert report["request_count"]["avg"] == 16
+    assert report["output_sequence_length"]["avg"] == 4
+    assert report["time_to_first_token"]["count"] == 16
+    assert "error_request_count" not in report or report["error_request_count"]["avg"] == 0
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -14,6 +14,20 @@ const final = await client.chat.completions.stream({ model, messages }).finalCon
 const completion = await client.completions.create({ model, prompt: "a|b" });
 const embeddings = await client.embeddings.create({ model: "embed", input: ["a", "bb"] });
 const response = await client.responses.create({ model, input: "Hel|lo" });
+const call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>';
+const city = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
+const called = await client.chat.completions
+  .stream({
+    model: "talker",
+    messages: [{ role: "user", content: call }],
+    tools: [{ type: "function", function: { name: "weather", parameters: city } }],
+  })
+  .finalChatCompletion();
+const parsed = await client.chat.completions.parse({
+  model: "talker",
+  messages: [{ role: "user", content: '{"city": |"Oslo"}' }],
+  response_format: { type: "json_schema", json_schema: { name: "place", schema: city } },
+});
 let missing = "";
 try {
   await client.chat.completions.create({ model: "ghost", messages });
@@ -29,6 +43,8 @@ console.log(
     completion: completion.choices[0].text,
     vectors: embeddings.data.map((each) => each.embedding),
     response: response.output_text,
+    call: called.choices[0].message.tool_calls.map((each) => each.function.arguments),
+    structured: JSON.parse(parsed.choices[0].message.content),
     missing,
   }),
 );

@@ -1,0 +1,1 @@
+../../tiny_chat/1/network.py
