@@ -33,7 +33,9 @@ NETWORK = Model("mlp_onnx", "X", "Y", (1, 256))
 MODELS = {"identity FP32[16]": IDENTITY, "MLP in ONNX": NETWORK}
 
 
-def _answers(url: str) -> Callable[[], bool]:
+def is_answering(url: str) -> Callable[[], bool]:
+    """Return a check whether a URL answers with status 200."""
+
     def is_ready() -> bool:
         try:
             with urllib.request.urlopen(url, timeout=5) as response:
@@ -61,7 +63,7 @@ def mlserver(environment: Path, network: Path) -> Iterator[RunningServer]:
             model = {"name": name, "implementation": kind, "parameters": parameters}
             Path(home, "model-settings.json").write_text(json.dumps(model))
         command = [str(environment / "bin" / "mlserver"), "start", folder]
-        ready = _answers(f"http://127.0.0.1:{http_port}/v2/health/ready")
+        ready = is_answering(f"http://127.0.0.1:{http_port}/v2/health/ready")
         with running(command, port, http_port, ready) as server:
             yield server
 
@@ -72,7 +74,7 @@ def litserve(environment: Path, network: Path) -> Iterator[RunningServer]:
     port = free_port()
     source = str(SOURCES / "litserve_server.py")
     command = [str(environment / "bin" / "python"), source, str(port), str(network)]
-    with running(command, 0, port, _answers(f"http://127.0.0.1:{port}/health")) as server:
+    with running(command, 0, port, is_answering(f"http://127.0.0.1:{port}/health")) as server:
         yield server
 
 
