@@ -13,8 +13,12 @@ from stub.wire.dependencies import import_dependencies
 _USAGE = """\
 Usage: pbhost serve --model-repository=DIR [options]
            serve the models of a repository over gRPC and HTTP
+       pbhost new DIR [--kind KIND]
+           write a new model, with tests and a client
        pbhost run MODEL_DIR [--input NAME=VALUE ...] [options]
            send one request to one model, without a server
+       pbhost infer URL MODEL [--input NAME=VALUE ...] [options]
+           send one request to a model of a running server
        pbhost check REPOSITORY ... [options]
            report the problems of the models in a repository
        pbhost config MODEL_DIR | FILE [options]
@@ -23,11 +27,13 @@ Usage: pbhost serve --model-repository=DIR [options]
            show why processes of models died
        pbhost stacks URL [options]
            show what the instances of a running server do now
+       pbhost top URL [options]
+           show rates, latencies, queues and memory of a running server
        pbhost COMMAND --help
        pbhost version
 """
 
-_SUBCOMMANDS = ("serve", "run", "check", "config", "crashes", "stacks")
+_SUBCOMMANDS = ("serve", "new", "run", "infer", "check", "config", "crashes", "stacks", "top")
 
 
 def main() -> None:
@@ -52,15 +58,19 @@ def main() -> None:
 
 
 def _run(command: str, arguments: list[str]) -> NoReturn:
-    from host.cli import check, config, crashes, run, serve, stacks  # which import the libraries
+    # Imported here, because they import the libraries.
+    from host.cli import check, config, crashes, infer, new, run, serve, stacks, top
 
     commands = {
         "serve": serve.main,
+        "new": new.main,
         "run": run.main,
+        "infer": infer.main,
         "check": check.main,
         "config": config.main,
         "crashes": crashes.main,
         "stacks": stacks.main,
+        "top": top.main,
     }
     commands[command](arguments)
 

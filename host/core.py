@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from host.config.model_config import ModelConfig
 from host.crashes.records import CrashRecords
@@ -22,11 +23,14 @@ from host.inference.request import InferRequest, Parameter
 from host.instances.activity import InstanceActivity
 from host.instances.regions import Regions
 from host.logs.settings import LogSettings
+from host.metrics.overview import ServerOverview
 from host.metrics.token_latencies import TokenLatencies
 from host.model_control.control import ModelControl
 from host.models.registry import (
     Model,
     ModelVersion,
+    NotServedError,
+    OnDemand,
     Registry,
     VersionState,
     parse_version,
@@ -40,6 +44,8 @@ VERSION = "2.73.0"
 """The version of Triton whose behaviour this server has; clients can read it."""
 
 _log = logging.getLogger("pbhost")
+
+_Started = TypeVar("_Started")
 
 EXTENSIONS = [
     "classification",
@@ -69,9 +75,11 @@ class Core:
         *,
         strict_readiness: bool,
         control: ModelControl,
+        on_demand: OnDemand | None,
         regions: Regions,
         crash_records: CrashRecords,
         describe_activity: Callable[[str], Awaitable[list[InstanceActivity]]],
+        overview: Callable[[], ServerOverview],
         tracer: Tracer,
         log: LogSettings,
     ) -> None:
@@ -80,11 +88,14 @@ class Core:
         self._state = state
         self.health = Health(registry, state, strict_readiness)
         self._control = control
+        self._on_demand = on_demand
         self.regions = regions
         """Shared memory that clients registered."""
         self.crash_records = crash_records
         """The deaths of stubs."""
         self._describe_activity = describe_activity
+        self.overview = overview
+        """Returns what the models and their instances do, in numbers."""
         self.log = log
         """The settings of the log."""
         self._tracer = tracer
@@ -101,7 +112,8 @@ class Core:
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
         """Starts a request. `unary`: the frontend cannot carry responses of a decoupled model.
 
-        Raises HostError if the model is missing or the request is invalid for it.
+        Raises HostError if the request is invalid for the model; NotServedError if the model is
+        missing, so that `start_when_loaded` may help.
         """
         if not self._state.started:
             raise unavailable("Server not ready")
@@ -114,6 +126,35 @@ class Core:
             request.classification.labels = model.labels
             request.classification.batched = model.config.max_batch_size > 0
         return model.infer(request)
+
+    @property
+    def loads_on_demand(self) -> bool:
+        """Whether `start_when_loaded` can load models."""
+        return self._on_demand is not None
+
+    async def start_when_loaded(
+        self, request: InferRequest, start: Callable[[], _Started]
+    ) -> _Started:
+        """Calls `start` and returns its result.
+
+        If it raises NotServedError and the model of the request loads on demand, waits for the
+        model and calls `start` again. Raises HostError.
+        """
+        try:
+            return start()
+        except NotServedError:
+            if self._on_demand is None:
+                raise
+        return await self._on_demand.start_when_loaded(request, start)
+
+    async def infer_when_loaded(self, request: InferRequest) -> Call:
+        """As `infer`, but waits for the model if it is not loaded and loads on demand."""
+        return await self.start_when_loaded(request, lambda: self.infer(request))
+
+    async def config_when_loaded(self, name: str, version: str) -> ModelConfig:
+        """As `model_config`, but waits for the model if it is not loaded and loads on demand."""
+        request = InferRequest(name, [], parse_version(version))
+        return await self.start_when_loaded(request, lambda: self.model_config(name, version))
 
     async def describe_activity(self, model: str) -> list[InstanceActivity]:
         """What the instances of a model do now; "" is all models.

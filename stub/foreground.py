@@ -17,16 +17,16 @@ import json  # noqa: E402
 import pdb  # noqa: E402
 import time  # noqa: E402
 import traceback  # noqa: E402
+from contextlib import closing  # noqa: E402
 from cProfile import Profile  # noqa: E402
 from types import TracebackType  # noqa: E402
 from typing import Any, Dict, List, Optional  # noqa: E402
 
-import numpy as np  # noqa: E402
-
 import pb_utils  # noqa: E402
 from pb_utils import testing  # noqa: E402
-from pb_utils._datatypes import BF16, NAMES  # noqa: E402
-from stub.literals import InvalidInput, read_inputs  # noqa: E402
+from pb_utils._literals import InvalidInput, read_inputs  # noqa: E402
+from pb_utils._response_text import format_response  # noqa: E402
+from stub.bls_models import BlsModels  # noqa: E402
 from stub.module_isolation import isolate_modules  # noqa: E402
 
 SUCCEEDED, FAILED, BAD_USAGE = 0, 1, 2
@@ -44,6 +44,7 @@ class Job:
         self.version: int = fields["version"]
         self.backend: str = fields["backend"]
         self.config: str = fields["config"]
+        self.others: Dict[str, Dict[str, Any]] = fields["others"]
         self.inputs: List[List[str]] = fields["inputs"]
         self.count: int = fields["count"]
         self.profile: str = fields["profile"]
@@ -56,15 +57,21 @@ class ModelFailed(Exception):
 
 def run_job(job: Job) -> int:
     """Loads the model, sends the request and prints the responses; returns the exit status."""
+    others = BlsModels(job.others, _NO_TIMEOUT_SECONDS, _print_log)
     try:
-        with testing.load(
-            job.directory,
-            job.config,
-            version=job.version,
-            response_timeout=_NO_TIMEOUT_SECONDS,
-            backend=job.backend or None,
-            on_log=_print_log,
-        ) as model:
+        with (
+            closing(others),
+            testing.load(
+                job.directory,
+                job.config,
+                version=job.version,
+                models=others,
+                response_timeout=_NO_TIMEOUT_SECONDS,
+                backend=job.backend or None,
+                on_log=_print_log,
+            ) as model,
+        ):
+            others.add(model, job.directory)
             inputs = read_inputs([(name, text) for name, text in job.inputs], model.config)
             _execute(model, inputs, job)
     except InvalidInput as problem:
@@ -146,7 +153,7 @@ class _ResponsePrinter:
             # Printed at the end: if the model raises an exception, its traceback says more.
             self._errors.append(f"response {self._count}: error: {error.message()}")
         elif self._show:
-            _print_response(self._count, response)
+            print(format_response(self._count, response))
 
     def finish(self) -> None:
         """Prints the errors after the last response. Raises ModelFailed if there are any."""
@@ -156,33 +163,6 @@ class _ResponsePrinter:
             raise ModelFailed
         if self._show and not self._count:
             print("no response")
-
-
-def _print_response(number: int, response: pb_utils.InferenceResponse) -> None:
-    parameters = response.parameters()
-    print(f"response {number}" + (f", parameters {parameters}" if parameters != "{}" else ""))
-    for tensor in response.output_tensors():
-        print(f"  {tensor.name()} {NAMES[tensor.triton_dtype()]} {tensor.shape()}")
-        text = np.array2string(_readable_array(tensor), threshold=64, separator=", ")
-        print("\n".join(f"    {line}" for line in text.split("\n")))
-
-
-def _readable_array(tensor: pb_utils.Tensor) -> "np.ndarray[Any, Any]":
-    """Returns an array to print: BYTES as text, BF16 as 32-bit numbers."""
-    if tensor.triton_dtype() == BF16:
-        halves = np.frombuffer(tensor._wire_data(), np.uint16).astype(np.uint32)
-        wide: np.ndarray[Any, Any] = (halves << np.uint32(16)).view(np.float32)
-        return wide.reshape(tensor.shape())
-    array = tensor.as_numpy()
-    if array.dtype != np.object_:
-        return array
-    texts = np.empty(array.size, dtype=np.object_)
-    for index, element in enumerate(array.flat):
-        try:
-            texts[index] = element.decode()
-        except UnicodeDecodeError:
-            texts[index] = element
-    return texts.reshape(array.shape)
 
 
 def _skip_own_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:

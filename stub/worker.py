@@ -20,6 +20,7 @@ from stub.cpu_affinity import BindingError, bind_process
 from stub.executor import Executor
 from stub.forked_children import ForkedChildren
 from stub.host_calls import INSTANCE_ENDED
+from stub.imports import list_imported_files
 from stub.memory import StubMemory
 from stub.process import set_title
 from stub.readiness import ReadinessChecker
@@ -39,6 +40,13 @@ class Worker:
 
     def __init__(self, spawn: SpawnArguments) -> None:
         self._lifeline = spawn.lifeline_fd
+        self._started = time.time_ns()
+        self._reports_imports = spawn.report_imports
+        if spawn.report_imports:
+            # Python takes cached bytecode for current if its source changed within the same second
+            # and kept its size.
+            sys.dont_write_bytecode = True
+        self._module_count = 0  # of all modules, when the imported files were last reported
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         own = Arena(spawn.arena, spawn.arena_fd, spawn.arena_limit)
         self._memory = StubMemory(own, self._wake_service_thread)
@@ -177,6 +185,8 @@ class Worker:
         except (TypeError, ValueError, OverflowError) as error:  # a response cannot be encoded
             self._channel.send(self._executor.replace_unsendable(messages, error))
         self._executor.release_sent_blocks()
+        if self._reports_imports:
+            self._report_imports()
         memory.views.reclaim_dropped_views()
         memory.end_batch()
 
@@ -186,7 +196,9 @@ class Worker:
             self._model = self._load_model(message.source, "", name)
             self._runtime.set_model_dir(self._model.version_directory)
             completed = self._model.auto_complete_config(message.config)
+            self._report_imports()
         except ModelFailure as failure:
+            self._report_imports(failure)
             self._log_failure("Failed to initialize Python stub for auto-complete", failure)
             self._send_last(m.LoadFailed(str(failure)))
             return
@@ -208,6 +220,7 @@ class Worker:
             )
             return
         except ModelFailure as failure:
+            self._report_imports(failure)
             self._log_failure("Failed to initialize Python stub", failure)
             self._send_last(m.LoadFailed(str(failure)))
             return
@@ -217,6 +230,7 @@ class Worker:
         )
         self._readiness = ReadinessChecker(self._model, name, self._coroutines, send)
         self._runtime.allow_bls(True)
+        self._report_imports()
         send([m.Initialized(self._readiness.defines_is_ready)])
 
     def _finalize(self) -> None:
@@ -234,6 +248,13 @@ class Worker:
     def _send_last(self, last: m.ToHost) -> None:
         self._channel.send([last])
         self._stopping = True
+
+    def _report_imports(self, error: Optional[BaseException] = None) -> None:
+        """Tells the host which files the model has imported, if there are new ones."""
+        if self._reports_imports and (error is not None or len(sys.modules) != self._module_count):
+            self._module_count = len(sys.modules)
+            files = list_imported_files(self._started, error)
+            self._channel.send([m.ImportedFiles(files)])
 
     def _log_failure(self, heading: str, failure: ModelFailure) -> None:
         self._channel.send([m.LogLine(0, "user_model.py", 0, f"{heading}: {failure}")])

@@ -54,7 +54,7 @@ LAYERS = [
 
 ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
-    "grpc": {"host.frontends.grpc.aio"},
+    "grpc": {"host.cli.grpc_inference", "host.frontends.grpc.aio"},
     "hpack": {"host.frontends.grpc.h2.headers"},
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.child"},
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},

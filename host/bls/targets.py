@@ -11,7 +11,7 @@ from host.health.server_state import ServerState
 from host.inference.call import Call
 from host.inference.correlation_id import checked_correlation_text
 from host.inference.request import InferRequest, RequestTrace
-from host.models.registry import Model, Registry
+from host.models.registry import Model, NotServedError, OnDemand, Registry
 from host.tracing.tracer import Tracer
 from stub.wire.payload import TraceLink
 
@@ -27,20 +27,39 @@ class BlsTargets:
         self._tracer = tracer
         self._deadlocks = DeadlockDetector()
         self._validation_keys: dict[object, object] = {}  # of requests that models accepted
+        self.on_demand: OnDemand | None = None
+        """Loads models that are asked for; None if no model loads on demand."""
 
     def infer_for_bls(
         self, request: InferRequest, decoupled: bool
     ) -> Call | Coroutine[None, None, Call]:
-        """Starts a BLS request; if its target model defines `is_ready`, returns a coroutine for it.
+        """Starts a BLS request.
 
-        Raises HostError, at once or when awaited (docs/reference/model_api.md, 5.3).
+        Returns a coroutine for it if its target model defines `is_ready`, or has to be loaded
+        first. Raises HostError, at once or when awaited (docs/reference/model_api.md, 5.3).
         """
         try:
             model = self._find_bls_target(request)
         except HostError as error:
+            if isinstance(error.__cause__, NotServedError) and self.on_demand is not None:
+                return self._start_when_loaded(self.on_demand, request, decoupled)
             raise _bls_error(request, error) from error
         if model.defines_is_ready:
             return self._start_when_ready(request, decoupled, model)
+        return self._start_call(request, decoupled, model)
+
+    async def _start_when_loaded(
+        self, on_demand: OnDemand, request: InferRequest, decoupled: bool
+    ) -> Call:
+        """Loads the target model first. Raises HostError."""
+        try:
+            model = await on_demand.start_when_loaded(
+                request, lambda: self._find_bls_target(request)
+            )
+        except HostError as error:
+            raise _bls_error(request, error) from error
+        if model.defines_is_ready:
+            return await self._start_when_ready(request, decoupled, model)
         return self._start_call(request, decoupled, model)
 
     async def _start_when_ready(self, request: InferRequest, decoupled: bool, model: Model) -> Call:

@@ -1,4 +1,4 @@
-"""Parses the command lines of `pbhost check`, `config` and `run`."""
+"""Parses the command lines of the subcommands that send or check something once."""
 
 from __future__ import annotations
 
@@ -28,17 +28,22 @@ def parse_texts(
 ) -> tuple[list[str], _Options]:
     """Returns the positional arguments, and the flags as an instance of `owner`, a dataclass.
 
-    `synopsis`: the command, its positional argument, and `...` if that may be repeated. Exits with
-    status 0 after `--help`, which shows `about` too, and with 2 for an invalid command line.
+    `synopsis`: the command, its positional arguments, and `...` if the last one may be repeated.
+    Exits with status 0 after `--help`, which shows `about` too, and with 2 for an invalid command
+    line.
     """
-    command, argument, *repeated = synopsis.split()
+    command, *names = synopsis.split()
+    repeated = names[-1] == "..."
+    required = names[:-1] if repeated else names
     flags = flags_of(owner)
     try:
         line = parse_flags(argv, flags)
-        if not line.positional:
-            raise InvalidValue(f"the following arguments are required: {argument}")
-        if len(line.positional) > 1 and not repeated:
-            raise InvalidValue(f"Unexpected argument: {line.positional[1]}")
+        given = len(line.positional)
+        if given < len(required):
+            missing = ", ".join(required[given:])
+            raise InvalidValue(f"the following arguments are required: {missing}")
+        if given > len(required) and not repeated:
+            raise InvalidValue(f"Unexpected argument: {line.positional[len(required)]}")
         options = owner(**line.values)
         check_values(options, flags)
     except InvalidValue as error:
@@ -49,6 +54,18 @@ def parse_texts(
         sys.stderr.write(f"{text.rstrip()}\n")
         sys.exit(2)
     return list(line.positional), options
+
+
+def check_inputs(texts: Sequence[str]) -> None:
+    """Raises InvalidValue unless each text is NAME=VALUE."""
+    for text in texts:
+        if text.find("=") < 1:
+            raise InvalidValue(f"expected NAME=VALUE, got '{text}'")
+
+
+def split_inputs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns NAME=VALUE texts as pairs."""
+    return [(name, value) for name, _, value in (text.partition("=") for text in texts)]
 
 
 def serve_flag(field: str) -> Any:
@@ -62,15 +79,15 @@ def serve_flag(field: str) -> Any:
 
 def reject_repository(directory: Path) -> None:
     """Raises HostError if the directory is a model repository instead of a model."""
-    if _is_model(directory):
+    if is_model(directory):
         return
     for path in sorted(directory.glob("*/")):
-        if _is_model(path):
+        if is_model(path):
             raise invalid_argument(
                 f"'{directory}' is a model repository, expected a model directory: '{path}'"
             )
 
 
-def _is_model(directory: Path) -> bool:
+def is_model(directory: Path) -> bool:
     """Whether a directory looks like a model; `glob` skips unreadable directories."""
     return any(directory.glob("config.pbtxt")) or any(directory.glob("[1-9]*/"))

@@ -118,12 +118,12 @@ class _Server:
 
     def list(self) -> list[CrashSummary]:
         """All records, the newest first. Raises HostError."""
-        return msgspec.json.decode(self._client.get("/v2/crashes"), type=_List).crashes
+        return self._client.read("/v2/crashes", _List).crashes
 
     def find(self, identifier: str) -> CrashRecord:
         """One record. Raises HostError."""
         path = f"/v2/crashes/{quote(identifier, safe='')}"
-        return msgspec.json.decode(self._client.get(path), type=CrashRecord)
+        return self._client.read(path, CrashRecord)
 
 
 class _List(msgspec.Struct):

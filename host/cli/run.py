@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import stub.wire
-from host.cli.arguments import parse_arguments, reject_repository, serve_flag
+from host.cli.arguments import (
+    check_inputs,
+    is_model,
+    parse_arguments,
+    reject_repository,
+    serve_flag,
+    split_inputs,
+)
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, ModelConfig
 from host.config.schema import is_ensemble
 from host.environments.environments import Environments, needs_environment
-from host.errors import HostError, invalid_argument
+from host.errors import HostError, invalid_argument, unsupported
 from host.instances.gpus import find_gpus
 from host.models.backends import Backends
-from host.options.flag_parser import SIZE, SWITCH, FlagGroup, InvalidValue, integer
+from host.options.flag_parser import SIZE, SWITCH, FlagGroup, integer
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource
@@ -34,8 +42,8 @@ _LEAST_CAPABILITY = Options().min_supported_compute_capability
 _ABOUT = """\
 Loads one model in this process, sends it one request, prints the responses, and finalizes it.
 There is no server and no other process: breakpoint() works in model.py, print writes to the
-terminal, and a profiler sees the model's own frames. Requests of the model to other models (BLS)
-fail with an error.
+terminal, and a profiler sees the model's own frames. The models of the same repository that it
+calls (BLS) are loaded in this process too, when it calls them.
 
 In --input NAME=VALUE, VALUE is one of
   JSON         a value or nested arrays; the configuration gives the data type
@@ -56,12 +64,6 @@ exit status: 0 all responses are successful; 1 a response is an error, or the mo
 loaded; 2 the command line is invalid, or the inputs do not match the model"""
 
 
-def _check_inputs(texts: Sequence[str]) -> None:
-    for text in texts:
-        if text.find("=") < 1:
-            raise InvalidValue(f"expected NAME=VALUE, got '{text}'")
-
-
 _group = FlagGroup("Run")
 
 
@@ -70,7 +72,7 @@ class _Options:
     input: list[str] = _group(
         [],
         "Input of the request, as NAME=VALUE; repeat the flag for each input.",
-        check=_check_inputs,
+        check=check_inputs,
     )
     version: int | None = _group(
         None, "Version to run; by default, the one that a server uses.", SIZE
@@ -85,8 +87,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Runs the model in place of this process, or in a child process with another Python."""
     (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, _Options)
     try:
-        source, loaded = _find_model(directory, options)
-        job = _write_job(options, source, loaded.config)
+        gpus = asyncio.run(find_gpus(_LEAST_CAPABILITY))
+        source, loaded = _find_model(directory, options, gpus)
+        others = _find_others(directory, options, gpus)
+        job = _write_job(options, source, loaded.config, others)
         if needs_environment(loaded.config):
             signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
             sys.exit(asyncio.run(_run_in_environment(job, loaded.config, Path(source.directory))))
@@ -117,37 +121,74 @@ def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _find_model(directory: Path, options: _Options) -> tuple[ModelSource, LoadedConfig]:
+def _find_model(
+    directory: Path, options: _Options, gpus: Sequence[int]
+) -> tuple[ModelSource, LoadedConfig]:
     """Finds the model. Raises HostError."""
     if not directory.is_dir():
         raise invalid_argument(f"'{directory}' is not a model directory")
     reject_repository(directory)
-    directory = directory.absolute()
+    return _read_model(directory.absolute(), options, gpus, options.version)
+
+
+def _find_others(
+    directory: Path, options: _Options, gpus: Sequence[int]
+) -> dict[str, dict[str, Any]]:
+    """Describes the other models of the repository: how to load each one, or why it cannot be."""
+    others: dict[str, dict[str, Any]] = {}
+    logging.disable(logging.WARNING)  # most of them are not called
+    for path in sorted(directory.absolute().parent.iterdir()):
+        if path == directory.absolute() or not is_model(path):
+            continue
+        try:
+            source, loaded = _read_model(path, options, gpus, None)
+            if needs_environment(loaded.config):
+                raise unsupported("it has an environment of its own, which needs another process")
+            others[path.name] = _describe(source, loaded.config)
+        except HostError as error:
+            others[path.name] = {"problem": error.message}
+    logging.disable(logging.NOTSET)
+    return others
+
+
+def _read_model(
+    directory: Path, options: _Options, gpus: Sequence[int], version: int | None
+) -> tuple[ModelSource, LoadedConfig]:
+    """Reads the configuration of a model and finds its backend. Raises HostError."""
     loaded = configuration.load_config(
-        directory,
-        strict=False,
-        gpus=asyncio.run(find_gpus(_LEAST_CAPABILITY)),
-        least_capability=_LEAST_CAPABILITY,
+        directory, strict=False, gpus=gpus, least_capability=_LEAST_CAPABILITY
     )
     if is_ensemble(loaded.config):
         raise invalid_argument(
             f"model '{loaded.config.name}' is an ensemble, so it has no code to run"
         )
-    version = _choose_version(directory, loaded, options.version)
-    return Backends(Path(options.backend_directory)).find_backend(directory, version, loaded)
+    chosen = _choose_version(directory, loaded, version)
+    return Backends(Path(options.backend_directory)).find_backend(directory, chosen, loaded)
 
 
-def _write_job(options: _Options, source: ModelSource, config: ModelConfig) -> int:
+def _describe(source: ModelSource, config: ModelConfig) -> dict[str, Any]:
+    return {
+        "directory": source.directory,
+        "version": source.version,
+        "backend": source.backend,
+        "config": to_json(config),
+    }
+
+
+def _write_job(
+    options: _Options,
+    source: ModelSource,
+    config: ModelConfig,
+    others: Mapping[str, Mapping[str, Any]],
+) -> int:
     """Writes the job to a file in memory and returns its descriptor.
 
     An argument would be too short for large configurations, and the model can read stdin.
     """
     job = {
-        "directory": source.directory,
-        "version": source.version,
-        "backend": source.backend,
-        "config": to_json(config),
-        "inputs": [text.split("=", 1) for text in options.input],
+        **_describe(source, config),
+        "others": others,
+        "inputs": split_inputs(options.input),
         "count": options.count,
         "profile": options.profile and os.path.abspath(options.profile),
         "debug": options.pdb,

@@ -6,12 +6,17 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from host.errors import invalid_argument, unavailable
+import msgspec
+
+from host.errors import HostError, invalid_argument, unavailable
 from host.options.flag_parser import InvalidValue
 
 _TIMEOUT_SECONDS = 30.0
+_Answer = TypeVar("_Answer")
 
 HEADER_HELP = "Header of the requests to the server, as NAME:VALUE. You can repeat this flag."
 
@@ -23,22 +28,60 @@ def check_headers(texts: Sequence[str]) -> None:
             raise InvalidValue(f"expected NAME:VALUE, got '{text}'")
 
 
-class ServerClient:
-    """Reads from a running server. `headers`: NAME:VALUE texts, sent with each request."""
+def read_headers(texts: Sequence[str]) -> dict[str, str]:
+    """Returns the values of NAME:VALUE texts by name."""
+    return {name: value.strip() for name, _, value in (text.partition(":") for text in texts)}
 
-    def __init__(self, url: str, headers: Sequence[str]) -> None:
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """The answer of a server. Names of `headers` are in lower case."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class ServerClient:
+    """Asks a running server. `headers`: NAME:VALUE texts, sent with each request.
+
+    `timeout`: seconds without a byte after which the server is taken not to answer.
+    """
+
+    def __init__(self, url: str, headers: Sequence[str], timeout: float = _TIMEOUT_SECONDS) -> None:
         self._url = url.rstrip("/")
-        self._headers = dict(text.split(":", 1) for text in headers)
+        self._headers = read_headers(headers)
+        self._timeout = timeout
 
     def get(self, path: str) -> bytes:
         """Returns the body. Raises HostError with the server's error, or if it does not answer."""
+        return self._send(urllib.request.Request(self._url + path, headers=self._headers)).body
+
+    def read(self, path: str, answer: type[_Answer]) -> _Answer:
+        """Returns the JSON of the body as this type. Raises HostError."""
+        body = self.get(path)
+        try:
+            return msgspec.json.decode(body, type=answer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self.unexpected_answer() from error
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
+        """Sends a body with more headers. Raises HostError, as `get`."""
+        every = {**self._headers, **headers}
+        return self._send(urllib.request.Request(self._url + path, body, every, method="POST"))
+
+    def unexpected_answer(self) -> HostError:
+        """Returns the error for an answer that no server of this kind sends."""
+        return unavailable(
+            f"unexpected answer from {self._url}; is it the address of the HTTP port?"
+        )
+
+    def _send(self, request: urllib.request.Request) -> HttpAnswer:
         if not self._url.startswith(("http://", "https://")):
             raise invalid_argument(f"expected http://HOST:PORT, got '{self._url}'")
-        request = urllib.request.Request(self._url + path, headers=self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
-                content: bytes = response.read()
-                return content
+            with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                headers = {name.lower(): value for name, value in response.headers.items()}
+                return HttpAnswer(headers, response.read())
         except urllib.error.HTTPError as error:
             raise invalid_argument(_error_text(error)) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -52,5 +95,5 @@ def _error_text(error: urllib.error.HTTPError) -> str:
     """The error of a server, or its status if it is no server of this kind."""
     try:
         return str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
         return f"the server answered with status {error.code} {error.reason}"

@@ -54,15 +54,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     path = f"/v2/models/{quote(options.model, safe='')}/stacks" if options.model else "/v2/stacks"
     try:
-        body = ServerClient(url, options.header).get(path)
+        answer = ServerClient(url, options.header).read(path, _Answer)
     except HostError as error:
         sys.stderr.write(f"pbhost stacks: {error.message}\n")
         sys.exit(1)
     if options.format == "json":
+        body = msgspec.json.encode(answer)
         sys.stdout.write(msgspec.json.format(body, indent=2).decode() + "\n")
         sys.exit(0)
-    instances = msgspec.json.decode(body, type=_Answer).instances
-    texts = [_format_activity(instance) for instance in instances]
+    texts = [_format_activity(instance) for instance in answer.instances]
     sys.stdout.write("\n".join(texts) or "no instance\n")
     sys.exit(0)
 

@@ -42,6 +42,7 @@ __all__ = [
     "input_memory_message",
     "instance_specs",
     "load_config",
+    "read_unchecked_config",
     "max_concurrent_batches",
     "read_config_text",
 ]
@@ -203,6 +204,13 @@ def _read_file(
     if variables is not None:
         text = fill_template(text, variables, str(path))
     return parse_pbtxt_with_source(text, str(path))
+
+
+def read_unchecked_config(
+    model_dir: Path, config_name: str | None = None, variables: Mapping[str, str] | None = None
+) -> ModelConfig:
+    """Read the configuration file only; the result is empty without a file. Raises HostError."""
+    return _read_file(config_file(model_dir, config_name), False, variables)[0]
 
 
 def read_config_text(path: Path, strict: bool) -> str | None:

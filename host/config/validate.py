@@ -7,6 +7,7 @@ from itertools import chain
 
 from host.config.defaults import PLATFORMS_OF_BACKEND
 from host.config.findings import Finding, Findings
+from host.config.load_parameters import check_load_parameters
 from host.config.openai_parameters import check_openai_parameters
 from host.config.parameters import check_max_concurrent_batches
 from host.config.schema import ENSEMBLE, ModelConfig
@@ -29,6 +30,7 @@ def check_config(config: ModelConfig) -> Findings:
         _check_response_cache(config),
         _check_metrics(config),
         check_max_concurrent_batches(config),
+        check_load_parameters(config),
         check_openai_parameters(config),
     )
 

@@ -27,6 +27,7 @@ class Health:
     async def ready(self) -> bool:
         """Whether every model is ready; without strict readiness, whether the server has started.
 
+        A model that loads on demand counts only while it is loaded.
         Raises HostError during the exit.
         """
         self._refuse_exiting()
@@ -34,12 +35,16 @@ class Health:
             return False
         if not self._strict_readiness:
             return True
-        if any(failure.counts for failure in self._registry.failures.values()):
+        on_demand = self._registry.on_demand
+        failures = self._registry.failures.items()
+        if any(failure.counts for name, failure in failures if name not in on_demand):
             return False
-        for entry in [entry for _, entry in self._registry.list_entries()]:
-            if not entry.versions:
+        for name, entry in list(self._registry.list_entries()):
+            if not entry.versions and name not in on_demand:
                 return False
             for version in list(entry.versions.values()):
+                if name in on_demand and version.state is not VersionState.READY:
+                    continue  # the next request loads it
                 if not await _is_version_healthy(version):
                     return False
         return True

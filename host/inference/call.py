@@ -384,6 +384,29 @@ class Call:
             raise answer
         return answer
 
+    async def iterate_batches(self) -> AsyncGenerator[list[InferResponse], None]:
+        """Every response in order, in lists of all that have arrived.
+
+        The last list is empty if the model ends without a response. Leaving early cancels the call.
+        """
+        final = False
+        try:
+            while not final:
+                batch: list[InferResponse] = []
+                response, final = await self._next()
+                while True:
+                    if response is not None:
+                        batch.append(response)
+                    if final or not self._responses:
+                        break
+                    response, final = self._responses.popleft()
+                    if response is not None:
+                        self.acknowledge_response(response)
+                yield batch
+        finally:
+            if not final:
+                self.cancel()
+
     async def __aiter__(self) -> AsyncGenerator[InferResponse, None]:
         """Every response in order, including the final one. Leaving early cancels the call."""
         final = False

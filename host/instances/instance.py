@@ -140,6 +140,7 @@ class Instance:
             arena_limit=arena.limit,
             host_arena_fd=services.arenas.host_fd,
             host_arena_limit=services.arenas.limit,
+            report_imports=services.imported_files is not None,
         )
         self._reply.expect_reply()
         launching = asyncio.ensure_future(
@@ -234,6 +235,11 @@ class Instance:
     def _kill_process(self) -> None:
         if self._process is not None:
             self._process.kill()
+
+    @property
+    def pid(self) -> int:
+        """The id of the process, 0 before it has started."""
+        return self._process.pid if self._process is not None else 0
 
     @property
     def serving(self) -> bool:
@@ -418,11 +424,15 @@ class Instance:
         self._last_lines.append(line.text[:_LINE_LENGTH])
         self._services.log_model_line(self.label, line, calls)
 
+    def _on_imported_files(self, message: m.ImportedFiles) -> None:
+        if self._services.imported_files is not None:
+            self._services.imported_files.report(self.label.model, message.files)
+
     async def describe_activity(self) -> InstanceActivity:
         """What the instance does now, with the Python stacks of its stub."""
         calls, state = self.batches.started_calls, self._session.state
         serving = "execute" if calls else "between requests"
-        pid = self._process.pid if self._process is not None else 0
+        pid = self.pid
         requests = describe_requests(call.request for call in calls)
         stacks: Sequence[str] = ()
         problem = ""
@@ -493,7 +503,7 @@ class Instance:
 
     def _describe_crash(self, code: int, reason: str, state: State) -> CrashRecord:
         now = datetime.now(timezone.utc)
-        pid = self._process.pid if self._process is not None else 0
+        pid = self.pid
         requests = [call.request for call in self.batches.started_calls]
         serving = "execute" if requests else "between requests"
         output = list(self._last_lines)
@@ -568,6 +578,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     m.ChangeMetric: lambda self, message: self._host_calls.change_metric(message),
     m.ReadMetric: lambda self, message: self._host_calls.read_metric(message),
     m.DropMetrics: lambda self, message: self._host_calls.drop_metrics(message),
+    m.ImportedFiles: lambda self, message: self._on_imported_files(message),
     m.Stacks: lambda self, message: self._stacks.handle_stacks(message),
     m.ReadinessResult: lambda self, message: self.readiness_check.handle_result(message),
 }

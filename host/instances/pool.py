@@ -23,6 +23,7 @@ from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
 from host.logs.formats import Label
 from host.logs.handler import is_level_written
+from host.repository.imported_files import ImportedFiles
 from host.system.memory_group import MemoryGroup
 from stub.wire.heap import HeapTrimmer
 from stub.wire.messages import LogLine
@@ -44,11 +45,13 @@ class StubPool:
     `arena_limit`: bytes that the tensors of one process may take. `client_memory`: whether clients
     may register shared memory. `control` must be set before the first instance starts.
     `load_seconds`: limit on each step of a load: the import, `initialize`, each warm-up sample.
-    `crash_records`: where deaths of stubs are recorded. Raises OSError.
+    `imported_files`: gets the files that models import. `crash_records`: where deaths of stubs are
+    recorded. Raises OSError.
     """
 
     control: ModelControl
     load_seconds: float | None = None
+    imported_files: ImportedFiles | None = None
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from host.instances.channel import Channel
 from host.instances.process import Launcher
 from host.instances.process_reaper import ProcessReaper
 from host.logs.formats import Label
+from host.repository.imported_files import ImportedFiles
 from host.system.memory_group import MemoryGroup
 from stub.wire.messages import LogLine
 from stub.wire.payload import TraceLink
@@ -107,6 +108,7 @@ class HostServices(Protocol):
     control: ModelControl
     metrics: Metrics
     log_levels: int  # the levels of `pb_utils.Logger` that are written; level n is bit n
+    imported_files: ImportedFiles | None  # if stubs report what they import
     load_seconds: float | None  # limit on an import, an `initialize` or a warm-up sample
 
     def log_model_line(self, label: Label, line: LogLine, calls: Sequence[Call] = ()) -> None:

@@ -94,6 +94,11 @@ def format_json(record: logging.LogRecord) -> str:
     return json.dumps(fields, separators=(",", ":"))
 
 
+def describe_record(record: logging.LogRecord) -> tuple[str, str]:
+    """What a record is about, an instance or a request, and its exception; "" for none."""
+    return _request_prefix(record), _exception(record)
+
+
 def escape_control_characters(text: str) -> str:
     """The text with control characters other than tab and newline escaped."""
     return _CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -8,12 +8,15 @@ import sys
 from contextlib import suppress
 from typing import Protocol, TextIO
 
+from host.logs.colours import shows_colours
+from host.logs.development import format_dev
 from host.logs.formats import format_json, format_text
 from host.logs.writer import LogWriter
 
 LOGGER = logging.getLogger("pbhost")
 
 _CONSOLE = (1, 2)  # the descriptors of stdout and stderr
+_LOAD_FAILURE_SOURCE = "user_model.py:0"  # of a line of a stub, which the host repeats
 _CLOSE_SECONDS = 2.0  # for the lines that a slow console or disk has not taken yet
 
 
@@ -54,6 +57,7 @@ class LogHandler(logging.Handler):
         self.warning = options.log_warning
         self.error = options.log_error
         self.log_format = options.log_format
+        self.dev = False  # whether lines are those of development mode, unless they are JSON
         self._verbose_level = 0
         self._error_reported = False  # that records are lost
         self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
@@ -108,6 +112,8 @@ class LogHandler(logging.Handler):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the settings let the record through."""
+        if self.dev and getattr(record, "source", "") == _LOAD_FAILURE_SOURCE:
+            return False
         return hasattr(record, "printed") or self.writes_level(record.levelno)
 
     def writes_level(self, level: int) -> bool:
@@ -138,6 +144,9 @@ class LogHandler(logging.Handler):
         """Formats a record as one or several lines."""
         if self.log_format == "json":
             return format_json(record)
+        if self.dev:
+            stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+            return format_dev(record, self._file is None and shows_colours(stream))
         return format_text(record, self.log_format, self._escape)
 
     def _write(self, text: str, problem: bool) -> None:

@@ -36,6 +36,11 @@ _COUNTERS = {
     "pbhost_instance_busy_us_total": "Time that the instance executed batches, in microseconds",
     "pbhost_batches_closed_total": "Batches formed, by closing reason",
     "pbhost_stub_restarts_total": "Stub processes that were restarted after they died",
+    "pbhost_on_demand_loads_total": "Loads of the model for requests, by result",
+    "pbhost_on_demand_requests_total": "Requests that had to wait until their model was loaded",
+    "pbhost_on_demand_wait_seconds_total": (
+        "Time that requests waited until their model was loaded, in seconds"
+    ),
     "process_cpu_seconds_total": "CPU time of the server process, in seconds",
 }
 _GAUGES = {
@@ -61,6 +66,7 @@ _GAUGES = {
     "pbhost_event_loop_lag_seconds": (
         "Longest time that work waited for the event loop in the last 15 to 30 seconds"
     ),
+    "pbhost_on_demand_waiting_requests": "Requests that wait now until their model is loaded",
     "pbhost_arena_limit_bytes": "Limit of shared memory for tensors of one process, in bytes",
     "pbhost_build_info": "Version of the server, and the version of Triton that clients read",
     "process_start_time_seconds": "Start of the server process, in seconds since 1970 UTC",

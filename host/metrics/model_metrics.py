@@ -40,7 +40,10 @@ _CACHE_LATENCIES = {
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the lifetime of a series. Times are in nanoseconds; `batches` counts by size."""
+    """Sums over the lifetime of a series. Times are in nanoseconds; `batches` counts by size.
+
+    `latencies` counts successful requests by bucket (`host.metrics.latency_counts`).
+    """
 
     success: int = 0
     inferences: int = 0
@@ -56,6 +59,7 @@ class Totals:
     miss_ns: int = 0
     failures: Counter[FailureReason] = field(default_factory=Counter)
     batches: Counter[int] = field(default_factory=Counter)
+    latencies: Counter[int] = field(default_factory=Counter)
 
     @classmethod
     def from_counters(cls, counters: InferenceCounters) -> Totals:
@@ -77,6 +81,7 @@ class Totals:
             miss_ns=spent.cache_miss.ns,
             failures=Counter(counters.failures),
             batches=Counter({b.batch_size: b.compute_infer.count for b in seen.batch_stats}),
+            latencies=counters.latency_counts,
         )
 
     def __add__(self, other: Totals) -> Totals:
@@ -106,11 +111,13 @@ class ModelMetrics:
             counters.latencies = self.latencies
         self.token_latencies = TokenLatencies()
         self._counters = counters
-        self._count_pending = pending
+        self.count_pending = pending
+        """Returns the number of requests that wait for execution."""
         self._settings = settings
         self._cache_enabled = bool(config.response_cache.enable)
         self._max_batch_size: int = config.max_batch_size
         self._inherited = Totals()  # of predecessors that have ended
+        self._has_inherited = False
         self._predecessors: list[ModelMetrics] = []  # old versions that still finish requests
         self._successor: ModelMetrics | None = None
 
@@ -136,6 +143,7 @@ class ModelMetrics:
             return
         successor._predecessors.remove(self)
         successor._inherited += self._inherited + Totals.from_counters(self._counters)
+        successor._has_inherited = True
         for predecessor in self._predecessors:
             successor._predecessors.append(predecessor)
             predecessor._successor = successor
@@ -143,7 +151,9 @@ class ModelMetrics:
 
     def totals(self) -> Totals:
         """The totals of this version and of the versions that it replaces."""
-        total = self._inherited + Totals.from_counters(self._counters)
+        total = Totals.from_counters(self._counters)
+        if self._has_inherited:
+            total = self._inherited + total
         for predecessor in self._predecessors:
             total += predecessor.totals()
         return total
@@ -157,7 +167,7 @@ class ModelMetrics:
             snapshot["nv_inference_request_failure"].add(failed, totals.failures[reason])
         snapshot["nv_inference_count"].add(labels, totals.inferences)
         snapshot["nv_inference_exec_count"].add(labels, totals.executions)
-        snapshot["nv_inference_pending_request_count"].add(labels, self._count_pending())
+        snapshot["nv_inference_pending_request_count"].add(labels, self.count_pending())
         snapshot["nv_model_load_duration_secs"].add(labels, self.load_seconds)
         if self._settings.counter_latencies:
             _collect_durations(snapshot, labels, totals, _LATENCIES)

@@ -9,6 +9,7 @@ from typing import Protocol
 from host.inference.call import Call, FailureReason
 from host.inference.metadata import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
 from host.inference.request import ExecutionTimes
+from host.metrics.latency_counts import LatencyCounts
 
 
 class LatencyRecorder(Protocol):
@@ -36,6 +37,7 @@ class InferenceCounters:
     __slots__ = (
         "failures",
         "latencies",
+        "latency_counts",
         "_name",
         "_version",
         "_last_inference",
@@ -60,6 +62,7 @@ class InferenceCounters:
     def __init__(self, name: str, version: str) -> None:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.latencies: LatencyRecorder | None = None
+        self.latency_counts = LatencyCounts()  # of successful requests
         self._name = name
         self._version = version
         self._last_inference = 0
@@ -91,6 +94,7 @@ class InferenceCounters:
                 answered += 1
                 inferences += elements
                 total_ns += now - call.received_ns
+                self.latency_counts.add_latency(now - call.received_ns)
                 waited = started - (call.queued_ns or call.received_ns)
                 if waited > 0:
                     queue_ns += waited
@@ -135,6 +139,7 @@ class InferenceCounters:
         self._inferences += batch_size
         self._success += 1
         self._success_ns += total_ns
+        self.latency_counts.add_latency(total_ns)
         if queue_ns > 0:
             self._queue_ns += queue_ns
         self._computed += 1
@@ -171,6 +176,7 @@ class InferenceCounters:
         """Record a request that was answered from the response cache, without an inference."""
         self._success += 1
         self._success_ns += total_ns
+        self.latency_counts.add_latency(total_ns)
         self._queue_ns += queue_ns
         self._hits += 1
         self._hit_ns += lookup_ns

@@ -18,7 +18,7 @@ from host.inference.request import Parameter
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies
 from host.models.loading import RepositoryReadError
-from host.models.registry import Registry, VersionState, parse_version
+from host.models.registry import UNLOADED, Registry, VersionState, parse_version
 from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
 
@@ -30,7 +30,8 @@ _DUPLICATED = "model appears in two or more repositories"
 class ModelControl:
     """Model control for the frontends, and the `ModelControl` protocol that instances use.
 
-    `explicit`: clients may load and unload. `serving`: whether the server accepts requests.
+    `explicit`: clients may load and unload. `on_demand`: the index gives models that were never
+    loaded the state of unloaded ones. `serving`: whether the server accepts requests.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class ModelControl:
         dependencies: EnsembleDependencies,
         *,
         explicit: bool,
+        on_demand: bool,
         serving: Callable[[], bool],
     ) -> None:
         self._registry = registry
         self._repository = repository
         self._dependencies = dependencies
         self._explicit = explicit
+        self._on_demand = on_demand
         self._serving = serving
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -183,7 +186,11 @@ class ModelControl:
                 continue
             versions = self._registry.versions(known)
             if not self._registry.has_versions(known) and not ready:
-                entries.append(IndexEntry(name))
+                entries.append(
+                    IndexEntry(name, "", VersionState.UNAVAILABLE.value, UNLOADED)
+                    if self._on_demand
+                    else IndexEntry(name)
+                )
             entries += [
                 IndexEntry(name, str(v.number), v.state.value, v.reason)
                 for v in versions.values()

@@ -32,10 +32,18 @@ class EnsembleDependencies:
         self._graph = DependencyGraph(registry)
         self._in_progress: dict[asyncio.Task[bool], LoadOrder] = {}
 
-    def create_load_order(self, polled: bool = False) -> LoadOrder:
-        """A group of loads that are requested together. `polled`: by the poller."""
+    def create_load_order(self, polled: bool = False, if_missing: bool = False) -> LoadOrder:
+        """A group of loads that are requested together.
+
+        `polled`: by the poller. `if_missing`: models that serve stay as they are.
+        """
         return LoadOrder(
-            self.lifecycle, self._graph, self._unload_incomplete_ensemble, self._in_progress, polled
+            self.lifecycle,
+            self._graph,
+            self._unload_incomplete_ensemble,
+            self._in_progress,
+            polled,
+            if_missing,
         )
 
     async def load_all(self, names: Iterable[str]) -> bool:
@@ -43,13 +51,13 @@ class EnsembleDependencies:
         return all(await asyncio.gather(*map(self.create_load_order().try_load, names)))
 
     async def load(
-        self, names: Sequence[str], override: Override | None = None
+        self, names: Sequence[str], override: Override | None = None, if_missing: bool = False
     ) -> dict[str, HostError]:
         """Loads models: first their step models, then they themselves, then their ensembles.
 
         Returns the errors by model. Otherwise as `ModelLifecycle.load`.
         """
-        order = self.create_load_order()
+        order = self.create_load_order(if_missing=if_missing)
         loads = (order.load(name, override) for name in names)
         results = zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True)
         order.release_tasks()
@@ -126,12 +134,14 @@ class LoadOrder:
         unload_incomplete: Callable[[str], None],
         in_progress: dict[asyncio.Task[bool], LoadOrder],
         polled: bool,
+        if_missing: bool,
     ) -> None:
         self._lifecycle = lifecycle
         self._graph = graph
         self._unload_incomplete = unload_incomplete
         self._in_progress = in_progress
         self._polled = polled
+        self._if_missing = if_missing
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._changed: set[str] = set()
 
@@ -203,6 +213,7 @@ class LoadOrder:
             name,
             override,
             polled=self._polled,
+            if_missing=self._if_missing,
             force=changed_steps,
             prepare=partial(self._prepare, name),
         )

@@ -14,7 +14,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from host.config.model_config import LoadedConfig, ModelConfig, config_file, load_config
+from host.config.findings import raise_first
+from host.config.load_parameters import check_load_parameters, loads_on_demand
+from host.config.model_config import (
+    LoadedConfig,
+    ModelConfig,
+    config_file,
+    load_config,
+    read_unchecked_config,
+)
 from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
 from host.model_control.load_failures import LoadFailureLog
@@ -32,6 +40,7 @@ from host.repository.agents import run_agents
 from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import (
     Fingerprint,
+    FingerprintFunction,
     Repository,
     compute_fingerprint,
     list_served_versions,
@@ -56,6 +65,7 @@ class LoadRequest:
     name: str
     override: Override | None
     polled: bool
+    if_missing: bool
     force: bool
     prepare: PrepareCallback | None
     unloads: int
@@ -110,7 +120,9 @@ class ModelLifecycle:
         repository: Repository,
         loader: ModelLoader,
         settings: LoadSettings,
+        fingerprint: FingerprintFunction = lambda name, path: compute_fingerprint(path),
     ) -> None:
+        self._fingerprint = fingerprint
         self.limiter = LoadLimiter(settings.threads)
         self._registry = registry
         self._repository = repository
@@ -139,6 +151,7 @@ class ModelLifecycle:
         override: Override | None = None,
         *,
         polled: bool = False,
+        if_missing: bool = False,
         force: bool = False,
         prepare: PrepareCallback | None = None,
     ) -> bool:
@@ -149,14 +162,15 @@ class ModelLifecycle:
         one until the model's files change or the model is unloaded; uploaded files do not.
         `prepare` gets the configuration before the load begins. `polled`: the poller asked for the
         load. Then a failure that was logged before is not logged again, and a model whose instances
-        were given up is left alone until its files change.
+        were given up is left alone until its files change. `if_missing`: a model that serves is
+        left alone, even if its files have changed.
 
         Raises HostError; RepositoryReadError if nothing was attempted.
         """
         if self._closing:
             raise unavailable("Server exiting")
         unloads = self._records.find(name).unloads
-        request = LoadRequest(name, override, polled, force, prepare, unloads)
+        request = LoadRequest(name, override, polled, if_missing, force, prepare, unloads)
         # The load goes on if its caller is cancelled.
         loading = asyncio.get_running_loop().create_task(self._load(request))
         self._loads.add(loading)
@@ -202,7 +216,7 @@ class ModelLifecycle:
                 path = await asyncio.to_thread(self._uploads.write, override.files)
                 return ModelFiles(path, self._uploads), None
             path = (await asyncio.to_thread(self._repository.find_model_directory, name)).path
-            fingerprint = await asyncio.to_thread(compute_fingerprint, path)
+            fingerprint = await asyncio.to_thread(self._fingerprint, name, path)
             config = config_file(path, self._settings.config_name)
             return ModelFiles(path), FileState(path, fingerprint, config)
         except HostError as error:
@@ -213,12 +227,18 @@ class ModelLifecycle:
     ) -> LoadPlan | None:
         """Plans a load; None if the model is up to date. Raises HostError."""
         name, override = request.name, request.override
+        if request.if_missing and not request.force and self._is_serving(name, polled=True):
+            return None
         if override is None and state is not None:
             if self._records.is_current(name, state.fingerprint):
                 if not request.force and self._is_serving(name, request.polled):
                     return None
                 override = self._records.find(name).override
         loaded, available = await self._read_config(name, files, override)
+        if loads_on_demand(loaded.config, self._settings.on_demand):
+            self._registry.on_demand.add(name)
+        else:
+            self._registry.on_demand.discard(name)
         if request.prepare is not None:
             await request.prepare(loaded.config)
         self._registry.clear_failed(name)
@@ -446,9 +466,42 @@ class ModelLifecycle:
 
     # Lookups
 
+    def find_models_on_demand(self) -> set[str]:
+        """The models on disk that load on demand, by qualified name. Blocks.
+
+        The parameters of a configuration that cannot be read do not count.
+        """
+        found: set[str] = set()
+        by_default = self._settings.on_demand
+        for name, directory in self._repository.scan().models.items():
+            if directory.duplicated:
+                continue
+            try:
+                if loads_on_demand(self.read_unchecked_config(name), by_default):
+                    found.add(name)
+            except HostError:
+                if by_default:
+                    found.add(name)
+        return found
+
+    def read_unchecked_config(self, name: str) -> ModelConfig:
+        """The configuration file of a model, whose load parameters are valid. Blocks.
+
+        Raises HostError if the model is not on disk, or if the file is not valid.
+        """
+        path = self._repository.find_model_directory(name).path
+        settings = self._settings
+        config = read_unchecked_config(path, settings.config_name, settings.variables)
+        raise_first(check_load_parameters(config), None)
+        return config
+
     async def resolve_step_models(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
         """The qualified names of the models that an ensemble calls by these names."""
         return await asyncio.to_thread(self._repository.resolve_step_models, ensemble, names)
+
+    def serves(self, name: str) -> bool:
+        """Whether a version of the model is ready."""
+        return self._is_serving(name, polled=True)
 
     def is_current(self, name: str, fingerprint: Fingerprint) -> bool:
         """Whether a model serves that was loaded from a directory with this fingerprint."""

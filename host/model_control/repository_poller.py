@@ -4,17 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from host.errors import HostError
+from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies, LoadOrder
 from host.models.registry import Registry
-from host.repository.repository import Fingerprint, Repository, RepositoryScan, compute_fingerprint
+from host.repository.repository import (
+    Fingerprint,
+    FingerprintFunction,
+    Repository,
+    RepositoryScan,
+)
 
 _log = logging.getLogger("pbhost")
+
+_MAX_NAMED_FILES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryState:
+    """The models on disk, their fingerprints, and errors of models without one."""
+
+    scan: RepositoryScan
+    fingerprints: dict[str, Fingerprint] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def read_state(repository: Repository, fingerprint: FingerprintFunction) -> RepositoryState:
+    """Scans the repositories once. Blocks.
+
+    A model whose directory cannot be read stays as it is.
+    """
+    state = RepositoryState(repository.scan())
+    for name, directory in state.scan.models.items():
+        if directory.duplicated:
+            continue
+        try:
+            state.fingerprints[name] = fingerprint(name, directory.path)
+        except HostError as error:
+            state.failures.append(f"failed to poll model '{name}': {error.message}")
+    return state
 
 
 class RepositoryPoller:
     """Scans the repositories every `seconds`, in a thread.
+
+    A model that failed to load is tried again at each scan. With `started_with`, the fingerprints
+    before the models were first loaded, it is tried again only when a file of a model changes.
 
     Source: docs/reference/configuration_and_scheduling.md, 8.5.
     """
@@ -25,11 +64,15 @@ class RepositoryPoller:
         repository: Repository,
         dependencies: EnsembleDependencies,
         seconds: float,
+        fingerprint: FingerprintFunction,
+        started_with: Mapping[str, Fingerprint] | None = None,
     ) -> None:
         self._registry = registry
         self._repository = repository
         self._dependencies = dependencies
         self._seconds = seconds
+        self._fingerprint = fingerprint
+        self._seen = None if started_with is None else dict(started_with)
         self._warnings: list[str] = []
         self._loading: dict[str, asyncio.Task[bool]] = {}
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -44,41 +87,56 @@ class RepositoryPoller:
 
     async def _poll(self) -> None:
         """Scans once and starts loads and unloads. A model that still loads is left alone."""
-        scan, fingerprints, failures = await asyncio.to_thread(self._scan_repository)
-        warnings = [*scan.warnings, *failures]
+        state = await asyncio.to_thread(read_state, self._repository, self._fingerprint)
+        scan = state.scan
+        lifecycle = self._dependencies.lifecycle
+        on_demand = await asyncio.to_thread(lifecycle.find_models_on_demand)
+        self._registry.on_demand.clear()
+        self._registry.on_demand |= on_demand
+        warnings = [*scan.warnings, *state.failures]
         if warnings != self._warnings:
             self._warnings = warnings
             for text in warnings:
                 _log.error("%s", text)
-        order = self._dependencies.create_load_order(polled=True)
-        current = self._dependencies.lifecycle.is_current
+        outdated = [
+            name
+            for name, fingerprint in state.fingerprints.items()
+            if name not in self._loading
+            and (name not in on_demand or lifecycle.serves(name))
+            and not lifecycle.is_current(name, fingerprint)
+        ]
         for name, directory in scan.models.items():
             if directory.duplicated:
                 self._dependencies.unload(name)
-            elif name not in fingerprints or name in self._loading:
-                continue
-            elif not current(name, fingerprints[name]):
+        if self._has_changed(state.fingerprints, outdated):
+            # A failure that a poll meets again without a change has been reported before.
+            order = self._dependencies.create_load_order(polled=self._seen is None)
+            for name in outdated:
                 self._start_load(name, order)
         if not scan.failures:  # otherwise a model may lie in a folder that cannot be read
             for name in self._registry.names() - scan.models.keys():
                 self._dependencies.remove_model(name)
 
-    def _scan_repository(self) -> tuple[RepositoryScan, dict[str, Fingerprint], list[str]]:
-        """Scans once; returns also the fingerprints, and errors of models without one. Blocks.
-
-        A model whose directory cannot be read stays as it is.
-        """
-        scan = self._repository.scan()
-        fingerprints: dict[str, Fingerprint] = {}
-        failures: list[str] = []
-        for name, directory in scan.models.items():
-            if directory.duplicated:
-                continue
-            try:
-                fingerprints[name] = compute_fingerprint(directory.path)
-            except HostError as error:
-                failures.append(f"failed to poll model '{name}': {error.message}")
-        return scan, fingerprints, failures
+    def _has_changed(
+        self, fingerprints: Mapping[str, Fingerprint], outdated: Iterable[str]
+    ) -> bool:
+        """Whether outdated models should be loaded. Logs their changed files."""
+        if self._seen is None:
+            return True
+        changed = False
+        for name in outdated:
+            before = self._seen.get(name, frozenset())
+            if fingerprints[name] != before:
+                changed = True
+                _log.info(
+                    "files of '%s' have changed: %s",
+                    name,
+                    _name_files(fingerprints[name] ^ before),
+                    extra=model_fields(name),
+                )
+        loading = {name: seen for name, seen in self._seen.items() if name in self._loading}
+        self._seen = {**fingerprints, **loading}  # a change during a load is met after it
+        return changed
 
     def _start_load(self, name: str, order: LoadOrder) -> None:
         loading = asyncio.get_running_loop().create_task(order.try_load(name))
@@ -91,3 +149,11 @@ class RepositoryPoller:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+def _name_files(entries: Fingerprint) -> str:
+    """The names of changed files, without those of folders if there are others."""
+    files = {path for path, changed, size in entries if changed or size}
+    names = sorted({os.path.relpath(path) for path in files or {path for path, _, _ in entries}})
+    more = len(names) - _MAX_NAMED_FILES
+    return ", ".join(names[:_MAX_NAMED_FILES]) + (f" and {more} more" if more > 0 else "")

@@ -33,6 +33,7 @@ class LoadSettings:
         config_name: Name of the file in `configs/` that is preferred to `config.pbtxt`.
         agents: Directory of repository agents.
         cpu_fallback: Whether instance groups of KIND_GPU use the CPU if there are no GPUs.
+        on_demand: Whether models without the parameter LOAD_ON_DEMAND load on demand.
         variables: Values of the template variables of configuration files.
     """
 
@@ -46,6 +47,7 @@ class LoadSettings:
     config_name: str | None = None
     agents: str = ""
     cpu_fallback: bool = False
+    on_demand: bool = False
     variables: Mapping[str, str] | None = None
 
 

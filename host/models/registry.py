@@ -6,12 +6,12 @@ import enum
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from host.config.model_config import ModelConfig
-from host.errors import HostError, invalid_argument, not_found, unavailable
+from host.errors import ErrorCode, HostError, invalid_argument
 from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest
@@ -19,6 +19,24 @@ from host.metrics.model_metrics import ModelMetrics
 from host.repository.chat_template import ChatTemplate
 from host.repository.qualified_name import split_qualified_name
 from host.repository.token_counter import TokenCounter
+
+_Started = TypeVar("_Started")
+
+
+class NotServedError(HostError):
+    """No version that a request asks for is ready. Loading the model may help."""
+
+
+class OnDemand(Protocol):
+    """Loads models when requests ask for them."""
+
+    async def start_when_loaded(
+        self, request: InferRequest, start: Callable[[], _Started]
+    ) -> _Started:
+        """Loads the model of a request, then calls `start`; returns its result.
+
+        Raises HostError if the model does not load in time, or what `start` raises.
+        """
 
 
 class Model(Protocol):
@@ -154,11 +172,13 @@ class Registry:
         self.failures: dict[str, LoadFailure] = {}
         self._ready: dict[tuple[str, int], LoadedModel] = {}
         self._named = self._ready
+        self.on_demand: set[str] = set()
+        """The qualified names of models that the next request loads if they are not loaded."""
 
     def find(self, name: str, version: int = -1) -> LoadedModel:
         """The model for a request; version -1 is the highest ready one.
 
-        Raises HostError with the texts of docs/reference/protocol.md, 3.1.
+        Raises NotServedError with the texts of docs/reference/protocol.md, 3.1.
         """
         model = self._named.get((name, version))
         if model is not None:
@@ -177,12 +197,13 @@ class Registry:
         entry = self._entries.get(identity)
         known = f"Request for unknown model: '{name}'"
         if entry is None:
-            raise not_found(f"{known} is not found")
+            raise NotServedError(ErrorCode.NOT_FOUND, f"{known} is not found")
         if version == -1:
-            raise not_found(f"{known} has no available versions")
+            raise NotServedError(ErrorCode.NOT_FOUND, f"{known} has no available versions")
         if version not in entry.versions:
-            raise not_found(f"{known} version {version} is not found")
-        raise unavailable(f"{known} version {version} is not at ready state")
+            raise NotServedError(ErrorCode.NOT_FOUND, f"{known} version {version} is not found")
+        not_ready = f"{known} version {version} is not at ready state"
+        raise NotServedError(ErrorCode.UNAVAILABLE, not_ready)
 
     def resolve_name(self, name: str) -> str:
         """The qualified name of the only model of this name.
@@ -195,7 +216,8 @@ class Registry:
         named = (one for one in self.qualified_names(name) if one in self._entries)
         known = [one for one in named if self._entries[one].is_served_or_loading]
         if not known:
-            raise invalid_argument(f"Request for unknown model: '{name}' is not found")
+            unknown = f"Request for unknown model: '{name}' is not found"
+            raise NotServedError(ErrorCode.INVALID_ARG, unknown)
         if len(known) > 1:
             raise invalid_argument(
                 f"There are {len(known)} identifiers of model '{name}' in global map, model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -58,6 +59,8 @@ _IGNORED = Status.IGNORED
 
 
 _PAGE = 4096  # bytes
+_ANY_ADDRESS, _LOOPBACK = "0.0.0.0", "127.0.0.1"
+_DEV_POLL_SECONDS = 0.25
 
 
 class UsageError(ValueError):
@@ -85,6 +88,10 @@ class Options:
         "", "TOML file with values of flags that are neither on the command line nor in an"
         " environment variable PBHOST_<FLAG>: a key is a flag's name. Triton does not have this"
         " flag.")
+    dev: bool = _server(
+        False, "Development mode: listen on the loopback interface only, reload a model as soon as"
+        " its files or the modules that it imports change, go on if a model fails to load, and"
+        " print errors with their source lines. Triton does not have this flag.", SWITCH)
     exit_timeout_secs: int = _server(
         30, "Seconds that the server waits at exit for requests in flight.")
     exit_delay_secs: float = _server(
@@ -118,11 +125,16 @@ class Options:
     model_control_mode: str = _models(
         "none", "none: load all models at start-up. poll: also load, reload and unload models when"
         " files change. explicit: load the models of --load-model, and others when clients"
-        " request it.", check=values.control_mode, kind=LOWERCASE)
+        " request it. on-demand: as explicit; also, an inference request loads its model. Triton"
+        " does not have on-demand.", check=values.control_mode, kind=LOWERCASE)
     repository_poll_secs: int = _models(
         15, "Seconds between two polls of the model repositories in mode poll.", integer(0))
     load_model: list[str] = _models(
-        [], "Model to load at start-up in mode explicit; * loads all. You can repeat this flag.")
+        [], "Model to load at start-up in modes explicit and on-demand; * loads all. You can repeat"
+        " this flag.")
+    on_demand_timeout_secs: float = _models(
+        60.0, "Maximum time in seconds that a request waits for its model to load on demand. Triton"
+        " does not have this flag.", check=values.seconds)
     model_config_name: str = _models(
         "", "If a model has the file configs/<name>.pbtxt, use it instead of config.pbtxt.")
     template_assignments: list[str] = _models(
@@ -376,6 +388,8 @@ class Options:
             )
         except InvalidValue as error:
             raise UsageError(str(error), advice=error.advice) from None
+        if self.dev:
+            self._set_up_development()
         self._check_combinations()
         self.exit_timeout_secs = max(0, self.exit_timeout_secs)
         self.log_verbose = max(0, self.log_verbose)
@@ -444,8 +458,30 @@ class Options:
         """The address of the metrics port."""
         return self.metrics_address or self.http_address
 
+    @property
+    def poll_interval(self) -> float:
+        """Seconds between two polls of the model repositories; 0 without polls."""
+        return _DEV_POLL_SECONDS if self.dev else self.repository_poll_secs
+
+    def _set_up_development(self) -> None:
+        """Sets the options that `dev` stands for. Raises UsageError if another one forbids it."""
+        if self.model_control_mode == "explicit":
+            raise UsageError("--dev cannot be combined with --model-control-mode=explicit")
+        for name in ("http_address", "grpc_address", "metrics_address"):
+            address = getattr(self, name)
+            if address in ("", _ANY_ADDRESS):
+                setattr(self, name, _LOOPBACK)
+            elif not _is_loopback(address):
+                flag = name.replace("_", "-")
+                raise UsageError(
+                    f"--dev listens on the loopback interface only, got --{flag}={address}"
+                )
+        self.model_control_mode = "poll"
+        self.repository_poll_secs = self.repository_poll_secs or 1  # `poll_interval` counts
+        self.exit_on_error = False
+
     def _check_combinations(self) -> None:
-        if self.load_model and self.model_control_mode != "explicit":
+        if self.load_model and self.model_control_mode not in ("explicit", "on-demand"):
             raise UsageError(
                 "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as"
                 " well."
@@ -474,6 +510,14 @@ class Options:
             )
             if allowed and port != 0
         ]
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether an address is that of the loopback interface; a name must be `localhost`."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _machine_memory() -> int:

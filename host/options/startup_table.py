@@ -20,7 +20,9 @@ def option_table_rows(server: ServerMetadata, options: Options) -> list[list[str
     ]
     for index, path in enumerate(options.model_repository):
         rows.append((f"model_repository_path[{index}]", path))
-    rows.append(("model_control_mode", f"MODE_{options.model_control_mode.upper()}"))
+    rows.append(
+        ("model_control_mode", f"MODE_{options.model_control_mode.upper().replace('-', '_')}")
+    )
     for index, name in enumerate(options.load_model):
         rows.append((f"startup_models_{index}", name))
     rows += [

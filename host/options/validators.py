@@ -28,7 +28,7 @@ _MAX_LENGTH = 1e8  # seconds; event loops limit timers to some years
 log_format = one_of("log-format", "default", "ISO8601", "json")
 stub_start = one_of("stub-start", "fork", "spawn")
 grpc_engine = one_of("grpc-engine", "grpcio", "h2")
-control_mode = one_of("model-control-mode", "none", "poll", "explicit")
+control_mode = one_of("model-control-mode", "none", "poll", "explicit", "on-demand")
 rate_limit = one_of("rate-limit", "off", "execution_count")
 # The message has the underscores that Triton writes.
 compression_level = one_of("grpc_infer_response_compression_level", "none", "low", "medium", "high")

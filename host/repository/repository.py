@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -248,6 +248,10 @@ Fingerprint = frozenset[tuple[str, int, int]]
 
 Folders have zeros; they count, as an empty folder may be a version.
 """
+
+
+FingerprintFunction = Callable[[str, Path], Fingerprint]
+"""The fingerprint of the model with this name and directory. Blocks. Raises HostError."""
 
 
 def compute_fingerprint(model_dir: Path) -> Fingerprint:

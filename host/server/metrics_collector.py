@@ -13,6 +13,7 @@ from host.metrics.custom import CustomMetrics
 from host.metrics.family import MetricFamily, labels_of
 from host.metrics.machine import MachineMetrics
 from host.metrics.process import ProcessMetrics
+from host.model_control.on_demand import OnDemandLoads
 from host.models.python_model import PythonModel
 from host.models.registry import Registry
 from host.scheduling.dynamic import DynamicScheduler
@@ -25,6 +26,7 @@ class MetricsCollector:
 
     `interval`: `--metrics-interval-ms` in seconds; the machine is measured twice as often.
     `pinned`: size of the memory pool that Triton would have, in bytes. `store`: the response cache.
+    `on_demand`: the loads for requests.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class MetricsCollector:
         interval: float,
         pinned: int,
         store: ResponseStore | None = None,
+        on_demand: OnDemandLoads | None = None,
     ) -> None:
         self._registry = registry
         self._pool = pool
@@ -49,6 +52,7 @@ class MetricsCollector:
         self._sample_interval = max(0.001, interval / 2)
         self._pinned_pool_bytes = pinned
         self._store = store
+        self._on_demand = on_demand
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
             self._sample_machine(machine)
@@ -80,6 +84,8 @@ class MetricsCollector:
         self._process.collect_into(snapshot)
         if self._store is not None:
             self._store.collect_into(snapshot)
+        if self._on_demand is not None:
+            self._on_demand.collect_into(snapshot)
         arenas = self._pool.arenas
         for owner, taken in zip(("host", "stubs"), arenas.used_bytes(), strict=True):
             snapshot["pbhost_arena_used_bytes"].add((("owner", owner),), taken)

@@ -37,7 +37,8 @@ from host.metrics.process import ProcessMetrics
 from host.model_control.control import ModelControl
 from host.model_control.dependencies import EnsembleDependencies
 from host.model_control.lifecycle import ModelLifecycle
-from host.model_control.repository_poller import RepositoryPoller
+from host.model_control.on_demand import OnDemandLoads
+from host.model_control.repository_poller import RepositoryPoller, read_state
 from host.models.backends import Backends
 from host.models.loader import Loader
 from host.models.loading import LoadSettings, ModelLoader
@@ -45,12 +46,14 @@ from host.models.registry import Registry, VersionState
 from host.options.host_policies import read_policies
 from host.options.options import Options
 from host.options.startup_table import option_table_rows
-from host.repository.repository import Repository
+from host.repository.imported_files import ImportedFiles
+from host.repository.repository import FingerprintFunction, Repository, compute_fingerprint
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
 from host.server.endpoints import Endpoints, wait_with_reports
 from host.server.in_process import Arrays, Result, to_request, to_result
 from host.server.load_progress import LoadProgress
 from host.server.metrics_collector import MetricsCollector
+from host.server.overview_collector import OverviewCollector
 from host.system.cpus import usable_cpus
 from host.tracing.tracer import Tracer
 from stub.wire.ring import BUSY_POLL_SECONDS
@@ -77,6 +80,7 @@ class Server:
         self._pool: StubPool | None = None
         self._environments: Environments | None = None
         self._lifecycle: ModelLifecycle | None = None
+        self._on_demand: OnDemandLoads | None = None
         self._poller: RepositoryPoller | None = None
         self._custom_metrics = CustomMetrics()
         self._endpoints = Endpoints(options, self._custom_metrics.collect)
@@ -85,6 +89,11 @@ class Server:
         self._log: LogHandler | None = None
         self._watchdog: EventLoopWatchdog | None = None
         self._tracer: Tracer | None = None
+        self._imported_files: ImportedFiles | None = None
+        self._fingerprint: FingerprintFunction = lambda name, path: compute_fingerprint(path)
+        if options.dev:
+            self._imported_files = ImportedFiles()
+            self._fingerprint = self._imported_files.compute_fingerprint
         self._running = False  # whether it was started and not told to stop
 
     @property
@@ -122,21 +131,27 @@ class Server:
             raise invalid_argument(
                 f"cannot write the log to '{options.log_file}': {error}"
             ) from error
+        self._log.dev = options.dev
         self._watchdog = EventLoopWatchdog()
         try:
             for warning in options.warnings:
                 _log.warning(warning)
             tracer = self._tracer = Tracer(options.tracing)
             await self._endpoints.check_configuration()
-            pool = self._open_pool(tracer)
+            targets = BlsTargets(self._registry, self._state, tracer)
+            pool = self._open_pool(targets)
             repository = Repository(map(Path, options.model_repository), options.model_namespacing)
             lifecycle = await self._open_lifecycle(pool, repository)
             families = EnsembleDependencies(self._registry, lifecycle)
+            on_demand = await self._open_on_demand(repository, families)
+            targets.on_demand = on_demand
+            mode = options.model_control_mode
             pool.control = ModelControl(
                 self._registry,
                 repository,
                 families,
-                explicit=options.model_control_mode == "explicit",
+                explicit=mode in ("explicit", "on-demand"),
+                on_demand=mode == "on-demand",
                 serving=lambda: self._state.accepts_model_control,
             )
             core = self._core = Core(
@@ -145,9 +160,13 @@ class Server:
                 self._state,
                 strict_readiness=options.strict_readiness,
                 control=pool.control,
+                on_demand=on_demand,
                 regions=pool.regions,
                 crash_records=pool.crash_records,
                 describe_activity=pool.describe_activity,
+                overview=OverviewCollector(
+                    options.id, self._registry, options.model_control_mode == "explicit"
+                ).collect,
                 tracer=tracer,
                 log=LogSettings(self._log, pool.update_log_levels),
             )
@@ -157,8 +176,9 @@ class Server:
             self._endpoints.log_listening()
             await self._load_models(repository, families)
             self._state.started = True
-            rows = option_table_rows(core.server_metadata(), options)
-            _log.info("%s", format_table(["Option", "Value"], rows), extra={"table": True})
+            if not options.dev:
+                rows = option_table_rows(core.server_metadata(), options)
+                _log.info("%s", format_table(["Option", "Value"], rows), extra={"table": True})
             self._endpoints.log_started()
         except BaseException:  # a cancelled start (Ctrl-C) must not leave processes behind either
             await self.stop()
@@ -166,7 +186,7 @@ class Server:
         self._running = True
         return self
 
-    def _open_pool(self, tracer: Tracer) -> StubPool:
+    def _open_pool(self, targets: BlsTargets) -> StubPool:
         """Opens what stubs need. Raises HostError."""
         options = self.options
         default_launcher = ForkLauncher if options.stub_start == "fork" else SpawnLauncher
@@ -174,7 +194,7 @@ class Server:
             pool = self._pool = StubPool(
                 self._launcher or default_launcher(),
                 options.arena_limit,
-                BlsTargets(self._registry, self._state, tracer),
+                targets,
                 self._custom_metrics,
                 options.allow_client_shm,
                 CrashRecords(options.crash_records, options.crash_directory),
@@ -189,6 +209,7 @@ class Server:
         # With less than two CPUs, polling takes the CPU from the process that it waits for.
         if options.busy_poll and usable_cpus() >= 2.0:
             pool.busy_poller.seconds = BUSY_POLL_SECONDS
+        pool.imported_files = self._imported_files
         pool.load_seconds = options.stub_load_timeout_secs or None
         return pool
 
@@ -244,19 +265,44 @@ class Server:
                 config_name=options.model_config_name or None,
                 agents=options.repoagent_directory,
                 cpu_fallback=options.gpu_fallback == "cpu",
+                on_demand=options.model_control_mode == "on-demand",
                 variables=options.template_variables,
             ),
+            self._fingerprint,
         )
         return self._lifecycle
+
+    async def _open_on_demand(
+        self, repository: Repository, families: EnsembleDependencies
+    ) -> OnDemandLoads | None:
+        """What loads models for requests; None if no model loads on demand."""
+        mode = self.options.model_control_mode
+        found = await asyncio.to_thread(families.lifecycle.find_models_on_demand)
+        self._registry.on_demand |= found
+        if not found and mode not in ("on-demand", "poll"):
+            return None
+        self._on_demand = OnDemandLoads(
+            self._registry,
+            repository,
+            families,
+            by_default=mode == "on-demand",
+            timeout=self.options.on_demand_timeout_secs,
+        )
+        return self._on_demand
 
     async def _load_models(self, repository: Repository, families: EnsembleDependencies) -> None:
         """Loads the models of the start, and begins to poll. Raises HostError."""
         options = self.options
+        started_with = None
+        if options.dev:
+            state = await asyncio.to_thread(read_state, repository, self._fingerprint)
+            started_with = state.fingerprints
         names, all_loaded = await self._startup_models(repository)
         if options.debug_model:
             _warn_about_debugging(options.debug_model, names)
         # A repainted line would overwrite the prompt of a debugger.
-        with nullcontext() if options.debug_model else LoadProgress(self._registry, names):
+        quiet = options.debug_model or options.dev
+        with nullcontext() if quiet else LoadProgress(self._registry, names):
             all_loaded = await families.load_all(names) and all_loaded
         _log.info("%s", self.model_table(), extra={"table": True})
         if not all_loaded:
@@ -266,26 +312,40 @@ class Server:
             _log.error("%s", error.status_string)
         if options.model_control_mode == "poll":
             self._poller = RepositoryPoller(
-                self._registry, repository, families, options.repository_poll_secs
+                self._registry,
+                repository,
+                families,
+                options.poll_interval,
+                self._fingerprint,
+                started_with,
             )
 
     async def _startup_models(self, repository: Repository) -> tuple[list[str], bool]:
         """The models to load at start-up, and whether every repository could be read."""
         options = self.options
-        if options.model_control_mode == "explicit" and "*" not in options.load_model:
+        mode = options.model_control_mode
+        load_all = "*" in options.load_model
+        named: list[str] = []
+        if mode in ("explicit", "on-demand") and not load_all:
             asked = list(dict.fromkeys(options.load_model))
             known = await asyncio.to_thread(lambda: list(map(repository.qualified_names, asked)))
-            return [
+            named = [
                 one for name, found in zip(asked, known, strict=True) for one in found or [name]
-            ], True
+            ]
+            if mode == "explicit":
+                return named, True
         scan = await asyncio.to_thread(repository.scan)
         for text in scan.warnings:
             _log.error("%s", text)
         if options.model_repository and not (scan.models or scan.failures):
             paths = ", ".join(f"'{path}'" for path in options.model_repository)
             _log.warning("no models in %s: a model is a folder there, as NAME/1/model.py", paths)
-        names = [name for name, directory in scan.models.items() if not directory.duplicated]
-        return names, not scan.failures
+        names = [
+            name
+            for name, directory in scan.models.items()
+            if not directory.duplicated and (load_all or name not in self._registry.on_demand)
+        ]
+        return list(dict.fromkeys([*named, *names])), not scan.failures
 
     async def _open_metrics(self) -> None:
         options = self.options
@@ -300,6 +360,7 @@ class Server:
             interval=options.metrics_interval_ms / 1000,
             pinned=options.pinned_memory_pool_byte_size,
             store=self._store,
+            on_demand=self._on_demand,
         )
         await self._endpoints.start_metrics(collector.collect_after_catch_up)
 
@@ -338,7 +399,7 @@ class Server:
 
     async def infer_request(self, request: InferRequest) -> InferResponse:
         """The response to a request. Raises HostError."""
-        return await self.core.infer(request)
+        return await (await self.core.infer_when_loaded(request))
 
     async def reload_files(self) -> None:
         """Opens the log file and reads the TLS files again, for log rotation and new certificates.
@@ -367,6 +428,8 @@ class Server:
             deadline = asyncio.get_running_loop().time() + self.options.exit_timeout_secs
             in_time = await self._endpoints.drain(deadline)
             await self._endpoints.stop(deadline)
+            if self._on_demand is not None:
+                await self._on_demand.close()
             if self._lifecycle is not None:
                 in_time = await self._unload(self._lifecycle, deadline, in_time)
         finally:  # also if this is cancelled: no process outlives the server
@@ -388,7 +451,9 @@ class Server:
         store, self._store = self._store, None
         tracer, self._tracer = self._tracer, None
         watchdog, self._watchdog = self._watchdog, None
-        self._poller = self._lifecycle = self._pool = self._log = self._core = None
+        self._poller = self._on_demand = self._lifecycle = self._pool = self._log = self._core = (
+            None
+        )
         await self._endpoints.stop(0.0)  # if `stop` was interrupted
         await self._endpoints.stop_metrics(_FINAL_TIMEOUT_S)
         if collector is not None:

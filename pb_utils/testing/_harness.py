@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from pb_utils._tensor import Tensor
+    from pb_utils.testing._other_models import StandIn
 
     Arrays = Mapping[str, npt.ArrayLike | Tensor]
     Responses = Union[InferenceResponse, Iterator[InferenceResponse]]
@@ -126,14 +127,10 @@ class ModelHarness:
         self._instance: Instance
         self._source = source
         self._response_timeout = response_timeout
-        others = {
-            name: model._instance if isinstance(model, ModelHarness) else model
-            for name, model in models.items()
-        }
         self._runtime = HarnessRuntime(
             source.directory / source.version,
             _loading.instance_name(config),
-            OtherModels(others, self.control),
+            OtherModels(_StandIns(models), self.control),
             self.logs,
             response_timeout,
             on_log,
@@ -439,3 +436,26 @@ class ModelHarness:
             f"Model '{self.args['model_name']}' did not complete its responses within the "
             f"response_timeout of {self._response_timeout:g} seconds."
         )
+
+
+class _StandIns(Mapping[str, "StandIn"]):
+    """The stand-ins by model name, with the instances of harnesses in place of harnesses.
+
+    A model is looked up when a request for it arrives, so that a mapping may load it then.
+    """
+
+    def __init__(self, models: Mapping[str, Fake]) -> None:
+        self._models = models
+
+    def __getitem__(self, name: str) -> StandIn:
+        model = self._models[name]
+        return model._instance if isinstance(model, ModelHarness) else model
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._models
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)

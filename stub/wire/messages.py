@@ -305,6 +305,17 @@ class Stacks(_Message, tag="stacks"):
     lines: List[str]
 
 
+class ImportedFiles(_Message, tag="imports"):
+    """The files of the modules that the model has imported, without those of installed packages.
+
+    For each one its absolute path, the time of its last change in nanoseconds since 1970, and its
+    size in bytes. Both numbers are 0 if it was changed or deleted after the process started: then
+    it is unknown what the model has imported.
+    """
+
+    files: List[Tuple[str, int, int]]
+
+
 class LogLine(_Message, tag="log"):
     """A log line of a model; `batch` is 0 if it is not known.
 
@@ -360,6 +371,7 @@ ToHost = Union[
     DropMetrics,
     ReadinessResult,
     Stacks,
+    ImportedFiles,
     LogLine,
     Finalized,
 ]

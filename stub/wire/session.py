@@ -88,6 +88,7 @@ TRANSITIONS: Dict[State, Dict[Type[object], State]] = {
 
 ALWAYS_ALLOWED = (
     m.LogLine,
+    m.ImportedFiles,
     m.BlockRelease,
     m.OpenArena,
     m.CloseArena,

@@ -14,7 +14,8 @@ class SpawnArguments:
 
     The stub inherits the descriptors; limits are in bytes. `lifeline_fd` is closed when the host
     ends. `rings_fd` holds the ring of work to the stub, the ring to the host, and the ring of BLS
-    responses to the stub; the eventfds count their frames.
+    responses to the stub; the eventfds count their frames. With `report_imports`, the stub sends
+    `ImportedFiles`.
     """
 
     endpoint: str
@@ -30,6 +31,7 @@ class SpawnArguments:
     arena_limit: int
     host_arena_fd: int
     host_arena_limit: int
+    report_imports: bool = False
 
     DESCRIPTORS: ClassVar[Tuple[str, ...]] = (
         "lifeline_fd",

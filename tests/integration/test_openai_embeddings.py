@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import json
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from tests.conftest import RepositoryBuilder, RunningHost, Serve
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.openai_models import Reply, send
 
 EMBED = """
@@ -28,6 +31,15 @@ class TritonPythonModel:
                 parameters={{"prompt_tokens": len(texts)}}))
         return answers
 """
+WIDE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        rows = np.arange(100_000, dtype=np.float32).reshape(1, -1)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("VECTOR", rows)]) for _ in requests]
+"""
 CONFIG = """
 backend: "python"
 max_batch_size: {0}
@@ -43,6 +55,7 @@ def host(module_serve: Serve, module_repository: RepositoryBuilder) -> Iterator[
     add("batched", EMBED.format("float32"), CONFIG.format(2, 1, "FP32", 3))
     add("all", EMBED.format("float16"), CONFIG.format(0, -1, "FP16", "-1, 3"))
     add("one", EMBED.format("float64"), CONFIG.format(0, 1, "FP64", "-1, 3"))
+    add("wide", WIDE, CONFIG.format(2, 1, "FP32", 100_000))
     yield module_serve(module_repository).wait_started()
 
 
@@ -98,3 +111,32 @@ def test_a_request_id_of_the_client_is_answered(host: RunningHost) -> None:
     reply = send(host, "POST", "/v1/embeddings", body, {"x-request-id": "mine"})
     assert reply.headers["x-request-id"] == "mine"
     assert embed(host, "one", "a").headers["x-request-id"].startswith("embd-")
+
+
+def test_one_text_gets_the_same_answer_as_a_list_of_one(host: RunningHost) -> None:
+    """One text is answered without a task, a list is not."""
+    for value in ("a", "lost", "fail"):
+        one, listed = embed(host, "batched", value), embed(host, "batched", [value])
+        assert (one.status, one.json) == (listed.status, listed.json)
+        assert set(one.headers) == set(listed.headers)
+    assert embed(host, "batched", "lost").error["message"] == (
+        "output 'VECTOR' of model 'batched' has vectors of length 0"
+    )
+    assert embed(host, "batched", "fail").headers["x-should-retry"] == "false"
+
+
+def test_a_long_vector_is_answered_whole(host: RunningHost) -> None:
+    (entry,) = embed(host, "wide", "a").json["data"]
+    assert entry["embedding"] == list(range(100_000))
+
+
+def test_requests_on_one_connection_get_ids_of_their_own(host: RunningHost) -> None:
+    client = http.client.HTTPConnection(host.http_url, timeout=DEADLINE)
+    ids = []
+    with closing(client):
+        for _ in range(3):
+            client.request("POST", "/v1/embeddings", json.dumps({"model": "one", "input": "a"}))
+            response = client.getresponse()
+            assert json.load(response)["data"][0]["embedding"] == [1, 97, 0.5]
+            ids.append(response.headers["x-request-id"])
+    assert len(set(ids)) == 3

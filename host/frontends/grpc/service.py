@@ -44,7 +44,7 @@ from host.inference.request import (
     RequestTrace,
     RequestTracer,
 )
-from host.models.registry import parse_version
+from host.models.registry import NotServedError, parse_version
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -124,7 +124,15 @@ class GrpcService:
             self._request_cache.remember(data, message, request)
         if reserved is not None:
             request.reserved_memory = reserved
-        return self._start_request(request, done, context)
+        try:
+            return self._start_request(request, done, context)
+        except NotServedError:
+            if not self._core.loads_on_demand:
+                raise
+        self._open_requests.count += 1
+        task = asyncio.ensure_future(self._infer_when_loaded(request, done, context))
+        task.add_done_callback(lambda _: self._open_requests.request_finished())
+        return task
 
     def _start_request(
         self, request: InferRequest, done: ResponseCallback, context: RpcContext
@@ -161,10 +169,31 @@ class GrpcService:
         try:
             await decode_inputs(large, message.model_name)
             request = self._build_request(message)
-            request.reserved_memory = reserved
-            done(
-                await self._await_response(lambda done: self._start_request(request, done, context))
+        except Exception as error:  # the top of a call: a defect is logged and answered
+            done(to_host_error(error))
+            return
+        request.reserved_memory = reserved
+        await self._infer_when_loaded(request, done, context)
+
+    async def _infer_when_loaded(
+        self, request: InferRequest, done: ResponseCallback, context: RpcContext
+    ) -> None:
+        """As `_start_request`, but waits for the model if it is not loaded and loads on demand."""
+        answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
+
+        def deliver(result: bytes | HostError) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        try:
+            call = await self._core.start_when_loaded(
+                request, lambda: self._start_request(request, deliver, context)
             )
+            try:
+                done(await answer)
+            except asyncio.CancelledError:  # the client has gone, or its deadline has passed
+                call.cancel()
+                raise
         except Exception as error:  # the top of a call: a defect is logged and answered
             done(to_host_error(error))
 
@@ -186,10 +215,10 @@ class GrpcService:
 
     def submit_stream_request(
         self, data: bytes, context: RpcContext, reserved: ReservedBytes | None
-    ) -> tuple[InferMessage, str, Call | HostError | None]:
+    ) -> tuple[InferMessage, str, Call | HostError | InferRequest | None]:
         """Submits a request of a stream: returns the message, its id, and its call or its error.
 
-        None: `submit_large_request` submits it.
+        None: `submit_large_request` submits it. A request: `submit_when_loaded` submits it.
         """
         message, request_id = InferMessage(), ""
         try:
@@ -205,7 +234,12 @@ class GrpcService:
                 request = self._build_request(message)
                 self._request_cache.remember(data, message, request)
             request.reserved_memory = reserved
-            return message, request_id, self._submit_request(request, context, unary=False)
+            try:
+                return message, request_id, self._submit_request(request, context, unary=False)
+            except NotServedError:
+                if not self._core.loads_on_demand:
+                    raise
+                return message, request_id, request
         except HostError as early:
             return message, request_id, early
 
@@ -216,8 +250,19 @@ class GrpcService:
         await decode_inputs(message.large_inputs, message.model_name)
         try:
             request = self._build_request(message)
-            request.reserved_memory = reserved
-            return self._submit_request(request, context, unary=False)
+        except HostError as early:
+            return early
+        request.reserved_memory = reserved
+        return await self.submit_when_loaded(request, context)
+
+    async def submit_when_loaded(
+        self, request: InferRequest, context: RpcContext
+    ) -> Call | HostError:
+        """Submits a request of a stream, after its model is loaded if it loads on demand."""
+        try:
+            return await self._core.start_when_loaded(
+                request, lambda: self._submit_request(request, context, unary=False)
+            )
         except HostError as early:
             return early
 
@@ -238,7 +283,11 @@ class GrpcService:
             # The version is checked before the model is looked up (docs/reference/protocol.md,
             # 2.2).
             parse_version(message.model_version)
-            self._core.model_metadata(message.model_name, message.model_version)
+            try:
+                self._core.model_metadata(message.model_name, message.model_version)
+            except NotServedError:
+                if not self._core.loads_on_demand:
+                    raise
             raise
 
     def _submit_request(self, request: InferRequest, context: RpcContext, unary: bool) -> Call:

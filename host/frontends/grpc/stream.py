@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
+from collections.abc import Coroutine
 from typing import Protocol
 
 from host.errors import HostError, internal
@@ -17,7 +18,7 @@ from host.frontends.grpc.encode import encode_empty_stream_response, encode_stre
 from host.frontends.grpc.methods import RpcContext, StreamWriter
 from host.frontends.receive_budget import ReservedBytes
 from host.inference.call import Call
-from host.inference.request import InferResponse
+from host.inference.request import InferRequest, InferResponse
 
 MAX_OPEN_REQUESTS = 1024
 """Maximum number of open requests of one stream before it stops reading."""
@@ -31,15 +32,20 @@ class StreamService(Protocol):
 
     def submit_stream_request(
         self, data: bytes, context: RpcContext, reserved: ReservedBytes | None
-    ) -> tuple[InferMessage, str, Call | HostError | None]:
+    ) -> tuple[InferMessage, str, Call | HostError | InferRequest | None]:
         """Submits a request: returns the message without tensors, its id, and its call or its
-        error. None: `submit_large_request` submits it. `reserved` is the memory of `data`, if it
-        is counted."""
+        error. None: `submit_large_request` submits it. A request: `submit_when_loaded` submits it.
+        `reserved` is the memory of `data`, if it is counted."""
 
     async def submit_large_request(
         self, message: InferMessage, context: RpcContext, reserved: ReservedBytes | None
     ) -> Call | HostError:
         """Decodes the large inputs of a message, and submits the request."""
+
+    async def submit_when_loaded(
+        self, request: InferRequest, context: RpcContext
+    ) -> Call | HostError:
+        """Submits a request, after its model is loaded if it loads on demand."""
 
     def is_decoupled(self, message: InferMessage) -> bool:
         """Whether responses of its model may overtake others; False if it is unknown."""
@@ -53,10 +59,10 @@ class _PendingRequest:
 
     __slots__ = ("message", "id", "ordered", "call", "queued")
 
-    def __init__(self, message: InferMessage, request_id: str, ordered: bool) -> None:
+    def __init__(self, message: InferMessage, request_id: str) -> None:
         self.message = message
         self.id = request_id
-        self.ordered = ordered
+        self.ordered = False  # until it is submitted
         self.call: Call | None = None
         self.queued: list[tuple[StreamOutcome, bool]] = []
 
@@ -89,7 +95,8 @@ class InferStream:
         self._unfinished_write: tuple[_PendingRequest, StreamOutcome, bool] | None = (
             None  # the response that waits
         )
-        self._decoding: asyncio.Task[None] | None = None  # of a request with large contents
+        # A request with large contents is decoded, or the model of a request is loaded.
+        self._submission: asyncio.Task[None] | None = None
         self._half_closed = False
         self._closing_error: HostError | None = None
         self._closed = False
@@ -104,19 +111,22 @@ class InferStream:
         understood, request_id, outcome = self._service.submit_stream_request(
             message, self._context, reserved
         )
-        pending = _PendingRequest(
-            understood, request_id, not self._service.is_decoupled(understood)
-        )
+        pending = _PendingRequest(understood, request_id)
         self._open_requests.add(pending)
-        if pending.ordered:
-            self._ordered_requests.append(pending)
         if outcome is None:
-            self._decoding = asyncio.ensure_future(self._submit_large(pending, reserved))
-            return False
-        return self._subscribe(pending, outcome)
+            submission = self._service.submit_large_request(understood, self._context, reserved)
+        elif isinstance(outcome, InferRequest):
+            submission = self._service.submit_when_loaded(outcome, self._context)
+        else:
+            return self._subscribe(pending, outcome)
+        self._submission = asyncio.ensure_future(self._await_submission(pending, submission))
+        return False
 
     def _subscribe(self, pending: _PendingRequest, outcome: Call | HostError) -> bool:
         """Waits for the responses; returns whether the next request may come."""
+        pending.ordered = not self._service.is_decoupled(pending.message)
+        if pending.ordered:
+            self._ordered_requests.append(pending)
         if isinstance(outcome, HostError):
             self._queue_outcome(pending, outcome, True)
         else:
@@ -125,17 +135,17 @@ class InferStream:
         self._reading_paused = len(self._open_requests) >= MAX_OPEN_REQUESTS
         return not self._reading_paused
 
-    async def _submit_large(self, pending: _PendingRequest, reserved: ReservedBytes | None) -> None:
-        """Submits a request with large typed contents; nothing is read meanwhile."""
+    async def _await_submission(
+        self, pending: _PendingRequest, submission: Coroutine[None, None, Call | HostError]
+    ) -> None:
+        """Waits until a request is submitted; nothing is read meanwhile."""
         try:
-            outcome = await self._service.submit_large_request(
-                pending.message, self._context, reserved
-            )
+            outcome = await submission
         except Exception as error:  # the engine logs a defect
             self._close_stream(error)
             return
         finally:
-            self._decoding = None
+            self._submission = None
         if self._subscribe(pending, outcome):
             self._writer.resume_reading()
 
@@ -156,8 +166,8 @@ class InferStream:
         if self._closed:
             return
         self._closed = True
-        if self._decoding is not None:
-            self._decoding.cancel()
+        if self._submission is not None:
+            self._submission.cancel()
         for pending in list(self._open_requests):
             if pending.call is not None:
                 pending.call.cancel()

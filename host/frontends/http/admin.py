@@ -107,6 +107,10 @@ class AdminHandler:
         wanted = [one for one in found if route.version in ("", str(one.version))]
         await exchange.send_json(msgspec.json.encode({"instances": wanted}))
 
+    async def overview(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with what the models and their instances do, in numbers."""
+        await exchange.send_json(msgspec.json.encode(self._core.overview()))
+
     async def crashes(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with a line for each record of a crash, the newest first."""
         summaries = [summarize(record) for record in self._core.crash_records.newest()]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from host.core import Core
 from host.errors import HostError, internal, unavailable, unexpected_failure
@@ -25,7 +25,8 @@ from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.settings import SettingsHandler
 from host.frontends.http.shared_memory import SharedMemoryHandler
 from host.frontends.http.tensors import JsonInputLimit
-from host.frontends.http1.cycle import Message, Receive, Send
+from host.frontends.http1.cycle import Header, Message, Receive, Send
+from host.frontends.http1.header_cache import FastHandler
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai.app import OpenAIApp
 from host.frontends.openai.keys import ApiKeys
@@ -67,8 +68,7 @@ class HttpApp:
         fast_inference = FastInference(
             core, restrictions, forwarding, max_input_size, header_reader, self._open_requests
         )
-        self.fast_path = fast_inference.find_handler
-        """Finds the handler of a request without a task (`host.frontends.http1.header_cache`)."""
+        self._find_infer_handler = fast_inference.find_handler
         self.drain = self._open_requests.drain
         infer = InferHandler(core, forwarding, max_input_size, header_reader)
         generate = GenerateHandler(core, max_input_size, load_report(families))
@@ -116,6 +116,7 @@ class HttpApp:
             routes.TRACE_SETTING: settings.trace_setting,
             routes.LOG_SETTINGS: settings.log_settings,
             routes.STACKS: admin.stacks,
+            routes.OVERVIEW: admin.overview,
             routes.CRASHES: admin.crashes,
             routes.CRASH: admin.crash,
             page.ROOT: api_page_handler.root,
@@ -127,6 +128,13 @@ class HttpApp:
     def open_requests(self) -> int:
         """The number of inference requests without a complete response."""
         return self._open_requests.count
+
+    def fast_path(self, method: str, url: bytes, headers: Sequence[Header]) -> FastHandler | None:
+        """Return the handler of a request without a task (`host.frontends.http1.header_cache`)."""
+        handler = self._find_infer_handler(method, url, headers)
+        if handler is None and self._openai is not None:
+            handler = self._openai.fast_path(method, url, headers)
+        return handler
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request; an ASGI 3 application."""

@@ -42,7 +42,7 @@ class GenerateHandler:
         request, trace = await self._start_request(exchange, route)
         with trace:
             status, body = 200, b""
-            async with aclosing(aiter(self._core.infer(request))) as responses:
+            async with aclosing(aiter(await self._core.infer_when_loaded(request))) as responses:
                 async for response in responses:
                     if body:
                         body = _NOT_ONE_RESPONSE
@@ -59,7 +59,7 @@ class GenerateHandler:
         """
         request, trace = await self._start_request(exchange, route)
         with trace:
-            async with aclosing(aiter(self._core.infer(request))) as responses:
+            async with aclosing(aiter(await self._core.infer_when_loaded(request))) as responses:
                 async for response in responses:
                     with trace_response(request):
                         await self._send_event(exchange, response)
@@ -80,7 +80,7 @@ class GenerateHandler:
         """Return the request, and the context manager that traces it."""
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
-        config = self._core.model_config(route.resource, route.version)
+        config = await self._core.config_when_loaded(route.resource, route.version)
         if exchange.headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             raise invalid_argument("Unsupported content-encoding, only 'identity' is supported.")
         exchange.content_length()

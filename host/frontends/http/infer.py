@@ -57,7 +57,7 @@ class InferHandler:
 
     async def infer(self, exchange: HttpExchange, route: Route) -> None:
         """Answer one request. Raises HostError. When the task is cancelled, so is the request."""
-        config = self._core.model_config(route.resource, route.version)
+        config = await self._core.config_when_loaded(route.resource, route.version)
         if config.model_transaction_policy.decoupled:
             raise unsupported(
                 "HTTP end point doesn't support models with decoupled transaction policy"
@@ -86,13 +86,13 @@ class InferHandler:
         request.reserved_memory = exchange.release_body()
         outputs_in_shared_memory = request.output_placement or ()
         if tracing is None:
-            response = await self._core.infer(request)
+            response = await (await self._core.infer_when_loaded(request))
             await self._send_response(
                 exchange, response, request, binary_names, outputs_in_shared_memory
             )
             return
         with trace_request(tracing, exchange, request, receive_started_ns):
-            response = await self._core.infer(request)
+            response = await (await self._core.infer_when_loaded(request))
             with trace_response(request):
                 await self._send_response(
                     exchange, response, request, binary_names, outputs_in_shared_memory

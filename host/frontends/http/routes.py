@@ -42,6 +42,7 @@ STATISTICS = Endpoint(_GET, "statistics")
 TRACE_SETTING = Endpoint(_GET_OR_POST, "trace")
 LOG_SETTINGS = Endpoint(_GET_OR_POST, "logging")
 STACKS = Endpoint(_GET, "logging")
+OVERVIEW = Endpoint(_GET, "statistics")
 CRASHES = Endpoint(_GET, "logging")
 CRASH = Endpoint(_GET, "logging")
 INFER = Endpoint(_POST, "inference")
@@ -66,6 +67,7 @@ _SERVER_ENDPOINTS = {
     "/trace/setting": TRACE_SETTING,
     "/logging": LOG_SETTINGS,
     "/crashes": CRASHES,
+    "/overview": OVERVIEW,
     "/stacks": STACKS,
 }
 _MODEL_ENDPOINTS = {

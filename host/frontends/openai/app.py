@@ -20,6 +20,7 @@ from host.frontends.openai.bodies import BodyReader
 from host.frontends.openai.cors import CrossOrigin
 from host.frontends.openai.embeddings import EmbeddingsHandler
 from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_model
+from host.frontends.openai.fast_path import FastEmbeddings
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
 from host.frontends.openai.keys import ApiKeys
@@ -57,7 +58,6 @@ class OpenAIApp:
         cors_origins: Iterable[str] = (),
     ) -> None:
         self._keys = keys
-        self._cross_origin = CrossOrigin(cors_origins)
         self._core = core
         self._restrictions = restrictions
         self._open_requests = open_requests
@@ -66,6 +66,14 @@ class OpenAIApp:
         prompts = PromptRenderer(core, max_input_size, self._models.withdraw_chat)
         self._generation = GenerationHandler(core, self._models, bodies, forwarding, prompts)
         self._embeddings = EmbeddingsHandler(core, self._models, bodies, forwarding)
+        origins = tuple(cors_origins)
+        self._cross_origin = CrossOrigin(origins)
+        enabled = keys is None and not origins
+        fast_embeddings = FastEmbeddings(
+            core, self._models, bodies, restrictions, forwarding, open_requests, enabled
+        )
+        self.fast_path = fast_embeddings.find_handler
+        """Finds the handler of a request without a task (`host.frontends.http1.header_cache`)."""
         self._transcriptions = TranscriptionHandler(core, self._models, bodies, forwarding)
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:

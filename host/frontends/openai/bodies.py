@@ -48,6 +48,10 @@ class BodyReader:
             return await asyncio.to_thread(parse_form, content_type, body, file_field)
         return parse_form(content_type, body, file_field)
 
+    def allows(self, size: int) -> bool:
+        """Return whether a body of this size is within the limit."""
+        return size <= self._max_size
+
     def check_size(self, size: int) -> None:
         """Raise OpenAIError if the inputs of a request exceed the limit."""
         if size > self._max_size:
@@ -86,6 +90,11 @@ class BodyReader:
 
 def read_request_id(exchange: HttpExchange, default: str) -> str:
     """Return `x-request-id` of the client, if it has 1 to 128 visible characters."""
-    sent = (exchange.header("x-request-id") or b"").decode("latin-1")
+    return visible_request_id(exchange.header("x-request-id")) or default
+
+
+def visible_request_id(header: bytes | None) -> str:
+    """Return the value of `x-request-id`, "" unless it has 1 to 128 visible characters."""
+    sent = (header or b"").decode("latin-1")
     visible = sent.isascii() and sent.isprintable() and " " not in sent
-    return sent if sent and visible and len(sent) <= 128 else default
+    return sent if visible and len(sent) <= 128 else ""

@@ -38,7 +38,7 @@ from host.inference.request import InferRequest, InferResponse, Tensor, copy_fro
 Vectors = npt.NDArray[np.float32]
 
 _MAX_CALLS = 64  # of one request at a time
-_DTYPES = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+_DTYPES = {"FP16": "<f2", "FP64": "<f8"}
 _JSON_REQUEST = "embedding_request"
 """The source of the input that takes the request of one text as JSON."""
 
@@ -61,13 +61,13 @@ class EmbeddingsHandler:
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
-        contract, version = self._models.find(name, EMBEDDINGS)
+        contract, version = await self._models.find_when_loaded(name, EMBEDDINGS)
         if size > MAX_INLINE_BYTES:
-            prepare = asyncio.to_thread(_prepare, contract, sent, version, self._bodies)
+            prepare = asyncio.to_thread(prepare_requests, contract, sent, version, self._bodies)
             fields, texts, requests = await prepare
         else:
-            fields, texts, requests = _prepare(contract, sent, version, self._bodies)
-        request_id = read_request_id(exchange, f"embd-{uuid.uuid4().hex}")
+            fields, texts, requests = prepare_requests(contract, sent, version, self._bodies)
+        request_id = read_request_id(exchange, new_request_id())
         for request in requests:
             request.id = request_id
         if self._forwarding:
@@ -77,9 +77,13 @@ class EmbeddingsHandler:
         with trace_request(tracing, exchange, requests[0], receive_started_ns):
             responses = await self._infer_all(contract, requests)
             # Few short vectors are written faster than a thread starts.
-            few = sum(_output_size(response) for response in responses) <= MAX_INLINE_BYTES
+            few = sum(output_size(response) for response in responses) <= MAX_INLINE_BYTES
             arguments = (contract, fields, len(texts), name, responses)
-            body = _write(*arguments) if few else await asyncio.to_thread(_write, *arguments)
+            body = (
+                write_answer(*arguments)
+                if few
+                else await asyncio.to_thread(write_answer, *arguments)
+            )
             with trace_response(requests[0]):
                 headers = ((b"x-request-id", request_id.encode()),)
                 await exchange.send_response(JSON, (body,), headers)
@@ -88,14 +92,16 @@ class EmbeddingsHandler:
         self, contract: Contract, requests: Sequence[InferRequest]
     ) -> list[InferResponse]:
         """Return the responses in order. An error of one request cancels the others."""
+        if len(requests) == 1:
+            try:
+                return [await self._infer(contract, requests[0])]
+            except HostError as error:
+                raise from_host_error(error) from None
         free = asyncio.Semaphore(_MAX_CALLS)
 
         async def infer(request: InferRequest) -> InferResponse:
             async with free:
-                call = self._core.infer(request)
-                if not contract.decoupled:
-                    return await call
-                return await _first_response(call)
+                return await self._infer(contract, request)
 
         tasks = [asyncio.create_task(infer(request)) for request in requests]
         try:
@@ -106,6 +112,10 @@ class EmbeddingsHandler:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _infer(self, contract: Contract, request: InferRequest) -> InferResponse:
+        call = await self._core.infer_when_loaded(request)
+        return await (_first_response(call) if contract.decoupled else call)
 
 
 async def _first_response(call: Call) -> InferResponse:
@@ -118,10 +128,18 @@ async def _first_response(call: Call) -> InferResponse:
     raise model_failure("the model gave no embedding")
 
 
-def _prepare(
+def new_request_id() -> str:
+    """Return the id of a request whose client gave none."""
+    return f"embd-{uuid.uuid4().hex}"
+
+
+def prepare_requests(
     contract: Contract, sent: Fields, version: int, bodies: BodyReader
 ) -> tuple[Fields, list[Any], list[InferRequest]]:
-    """Check the fields; return them, the texts, and the requests for the texts."""
+    """Check the fields; return them, the texts, and the requests for the texts.
+
+    Raises OpenAIError.
+    """
     fields = check_fields(sent, EMBEDDINGS, contract.defaults)
     value = fields["input"]
     takes_json = contract.takes(_JSON_REQUEST)
@@ -133,11 +151,12 @@ def _prepare(
             " check_embedding_ctx_length=False",
             "input",
         )
-    others = {field: value for field, value in fields.items() if field != "input"}
-    try:  # every text gets all other fields
-        bodies.check_size(len(json.dump(others)) * len(texts))
-    except RecursionError:
-        raise too_deep() from None
+    if len(texts) > 1:  # every text gets all other fields
+        others = {field: value for field, value in fields.items() if field != "input"}
+        try:
+            bodies.check_size(len(json.dump(others)) * len(texts))
+        except RecursionError:
+            raise too_deep() from None
     if takes_json:
         requests = [_json_request(contract, fields, text, version) for text in texts]
         for request in requests:
@@ -210,7 +229,7 @@ def _encode_texts(entry: Input, texts: list[str], batched: bool) -> Tensor:
     return tensor
 
 
-def _write(
+def write_answer(
     contract: Contract, fields: Fields, count: int, name: str, responses: Sequence[InferResponse]
 ) -> bytes:
     """Write the answer. Raises OpenAIError."""
@@ -257,6 +276,8 @@ def read_vectors(model: str, tensor: Tensor) -> Vectors:
     if tensor.datatype == "BF16":
         wide = np.frombuffer(data, "<u2").astype("<u4") << 16
         values = wide.view("<f4")
+    elif tensor.datatype == "FP32":
+        values = np.frombuffer(data, "<f4")
     elif tensor.datatype in _DTYPES:
         with np.errstate(over="ignore"):
             values = np.frombuffer(data, _DTYPES[tensor.datatype]).astype("<f4")
@@ -278,7 +299,7 @@ def _read_json_vectors(model: str, tensor: Tensor) -> list[Vectors]:
         ) from None
 
 
-def _output_size(response: InferResponse) -> int:
+def output_size(response: InferResponse) -> int:
     """Return the bytes of the outputs of a response."""
     return sum(math.prod(tensor.shape) * 8 for tensor in response.outputs)
 

@@ -117,7 +117,7 @@ class GenerationHandler:
             as_chat = await _run(large, chat_fields, sent)
             answer = ResponseAnswer(name, sent)
             route, sent = CHAT, as_chat
-        contract, version = self._models.find(name, route)
+        contract, version = await self._models.find_when_loaded(name, route)
         fields = await _run(large, check_fields, sent, route, contract.defaults)
         fields = prepare_fields(contract, fields, route)
         options = fields.get("stream_options", {})
@@ -242,15 +242,25 @@ class GenerationHandler:
         self, request: InferRequest, reader: ResponseReader, timer: TokenTimer | None
     ) -> AsyncGenerator[list[Delta], None]:
         try:
-            call = self._core.infer(request)
+            call = await self._core.infer_when_loaded(request)
         except HostError as error:
             raise from_host_error(error) from None
-        async with aclosing(aiter(call)) as responses:
-            async for response in responses:
-                deltas = reader.read(response)
-                if timer is not None:
-                    for delta in deltas:
-                        timer.record_token(delta.index)
+        async with aclosing(call.iterate_batches()) as batches:
+            async for responses in batches:
+                deltas: list[Delta] = []
+                try:
+                    for response in responses:
+                        some = reader.read(response)
+                        if timer is not None:
+                            for delta in some:
+                                timer.record_token(delta.index)
+                        deltas += some
+                        if reader.stopped:
+                            break
+                except OpenAIError:
+                    if deltas:
+                        yield deltas  # the responses before the error
+                    raise
                 yield deltas
                 if reader.stopped:
                     break  # this cancels the call

@@ -9,8 +9,14 @@ from host.config.model_config import ModelConfig
 from host.core import Core
 from host.errors import HostError
 from host.frontends.openai.contract import Contract, compile_contract
-from host.frontends.openai.errors import unknown_model, unsupported_route
+from host.frontends.openai.errors import (
+    OpenAIError,
+    from_host_error,
+    unknown_model,
+    unsupported_route,
+)
 from host.frontends.openai.fields import CHAT
+from host.models.registry import NotServedError
 from host.repository.chat_template import ChatTemplate
 
 
@@ -41,12 +47,34 @@ class ModelDirectory:
             raise unsupported_route(refusal)
         return found
 
+    async def find_when_loaded(self, name: str, route: str) -> FoundModel:
+        """As `find`, but waits for the model if it is not loaded and loads on demand."""
+        if self._core.loads_on_demand and not self._is_known(name):
+            await self._load(*_split_version(name))
+        return self.find(name, route)
+
+    def _is_known(self, name: str) -> bool:
+        try:
+            self.find_any(name)
+        except OpenAIError:
+            return False
+        return True
+
+    async def _load(self, name: str, version: str) -> None:
+        """Loads a model on demand. Raises OpenAIError if that fails."""
+        try:
+            await self._core.config_when_loaded(name, version)
+        except NotServedError:
+            return  # no model has this name
+        except HostError as error:
+            raise from_host_error(error) from None
+
     def find_any(self, name: str) -> FoundModel:
         """Return the model of a name, of another name, or of `NAME:VERSION`. Raises OpenAIError."""
         found = self._find_version(name, "")
-        if found is None and ":" in name:
-            owner, _, version = name.rpartition(":")
-            if version.isascii() and version.isdigit() and len(version) < 19:
+        if found is None:
+            owner, version = _split_version(name)
+            if version:
                 found = self._find_version(owner, version)
         if found is None:
             raise unknown_model(name)
@@ -122,3 +150,11 @@ class ModelDirectory:
                 contract = replace(contract, refusals={**contract.refusals, CHAT: reason})
             known = self._contracts[key] = (config, contract)
         return known[1]
+
+
+def _split_version(name: str) -> tuple[str, str]:
+    """Splits `NAME:VERSION`; the version is "" if the name has none."""
+    owner, _, version = name.rpartition(":")
+    if owner and version.isascii() and version.isdigit() and len(version) < 19:
+        return owner, version
+    return name, ""

@@ -56,7 +56,7 @@ class TranscriptionHandler:
         receive_started_ns = receive_started(tracing)
         sent = _read_form(await self._bodies.read_form(exchange, "file"))
         name = model_name(sent)
-        contract, version = self._models.find(name, TRANSCRIPTIONS)
+        contract, version = await self._models.find_when_loaded(name, TRANSCRIPTIONS)
         fields = check_fields(sent, TRANSCRIPTIONS, contract.defaults)
         _check_support(contract, fields)
         request_id = read_request_id(exchange, f"trsc-{uuid.uuid4().hex}")
@@ -85,7 +85,7 @@ class TranscriptionHandler:
     ) -> AsyncGenerator[str, None]:
         """Yield the text as it comes. Leaving early cancels the call."""
         try:
-            call = self._core.infer(request)
+            call = await self._core.infer_when_loaded(request)
         except HostError as error:
             raise from_host_error(error) from None
         async with aclosing(aiter(call)) as responses:

@@ -44,6 +44,7 @@ TO_HOST: list[m.ToHost] = [
     m.DropMetrics([1], [2]),
     m.ReadinessResult(1, True, ""),
     m.Stacks(1, ["thread MainThread:"]),
+    m.ImportedFiles([("/srv/helper.py", 1 << 60, 12), ("/srv/new.py", 0, 0)]),
     m.LogLine(0, "model.py", 3, "text"),
     m.Finalized(None),
 ]

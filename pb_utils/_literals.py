@@ -6,10 +6,10 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 
-import pb_utils
-from pb_utils._datatypes import BF16
+from pb_utils._datatypes import BF16, triton_string_to_numpy
+from pb_utils._tensor import Tensor
 
-Value = Union["np.ndarray[Any, Any]", pb_utils.Tensor]
+Value = Union["np.ndarray[Any, Any]", Tensor]
 
 
 class InvalidInput(Exception):
@@ -68,7 +68,7 @@ class _InputReader:
             raise InvalidInput(f"input {self}: {problem}") from problem
         if self._type == "TYPE_BF16":
             data = memoryview(_to_bfloat16_bits(array).tobytes())
-            return pb_utils.Tensor._from_wire(self.name, BF16, list(array.shape), data, None)
+            return Tensor._from_wire(self.name, BF16, list(array.shape), data, None)
         return array
 
     def _parse_array(self, text: str) -> "np.ndarray[Any, Any]":
@@ -149,7 +149,7 @@ class _InputReader:
         """The numpy type of the input; float32 for BF16."""
         if self._type == "TYPE_BF16":
             return np.dtype(np.float32)
-        return np.dtype(pb_utils.triton_string_to_numpy(self._type))
+        return np.dtype(triton_string_to_numpy(self._type))
 
     def _with_full_shape(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         """Adds the batch dimension, and the dimensions of a single number, where they are missing.

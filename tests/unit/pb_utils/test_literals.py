@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 import pb_utils
-from stub.literals import InvalidInput, read_inputs
+from pb_utils._literals import InvalidInput, read_inputs
 
 
 def read(

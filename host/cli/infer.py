@@ -1,0 +1,195 @@
+"""`pbhost infer`: sends one request to a running server."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from host.cli.arguments import check_inputs, parse_texts, split_inputs
+from host.cli.grpc_inference import GrpcInferenceClient
+from host.cli.http_inference import HttpInferenceClient
+from host.cli.inference import Inference, InferenceClient, Parameter
+from host.cli.server_client import HEADER_HELP, check_headers
+from host.errors import ErrorCode, HostError
+from host.options.flag_parser import SIZE, FlagGroup, InvalidValue
+from pb_utils import Tensor
+from pb_utils._literals import InvalidInput, read_inputs
+from pb_utils._response_text import format_response
+
+_EXIT_OK, _EXIT_FAILED, _EXIT_USAGE = 0, 1, 2
+_URL = re.compile(r"(https?|grpcs?)://[^/]+/?")
+
+_ABOUT = """\
+Sends one request to a model of a running server and prints the responses. URL is the address of
+the server's HTTP port (http://HOST:PORT, or https) or gRPC port (grpc://HOST:PORT, or grpcs). The
+responses of a decoupled model are printed as they arrive; they need the gRPC port.
+
+In --input NAME=VALUE, VALUE is one of
+  JSON         a value or nested arrays; the server gives the data type
+  @FILE.json   JSON from a file
+  @FILE.npy    an array saved by numpy; its dtype must be that of the input
+  @FILE        the bytes of any other file, for a TYPE_STRING input
+  random       random values, the same in each run; variable dimensions have size 1
+For a TYPE_STRING input, text that is not JSON is used as it is. A missing batch dimension is
+added, and a single number or text becomes a tensor of one element.
+
+examples:
+  pbhost infer http://localhost:8000 add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=random
+  pbhost infer grpc://localhost:8001 repeat --input IN=hello --parameter 'max_tokens=20'
+  pbhost infer http://localhost:8000 classify --input IMAGE=@cat.png --header 'api-key: secret'
+
+exit status: 0 all responses are successful; 1 a response is an error, or the server does not
+answer; 2 the command line is invalid, or the inputs do not match the model"""
+
+
+def _check_parameters(texts: Sequence[str]) -> None:
+    _read_parameters(texts)
+
+
+def _read_parameters(texts: Sequence[str]) -> dict[str, Parameter]:
+    """Returns the parameters by name. Raises InvalidValue."""
+    parameters: dict[str, Parameter] = {}
+    for text in texts:
+        name, equals, written = text.partition("=")
+        if not name or not equals:
+            raise InvalidValue(f"expected NAME=VALUE, got '{text}'")
+        try:
+            value: Any = json.loads(written)
+        except ValueError:
+            value = written
+        if not isinstance(value, (bool, int, float, str)):
+            raise InvalidValue(f"expected true, false, a number or a text, got '{written}'")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise InvalidValue(f"expected a number of 64 bits, got '{written}'")
+        parameters[name] = value
+    return parameters
+
+
+def _check_positive(seconds: float) -> None:
+    if seconds <= 0:
+        raise InvalidValue(f"expected a number greater than 0, got {seconds:g}")
+
+
+_group = FlagGroup("Request")
+
+
+@dataclass
+class _Options:
+    input: list[str] = _group(
+        [],
+        "Input of the request, as NAME=VALUE; repeat the flag for each input.",
+        check=check_inputs,
+    )
+    output: list[str] = _group(
+        [], "Name of a requested output; by default all. You can repeat this flag."
+    )
+    version: int | None = _group(
+        None, "Version of the model; by default, the server chooses.", SIZE
+    )
+    request_id: str = _group("", "Id of the request, for logs and traces.")
+    parameter: list[str] = _group(
+        [],
+        "Parameter of the request, as NAME=VALUE: true, false, a number, or a text. You can repeat"
+        " this flag.",
+        check=_check_parameters,
+    )
+    header: list[str] = _group([], HEADER_HELP, check=check_headers)
+    timeout: float = _group(60.0, "Seconds to wait for the responses.", check=_check_positive)
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Prints the responses and exits."""
+    (url, model), options = parse_texts(arguments, "infer URL MODEL", _ABOUT, _Options)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
+    if not _URL.fullmatch(url):
+        _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
+    connect = GrpcInferenceClient if url.startswith("grpc") else HttpInferenceClient
+    try:
+        client: InferenceClient = connect(url, options.header, options.timeout)
+        failed = _infer(client, model, options)
+    except InvalidInput as error:
+        _fail(str(error), _EXIT_USAGE)
+    except HostError as error:
+        _fail(error.message, _EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_FAILED)
+    sys.exit(_EXIT_FAILED if failed else _EXIT_OK)
+
+
+def _infer(client: InferenceClient, model: str, options: _Options) -> bool:
+    """Sends the request and prints the responses; returns whether one of them is an error.
+
+    Raises HostError and InvalidInput.
+    """
+    version = "" if options.version is None else str(options.version)
+    config = _read_config(client, model, version)
+    values = read_inputs(split_inputs(options.input), config)
+    inputs = [
+        value if isinstance(value, Tensor) else Tensor(name, value)
+        for name, value in values.items()
+    ]
+    request = Inference(
+        model, version, options.request_id, inputs, options.output,
+        _read_parameters(options.parameter),
+    )  # fmt: skip
+    decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
+    count, failed = 0, False
+    started = time.perf_counter()
+    for response in client.infer(request, decoupled):
+        count += 1
+        error = response.error()
+        if error is None:
+            sys.stdout.write(f"{format_response(count, response)}\n")
+            sys.stdout.flush()  # the next response of a stream may come much later
+        else:
+            failed = True
+            sys.stderr.write(f"response {count}: error: {error.message()}\n")
+    if not count:
+        sys.stdout.write("no response\n")
+    if not failed:
+        sys.stdout.write(f"done in {1000 * (time.perf_counter() - started):.3f} ms\n")
+    return failed
+
+
+def _read_config(client: InferenceClient, model: str, version: str) -> dict[str, Any]:
+    """Returns the inputs of a model in the form of its configuration. Raises HostError.
+
+    A server that does not show configurations shows metadata, which name the same inputs.
+    """
+    try:
+        config = client.read_config(model, version)
+    except HostError as error:
+        if error.code is ErrorCode.UNAVAILABLE:
+            raise
+        config = _to_config(client.read_metadata(model, version))
+    # The server applies `reshape`: the client sends the shape before it.
+    entries = [
+        {key: value for key, value in entry.items() if key != "reshape"}
+        | {"dims": [int(size) for size in entry["dims"]]}  # 64-bit numbers may be texts
+        for entry in config.get("input", [])
+    ]
+    return {**config, "input": entries, "max_batch_size": config.get("max_batch_size", 0)}
+
+
+def _to_config(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of a configuration that metadata give."""
+    inputs = [
+        {
+            "name": entry["name"],
+            "data_type": f"TYPE_{'STRING' if entry['datatype'] == 'BYTES' else entry['datatype']}",
+            "dims": entry["shape"],
+            "optional": True,  # metadata do not say; the server refuses a request that lacks one
+        }
+        for entry in metadata.get("inputs", [])
+    ]
+    return {"input": inputs}
+
+
+def _fail(text: str, status: int) -> NoReturn:
+    sys.stderr.write(f"pbhost infer: {text}\n")
+    sys.exit(status)
