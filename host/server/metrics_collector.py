@@ -13,6 +13,7 @@ from host.metrics.custom import CustomMetrics
 from host.metrics.family import MetricFamily, labels_of
 from host.metrics.machine import MachineMetrics
 from host.metrics.process import ProcessMetrics
+from host.model_control.memory_budget import MemoryBudget
 from host.model_control.on_demand import OnDemandLoads
 from host.models.python_model import PythonModel
 from host.models.registry import Registry
@@ -26,7 +27,7 @@ class MetricsCollector:
 
     `interval`: `--metrics-interval-ms` in seconds; the machine is measured twice as often.
     `pinned`: size of the memory pool that Triton would have, in bytes. `store`: the response cache.
-    `on_demand`: the loads for requests.
+    `on_demand`: the loads for requests. `memory_budget`: the memory of models, if it is limited.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class MetricsCollector:
         pinned: int,
         store: ResponseStore | None = None,
         on_demand: OnDemandLoads | None = None,
+        memory_budget: MemoryBudget | None = None,
     ) -> None:
         self._registry = registry
         self._pool = pool
@@ -53,6 +55,7 @@ class MetricsCollector:
         self._pinned_pool_bytes = pinned
         self._store = store
         self._on_demand = on_demand
+        self._memory_budget = memory_budget
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
             self._sample_machine(machine)
@@ -86,6 +89,8 @@ class MetricsCollector:
             self._store.collect_into(snapshot)
         if self._on_demand is not None:
             self._on_demand.collect_into(snapshot)
+        if self._memory_budget is not None:
+            self._memory_budget.collect_into(snapshot)
         arenas = self._pool.arenas
         for owner, taken in zip(("host", "stubs"), arenas.used_bytes(), strict=True):
             snapshot["pbhost_arena_used_bytes"].add((("owner", owner),), taken)
