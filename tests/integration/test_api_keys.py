@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.request import urlopen
 
 import grpc
@@ -70,14 +70,21 @@ def infer(host: RunningHost, key: str, model: str = "misbehave", text: str = "ec
     return send(host, "POST", f"/v2/models/{model}/infer", body, bearer(key))
 
 
-def rpc_error(call: Callable[..., Any], *arguments: Any, **options: Any) -> grpc.RpcError:
-    """The error of a unary call, with its trailing metadata."""
+class RpcFailure(NamedTuple):
+    """How a unary call failed; `retry_ms` is in the trailing metadata."""
+
+    code: grpc.StatusCode
+    details: str
+    retry_ms: int
+
+
+def rpc_failure(call: Callable[..., Any], *arguments: Any, **options: Any) -> RpcFailure:
     with pytest.raises(InferenceServerException) as caught:
         call(*arguments, **options)
-    error = caught.value.debug_details()
-    cause = caught.value.__cause__ or caught.value.__context__
-    assert isinstance(cause, grpc.RpcError), error
-    return cause
+    assert isinstance(caught.value.__context__, grpc.RpcError)
+    error: Any = caught.value.__context__
+    trailers = dict(error.trailing_metadata())
+    return RpcFailure(error.code(), error.details(), int(trailers["grpc-retry-pushback-ms"]))
 
 
 def refused(host: RunningHost, client: str, reason: str) -> float:
@@ -228,11 +235,10 @@ def test_a_client_above_its_rate_is_told_when_to_retry(
         pass
     text = r"client 'slow' has sent more than 0.01 requests per second; retry in \S+ s"
     before = refused(host, "slow", "rate")
-    error = rpc_error(run_command, client, "echo x", headers=bearer(key))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert re.fullmatch(text, error.details())
-    trailers = dict(error.trailing_metadata())
-    assert 0 < int(trailers["grpc-retry-pushback-ms"]) <= 100_000
+    failure = rpc_failure(run_command, client, "echo x", headers=bearer(key))
+    assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert re.fullmatch(text, failure.details)
+    assert 0 < failure.retry_ms <= 100_000
     reply = infer(host, key)
     assert reply.status == 429 and re.fullmatch(text, reply.json["error"])
     assert 0 < int(reply.headers["retry-after"]) <= 100
@@ -266,9 +272,8 @@ def test_a_client_has_only_so_many_requests_in_progress(
         reply = infer(host, key)
         assert (reply.status, reply.json["error"]) == (429, text)
         assert reply.headers["retry-after"] == "1"
-        error = rpc_error(run_command, client, "echo x", headers=bearer(key))
-        assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
+        failure = rpc_failure(run_command, client, "echo x", headers=bearer(key))
+        assert failure == (grpc.StatusCode.RESOURCE_EXHAUSTED, text, 1000)
         assert infer(host, "all-models-key").status == 200
     wait_until(lambda: infer(host, key).status == 200, "the request to be counted as ended")
     for _ in range(3):  # each request is counted as ended, also those with an error
