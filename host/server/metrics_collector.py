@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from host.access.api_keys import ApiKeys
 from host.cache.store import ResponseStore
 from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.instances.pool import StubPool
@@ -28,6 +29,7 @@ class MetricsCollector:
     `interval`: `--metrics-interval-ms` in seconds; the machine is measured twice as often.
     `pinned`: size of the memory pool that Triton would have, in bytes. `store`: the response cache.
     `on_demand`: the loads for requests. `memory_budget`: the memory of models, if it is limited.
+    `on_demand`: the loads for requests. `api_keys`: the keys of clients.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class MetricsCollector:
         store: ResponseStore | None = None,
         on_demand: OnDemandLoads | None = None,
         memory_budget: MemoryBudget | None = None,
+        api_keys: ApiKeys | None = None,
     ) -> None:
         self._registry = registry
         self._pool = pool
@@ -56,6 +59,7 @@ class MetricsCollector:
         self._store = store
         self._on_demand = on_demand
         self._memory_budget = memory_budget
+        self._api_keys = api_keys
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
             self._sample_machine(machine)
@@ -91,6 +95,8 @@ class MetricsCollector:
             self._on_demand.collect_into(snapshot)
         if self._memory_budget is not None:
             self._memory_budget.collect_into(snapshot)
+        if self._api_keys is not None:
+            self._api_keys.collect_into(snapshot)
         arenas = self._pool.arenas
         for owner, taken in zip(("host", "stubs"), arenas.used_bytes(), strict=True):
             snapshot["pbhost_arena_used_bytes"].add((("owner", owner),), taken)

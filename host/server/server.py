@@ -388,6 +388,7 @@ class Server:
             store=self._store,
             on_demand=self._on_demand,
             memory_budget=self._memory_budget,
+            api_keys=self._endpoints.api_keys,
         )
         await self._endpoints.start_metrics(collector.collect_after_catch_up)
 
