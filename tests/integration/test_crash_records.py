@@ -121,10 +121,10 @@ def test_records_of_an_earlier_server_are_read_from_their_directory(
     assert sorted(path.stem for path in folder.iterdir()) == [r["id"] for r in reversed(records)]
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    (folder / "0-damaged.json").write_text("{")
+    (folder / "20200101T000000000000-1.json").write_text("{")
     again = serve(repository, flag, "--crash-records=10").wait_started()
     assert get(again, "/v2/crashes")["crashes"] == records
-    again.wait_for("the record of a crash '.*0-damaged.json' cannot be read")
+    again.wait_for("the record of a crash .*20200101T000000000000-1.json.* cannot be read")
 
 
 def test_a_directory_that_is_gone_is_made_again(

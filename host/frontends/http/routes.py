@@ -45,6 +45,8 @@ STACKS = Endpoint(_GET, "logging")
 OVERVIEW = Endpoint(_GET, "statistics")
 CRASHES = Endpoint(_GET, "logging")
 CRASH = Endpoint(_GET, "logging")
+QUARANTINE = Endpoint(_GET, "logging")
+LIFT_QUARANTINE = Endpoint(_POST, "model-repository")
 INFER = Endpoint(_POST, "inference")
 GENERATE = Endpoint(_POST, "inference")
 GENERATE_STREAM = Endpoint(_POST, "inference")
@@ -67,6 +69,8 @@ _SERVER_ENDPOINTS = {
     "/trace/setting": TRACE_SETTING,
     "/logging": LOG_SETTINGS,
     "/crashes": CRASHES,
+    "/quarantine": QUARANTINE,
+    "/quarantine/lift": LIFT_QUARANTINE,
     "/overview": OVERVIEW,
     "/stacks": STACKS,
 }
