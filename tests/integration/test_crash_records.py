@@ -257,3 +257,42 @@ def test_the_command_refuses_what_is_no_source(tmp_path: Path) -> None:
     bad = crashes("http://localhost:1", "--header=key")
     assert bad.returncode == 2
     assert "expected NAME:VALUE, got 'key'" in bad.stderr
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_of_a_file(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("identity")
+    folder = tmp_path / "crashes"
+    folder.mkdir()
+    mounted = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4k none "$0" && exec "$@"']
+    if subprocess.run([*mounted, folder, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system in a namespace")
+    host = serve(repository, f"--crash-directory={folder}", under=[*mounted, str(folder)])
+    host.wait_started()
+    seen_by_host = Path(f"/proc/{host.process.pid}/root", *folder.parts[1:])
+    (seen_by_host / "filler").write_bytes(bytes(4096))
+    host.stubs("identity_0")[0].kill()
+    host.wait_for(f"cannot keep the record of a crash in '{folder}': .*No space left")
+    host.wait_for("restarted")
+    assert [path.name for path in seen_by_host.iterdir()] == ["filler"]
+    assert newest(host)["signal"] == "SIGKILL"
+
+
+def test_files_of_others_in_the_directory_are_left_alone(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("identity")
+    folder = tmp_path / "crashes"
+    folder.mkdir()
+    names = {"2024-report.json", "1.json", "notes.txt"}
+    for name in names:
+        (folder / name).write_text("{}")
+    os.mkfifo(folder / "20200101T000000000000-1.json")  # which nobody writes
+    host = serve(repository, f"--crash-directory={folder}", "--crash-records=1").wait_started()
+    host.wait_for("cannot be read: it is not an ordinary file")
+    host.stubs("identity_0")[0].kill()
+    wait_until(lambda: len(list(folder.glob("2*T*.json"))) == 1, "a record")
+    wait_until(lambda: get(host, "/v2/crashes")["crashes"], "the record")
+    assert {path.name for path in folder.iterdir()} >= names
+    assert host.stop() == 0
