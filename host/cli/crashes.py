@@ -140,7 +140,7 @@ class _Directory:
             raise not_found(f"there is no record of a crash '{identifier}'")
         return self._records[identifier]
 
-    def list_quarantined(self) -> list[QuarantinedRequest]:
+    def list_quarantined(self) -> Sequence[QuarantinedRequest]:
         """None: only a running server refuses requests."""
         return []
 
@@ -160,7 +160,7 @@ class _Server:
         path = f"/v2/crashes/{quote(identifier, safe='')}"
         return self._client.read(path, CrashRecord)
 
-    def list_quarantined(self) -> list[QuarantinedRequest]:
+    def list_quarantined(self) -> Sequence[QuarantinedRequest]:
         """The requests that the server refuses. Raises HostError."""
         return self._client.read("/v2/quarantine", _Quarantine).requests
 

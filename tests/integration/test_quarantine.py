@@ -15,7 +15,9 @@ from tests.clients import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 
 
-def post(host: RunningHost, path: str, body: object = None, status: int = 200) -> Any:
+def post(
+    host: RunningHost, path: str, body: dict[str, Any] | None = None, status: int = 200
+) -> Any:
     response = requests.post(f"http://{host.http_url}{path}", json=body, timeout=DEADLINE)
     assert response.status_code == status, response.text
     return response.json()
