@@ -58,9 +58,7 @@ def test_pid_1_reaps_orphans_and_ends_well_on_sigterm(init: RunningHost) -> None
 
     def zombies() -> list[psutil.Process]:
         return [
-            each
-            for each in first.children(recursive=True)
-            if each.status() == psutil.STATUS_ZOMBIE
+            each for each in first.children(recursive=True) if each.status() == psutil.STATUS_ZOMBIE
         ]
 
     wait_until(lambda: not zombies(), "the orphans to be reaped")
