@@ -103,6 +103,15 @@ class Options:
         " for a model; 0 means half of the machine's memory, or a quarter of the limit of the"
         " control group. Triton does not have this flag.", SIZE)
 
+    api_key_file: str = _server(
+        "", "File with the API keys of clients, one per line: [NAME] KEY [OPTION=VALUE ...]."
+        " Options are models, rate, burst, concurrency and allow. All requests but those of health"
+        " checks then need a key. The file is read again after it has changed. Triton does not have"
+        " this flag.")
+    api_key_max_requests: int = _server(
+        0, "Inference requests in progress from which on a client with an API key may have only its"
+        " equal share of them; 0 means no limit. Triton does not have this flag.", integer(0))
+
     log_verbose: int = _logging(
         0, "Level of verbose log lines; 0 turns them off.", values.VERBOSITY)
     log_info: bool = _logging(True, "Write log lines of level INFO.")
@@ -180,8 +189,8 @@ class Options:
         True, "Serve the OpenAI routes under /v1 on the HTTP port, and GET /health. Triton does not"
         " have this flag.")
     openai_api_key_file: str = _http(
-        "", "File with the API keys of the OpenAI routes, one per line; without it, every client"
-        " may use them. It is read again after it has changed. Triton does not have this flag.")
+        "", "File with the API keys of the OpenAI routes alone, in the form of --api-key-file."
+        " Triton does not have this flag.")
     openai_cors_origins: list[str] = _http(
         [], "Origins of web pages whose scripts may use the OpenAI routes, such as"
         " https://chat.example.com, separated by commas; '*' means every page. You can repeat this"
@@ -490,6 +499,13 @@ class Options:
             raise UsageError(
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
+        if self.api_key_file and self.openai_api_key_file:
+            raise UsageError(
+                "--openai-api-key-file cannot be used with --api-key-file, whose keys are for the"
+                " OpenAI routes too"
+            )
+        if self.api_key_max_requests and not (self.api_key_file or self.openai_api_key_file):
+            raise UsageError("--api-key-max-requests requires --api-key-file")
         taken: dict[tuple[str, int], str] = {}
         for service, address, port in self._listening_addresses():
             other = taken.setdefault((address, port), service)

@@ -361,6 +361,7 @@ class Server:
             pinned=options.pinned_memory_pool_byte_size,
             store=self._store,
             on_demand=self._on_demand,
+            api_keys=self._endpoints.api_keys,
         )
         await self._endpoints.start_metrics(collector.collect_after_catch_up)
 
