@@ -369,6 +369,9 @@ class Options:
         " ran, and its last output. GET /v2/crashes lists them.", integer(0, 10_000))
     crash_directory: str = _own(
         "", "Directory where each record of a crash is also kept as a file of JSON.")
+    quarantine_secs: float = _own(
+        300.0, "Seconds for which a request is refused after it has ended two processes of its"
+        " model. 0 means never.", check=values.not_negative)
     stub_load_timeout_secs: float = _own(
         0.0, "Timeout in seconds for the import of a model, then for its initialize, and for each"
         " warm-up sample. Then the process is killed. 0 means no limit.", check=values.not_negative)
