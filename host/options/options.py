@@ -100,8 +100,8 @@ class Options:
 
     receive_buffer_byte_size: int = _server(
         0, "Maximum size in bytes of all requests together that the server receives, or that wait"
-        " for a model; 0 means half of the machine's memory, or half of the limit of the control"
-        " group. Triton does not have this flag.", SIZE)
+        " for a model; 0 means half of the machine's memory, or a quarter of the limit of the"
+        " control group. Triton does not have this flag.", SIZE)
 
     api_key_file: str = _server(
         "", "File with the API keys of clients, one per line: [NAME] KEY [OPTION=VALUE ...]."
@@ -348,7 +348,7 @@ class Options:
 
     arena_byte_size: int = _own(
         0, "Maximum size in bytes of the tensor memory of each process; 0 means the size of the"
-        " machine's memory, or half of the limit of the control group.",
+        " machine's memory, or a quarter of the limit of the control group.",
         SIZE)
     grpc_engine: str = _own(
         "h2", "Implementation of the gRPC server. h2: built in. grpcio: the grpcio library, which"
@@ -373,6 +373,9 @@ class Options:
         " ran, and its last output. GET /v2/crashes lists them.", integer(0, 10_000))
     crash_directory: str = _own(
         "", "Directory where each record of a crash is also kept as a file of JSON.")
+    quarantine_secs: float = _own(
+        300.0, "Seconds for which a request is refused after it has ended two processes of its"
+        " model. 0 means never.", check=values.not_negative)
     stub_load_timeout_secs: float = _own(
         0.0, "Timeout in seconds for the import of a model, then for its initialize, and for each"
         " warm-up sample. Then the process is killed. 0 means no limit.", check=values.not_negative)
@@ -429,7 +432,7 @@ class Options:
         if self.arena_byte_size:
             return self.arena_byte_size
         machine, group = _machine_memory(), MemoryGroup().limit()
-        return machine if group is None else min(machine, group // 2 // _PAGE * _PAGE)
+        return machine if group is None else min(machine, _share(group))
 
     @property
     def receive_buffer_limit(self) -> int:
@@ -437,7 +440,7 @@ class Options:
         if self.receive_buffer_byte_size:
             return self.receive_buffer_byte_size
         machine, group = _machine_memory(), MemoryGroup().limit()
-        return machine // 2 if group is None else min(machine, group) // 2
+        return machine // 2 if group is None else min(machine // 2, _share(group))
 
     @property
     def environment_cache(self) -> Path:
@@ -540,6 +543,15 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def _share(limit: int) -> int:
+    """The share of a control group's limit that each kind of tensor memory gets, in whole pages.
+
+    A request is copied from the memory of received requests to an arena, and a model that answers
+    in its size holds the result twice: in its own memory and in its arena.
+    """
+    return limit // 4 // _PAGE * _PAGE
 
 
 def _machine_memory() -> int:

@@ -256,6 +256,7 @@ class Server:
             store=self._store,
             limiter=_make_rate_limiter(options),
             policies=read_policies(options.host_policy),
+            quarantine_seconds=options.quarantine_secs,
         )
         self._lifecycle = ModelLifecycle(
             self._registry,

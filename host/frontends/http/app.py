@@ -128,6 +128,8 @@ class HttpApp:
             routes.OVERVIEW: admin.overview,
             routes.CRASHES: admin.crashes,
             routes.CRASH: admin.crash,
+            routes.QUARANTINE: admin.quarantine,
+            routes.LIFT_QUARANTINE: admin.lift_quarantine,
             page.ROOT: api_page_handler.root,
             page.DOCS: api_page_handler.docs,
             page.OPENAPI: api_page_handler.openapi,

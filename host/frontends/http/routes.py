@@ -47,6 +47,8 @@ STACKS = Endpoint(_GET, "logging", True)
 OVERVIEW = Endpoint(_GET, "statistics", True)
 CRASHES = Endpoint(_GET, "logging")
 CRASH = Endpoint(_GET, "logging")
+QUARANTINE = Endpoint(_GET, "logging")
+LIFT_QUARANTINE = Endpoint(_POST, "model-repository")
 INFER = Endpoint(_POST, "inference", True)
 GENERATE = Endpoint(_POST, "inference", True)
 GENERATE_STREAM = Endpoint(_POST, "inference", True)
@@ -69,6 +71,8 @@ _SERVER_ENDPOINTS = {
     "/trace/setting": TRACE_SETTING,
     "/logging": LOG_SETTINGS,
     "/crashes": CRASHES,
+    "/quarantine": QUARANTINE,
+    "/quarantine/lift": LIFT_QUARANTINE,
     "/overview": OVERVIEW,
     "/stacks": STACKS,
 }
