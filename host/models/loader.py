@@ -29,6 +29,7 @@ from host.logs.formats import Label, model_fields
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
 from host.models.instance_factory import InitializeArguments, InstanceFactory, InstancePlan, Start
+from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loading import InstanceUpdate
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
@@ -50,6 +51,7 @@ class Loader:
     `auto_complete`: whether models may complete their configuration. `flow`: when a response sender
     has to wait. `debugged`: the model whose only instance runs on the terminal. `store`: the
     response cache. `limiter`: the rate limiter. `policies`: CPUs and memory of instances.
+    `initializing`: slots that instances of all models hold while they initialise.
     `quarantine_seconds`: for which a request that has killed two stubs is refused; 0 for never.
     """
 
@@ -66,10 +68,12 @@ class Loader:
         store: ResponseStore | None = None,
         limiter: RateLimiter | None = None,
         policies: HostPolicies | None = None,
+        initializing: LendableSemaphore | None = None,
         quarantine_seconds: float = 0.0,
     ) -> None:
         self._quarantine_seconds = quarantine_seconds
         self._policies = policies or {}
+        self._initializing = initializing or LendableSemaphore(0)
         self._debugged = debugged
         self._store = store
         self._workshops: WeakKeyDictionary[LoadedModel, InstanceFactory] = WeakKeyDictionary()
@@ -133,7 +137,14 @@ class Loader:
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
             arguments = InitializeArguments(directory, version, config, self._flow)
             workshop = InstanceFactory(
-                model, start, source, arguments, warmup, self._limiter, self._policies
+                model,
+                start,
+                source,
+                arguments,
+                warmup,
+                self._limiter,
+                self._policies,
+                self._initializing,
             )
             places = workshop.plan_instances(self._instances(config))
             await _run_steps(map(workshop.initialize, stubs, places))
