@@ -73,6 +73,11 @@ class HttpExchange:
         """Return the value of a header; `name` is in lowercase."""
         return self.headers.get(name.encode("utf-8", "surrogateescape"))
 
+    def query(self) -> str:
+        """Return the part of the URL after `?`, not decoded; empty without one."""
+        query: bytes = self._scope["query_string"]
+        return query.decode("latin-1")
+
     def raw_headers(self) -> Iterable[Header]:
         """Return all headers; the names have the case that the client sent."""
         names: Sequence[bytes] | None = self._scope.get("extensions", {}).get(RAW_HEADER_NAMES)

@@ -41,6 +41,7 @@ MODEL_CONFIG = Endpoint(_GET, "model-config")
 STATISTICS = Endpoint(_GET, "statistics")
 TRACE_SETTING = Endpoint(_GET_OR_POST, "trace")
 LOG_SETTINGS = Endpoint(_GET_OR_POST, "logging")
+LOG_LINES = Endpoint(_GET, "logging")
 STACKS = Endpoint(_GET, "logging")
 OVERVIEW = Endpoint(_GET, "statistics")
 CRASHES = Endpoint(_GET, "logging")
@@ -66,6 +67,7 @@ _SERVER_ENDPOINTS = {
     "/models/stats": STATISTICS,
     "/trace/setting": TRACE_SETTING,
     "/logging": LOG_SETTINGS,
+    "/logging/lines": LOG_LINES,
     "/crashes": CRASHES,
     "/overview": OVERVIEW,
     "/stacks": STACKS,
