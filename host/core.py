@@ -207,6 +207,10 @@ class Core:
         """The chat template of a model, None if it has none. Raises HostError if it is missing."""
         return self._find(name, version).chat_template
 
+    def lora_adapters(self, name: str, version: str) -> tuple[str, ...]:
+        """The names of a model's LoRA adapters. Raises HostError if it is missing."""
+        return self._find(name, version).lora_adapters
+
     def ready_since(self, name: str, version: int) -> float:
         """When a model became ready, in seconds since 1970. Raises HostError if it is missing."""
         number = self._registry.find(name, version).version

@@ -51,6 +51,7 @@ class PythonModel(DrainableModel):
         self.labels = labels or {}
         self.chat_template: ChatTemplate | None = None
         self.token_counter: TokenCounter | None = None
+        self.lora_adapters: tuple[str, ...] = ()
         self.supervisors: list[Supervisor] = []
         self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None  # of its stubs; released at the end

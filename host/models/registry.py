@@ -52,6 +52,8 @@ class Model(Protocol):
     """How messages become a prompt; None if no file of the model says it."""
     token_counter: TokenCounter | None
     """Counts the tokens of texts; None if the model has no tokenizer, or counts itself."""
+    lora_adapters: tuple[str, ...]
+    """The LoRA adapters that OpenAI clients can name together with the model."""
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid for this model."""

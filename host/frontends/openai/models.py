@@ -86,32 +86,37 @@ class ModelDirectory:
         if contract is not None:
             return FoundModel(contract, number)
         owner = self._owner(name)
-        contract = self._contract(owner, version) if owner is not None else None
-        return FoundModel(contract, number) if contract is not None else None
+        contract = self._other_contract(owner, name, version) if owner is not None else None
+        if contract is None:
+            return None
+        return FoundModel(contract.with_adapter(name), number)
 
     def _owner(self, name: str) -> str | None:
-        """Return the ready model that has another name."""
+        """Return the ready model that has another name, or an adapter of this name."""
         known = self._owners.get(name)
-        if known is not None and self._has_name(known, name):
+        if known is not None and self._other_contract(known, name) is not None:
             return known
         for owner in self._ready_names():
-            if self._has_name(owner, name):
+            if self._other_contract(owner, name) is not None:
                 self._owners[name] = owner
                 return owner
         self._owners.pop(name, None)
         return None
 
-    def _has_name(self, owner: str, name: str) -> bool:
-        contract = self._contract(owner, "")
-        return contract is not None and name in contract.other_names
+    def _other_contract(self, owner: str, name: str, version: str = "") -> Contract | None:
+        """Return the contract of `owner`; None if it is not ready, or has not this other name."""
+        contract = self._contract(owner, version)
+        if contract is None or name not in (*contract.other_names, *contract.adapters):
+            return None
+        return contract
 
     def list_names(self) -> list[str]:
-        """Return the names of all models that speak a route, with their other names."""
+        """Return the names of all models that speak a route, also other names and adapters."""
         names: list[str] = []
         for name in self._ready_names():
             contract = self._contract(name, "")
             if contract is not None and contract.routes:
-                names += [name, *contract.other_names]
+                names += [name, *contract.other_names, *contract.adapters]
         return names
 
     def describe(self, name: str) -> dict[str, object]:
@@ -144,7 +149,8 @@ class ModelDirectory:
         known = self._contracts.get(key)
         if known is None or known[0] is not config:
             template = self._core.chat_template(name, version)
-            contract = compile_contract(config, template)
+            adapters = self._core.lora_adapters(name, version)
+            contract = compile_contract(config, template, adapters)
             if id(template) in self._withdrawn:
                 reason = self._withdrawn[id(template)][1]
                 contract = replace(contract, refusals={**contract.refusals, CHAT: reason})

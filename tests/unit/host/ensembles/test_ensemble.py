@@ -40,6 +40,7 @@ class Member:
         self.labels: Mapping[str, Sequence[str]] = {}
         self.chat_template: ChatTemplate | None = None
         self.token_counter: TokenCounter | None = None
+        self.lora_adapters: tuple[str, ...] = ()
         self.config: ModelConfig = parse_pbtxt(
             f'name: "{name}" input [ {{ name: "X", {TENSOR} ] output [ {{ name: "A", {TENSOR} ]'
             f" model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
