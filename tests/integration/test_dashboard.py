@@ -209,7 +209,7 @@ def test_token_times_of_language_models_are_plotted(
 ) -> None:
     page = Dashboard(browser, host, "letters")
     page.wait_for_plot("Requests per second", "answered")
-    body = {"model": "letters", "prompt": "a|b|c", "stream": True}
+    body: dict[str, Any] = {"model": "letters", "prompt": "a|b|c", "stream": True}
     url = f"http://{host.http_url}/v1/completions"
     assert requests.post(url, json=body, timeout=DEADLINE).ok
     page.wait_for("#plots", "Time to first token")
