@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -297,6 +298,20 @@ def test_the_page_requests_keys(restricted: RunningHost, browser: webdriver.Chro
     page.press("Use")
     page.wait_for("#lines", "Started HTTPService")
     assert "secret" not in browser.current_url
+
+
+def test_the_page_requests_the_key_of_a_client(
+    repository: RepositoryBuilder, serve: Serve, browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    repository.copy("identity")
+    (tmp_path / "keys").write_text("ops ops-key allow=all\n")
+    host = serve(repository, f"--api-key-file={tmp_path / 'keys'}").wait_started()
+    page = Dashboard(browser, host)
+    page.wait_for("#keyfields", "^API key$")
+    page.fill("API key", "ops-key")
+    page.press("Use")
+    page.wait_for("#models tbody", "identity:1")
+    page.wait_for("#lines", "Started HTTPService")
 
 
 def test_nothing_is_asked_while_the_page_pauses(

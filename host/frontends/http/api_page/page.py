@@ -14,7 +14,7 @@ from host.frontends.http.web_page import HTML, NO_CACHE, WebPage
 from host.frontends.restrictions import Restrictions
 
 DOCS = Endpoint(("GET",), "")  # the page has no data of the server, so it is never restricted
-OPENAPI = Endpoint(("GET",), "metadata")
+OPENAPI = Endpoint(("GET",), "metadata", True)
 ROOT = Endpoint(("GET",), "")
 
 ROUTES: Mapping[bytes, Route] = {
