@@ -304,11 +304,11 @@ def test_the_page_requests_the_key_of_a_client(
     repository: RepositoryBuilder, serve: Serve, browser: webdriver.Chrome, tmp_path: Path
 ) -> None:
     repository.copy("identity")
-    (tmp_path / "keys").write_text("ops ops-key allow=all\n")
+    (tmp_path / "keys").write_text("ops ops-admin-key allow=all\n")
     host = serve(repository, f"--api-key-file={tmp_path / 'keys'}").wait_started()
     page = Dashboard(browser, host)
     page.wait_for("#keyfields", "^API key$")
-    page.fill("API key", "ops-key")
+    page.fill("API key", "ops-admin-key")
     page.press("Use")
     page.wait_for("#models tbody", "identity:1")
     page.wait_for("#lines", "Started HTTPService")
