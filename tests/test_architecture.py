@@ -30,6 +30,7 @@ LAYERS = [
     ["host.repository"],
     ["host.environments"],
     ["host.metrics"],
+    ["host.access"],
     ["host.tracing"],
     ["host.cache"],
     ["host.options"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from host.access.client import Client
 from host.config.model_config import ModelConfig
 from host.core import Core
 from host.errors import HostError
@@ -47,11 +48,20 @@ class ModelDirectory:
             raise unsupported_route(refusal)
         return found
 
-    async def find_when_loaded(self, name: str, route: str) -> FoundModel:
-        """As `find`, but waits for the model if it is not loaded and loads on demand."""
+    async def find_when_loaded(self, name: str, route: str, client: Client | None) -> FoundModel:
+        """As `find`, but waits for the model if it is not loaded and loads on demand.
+
+        Raises HostError PERMISSION_DENIED if the client may not ask the model.
+        """
         if self._core.loads_on_demand and not self._is_known(name):
-            await self._load(*_split_version(name))
-        return self.find(name, route)
+            owner, version = _split_version(name)
+            if client is not None:
+                client.check_model(owner)
+            await self._load(owner, version)
+        found = self.find(name, route)
+        if client is not None:
+            client.check_model(found.contract.model)
+        return found
 
     def _is_known(self, name: str) -> bool:
         try:
