@@ -155,6 +155,10 @@ class Options:
     gpu_fallback: str = _models(
         "none", "none: a model with instances of KIND_GPU does not load on a machine without GPU."
         " cpu: its instances run on the CPU.", check=one_of("gpu-fallback", "none", "cpu"))
+    memory_budget: list[str] = _models(
+        [], "<bytes>: limit of the host memory of all models together. <device>:<bytes>: limit of"
+        " their memory on a GPU. Models that load on demand are unloaded to make room for others."
+        " You can repeat this flag. Triton does not have this flag.", check=values.memory_budget)
     model_load_thread_count: int = _models(
         4, "Maximum number of model versions that load at the same time.")
     model_load_retry_count: int = _models(
@@ -502,6 +506,8 @@ class Options:
     def _check_combinations(self) -> None:
         if self.crash_tensor_byte_size and not self.crash_directory:
             raise UsageError("--crash-tensor-byte-size needs --crash-directory")
+        if self.memory_budget and self.model_namespacing:
+            raise UsageError("--memory-budget does not work with --model-namespacing.")
         if self.load_model and self.model_control_mode not in ("explicit", "on-demand"):
             raise UsageError(
                 "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as"
