@@ -122,6 +122,9 @@ class Options:
         check=values.log_format)
     log_file: str = _logging(
         "", "Append the log to this file instead of writing it to the console.")
+    log_tail_lines: int = _logging(
+        500, "Number of the newest log lines that GET /v2/logging/lines sends, for the dashboard;"
+        " 0 turns it off. Triton does not have this flag.", integer(0, 10_000))
 
     model_repository: Sequence[StrPath] = _models(
         [], "Directory that contains model directories. You can repeat this flag.",
@@ -192,6 +195,8 @@ class Options:
     allow_recording: bool = _http(
         False, "Let clients record the requests to a model with their tensors, as pbhost record"
         " does. Restrict the category recording with --http-restricted-api.")
+    http_dashboard: bool = _http(
+        True, "Serve GET /dashboard. Triton does not have this flag.")
     allow_openai: bool = _http(
         True, "Serve the OpenAI routes under /v1 on the HTTP port, and GET /health. Triton does not"
         " have this flag.")

@@ -1,4 +1,4 @@
-"""The endpoint that records requests to a model (docs/reference/protocol.md, 7.9)."""
+"""The endpoint that records requests to a model (docs/reference/protocol.md, 7.10)."""
 
 from __future__ import annotations
 
