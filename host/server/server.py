@@ -31,6 +31,7 @@ from host.instances.process import Launcher
 from host.instances.terminal import has_terminal
 from host.logs.handler import LogHandler, configure
 from host.logs.settings import LogSettings
+from host.logs.tail import LogTail
 from host.logs.text_table import format_table
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import MachineMetrics
@@ -138,6 +139,8 @@ class Server:
                 f"cannot write the log to '{options.log_file}': {error}"
             ) from error
         self._log.dev = options.dev
+        if options.log_tail_lines:
+            self._log.tail = LogTail(options.log_tail_lines)
         self._watchdog = EventLoopWatchdog()
         try:
             for warning in options.warnings:
@@ -172,7 +175,7 @@ class Server:
                 crash_records=pool.crash_records,
                 describe_activity=pool.describe_activity,
                 overview=OverviewCollector(
-                    options.id, self._registry, options.model_control_mode == "explicit"
+                    options.id, self._registry, mode in ("explicit", "on-demand")
                 ).collect,
                 tracer=tracer,
                 log=LogSettings(self._log, pool.update_log_levels),
@@ -204,7 +207,9 @@ class Server:
                 targets,
                 self._custom_metrics,
                 options.allow_client_shm,
-                CrashRecords(options.crash_records, options.crash_directory),
+                CrashRecords(
+                    options.crash_records, options.crash_directory, options.crash_tensor_byte_size
+                ),
             )
         except OSError as failure:
             if failure.errno != errno.ENOMEM:
@@ -448,6 +453,8 @@ class Server:
         Returns whether all work ended within the exit timeout.
         """
         self._state.exiting = True
+        if self._core is not None:
+            self._core.end_recordings()
         try:
             if self._poller is not None:
                 await self._poller.close()
