@@ -19,6 +19,10 @@ class ErrorCode(enum.Enum):
     UNSUPPORTED = "Unsupported"
     ALREADY_EXISTS = "Already exists"
     CANCELLED = "Cancelled"
+    # Triton does not have these; they are errors of API keys.
+    UNAUTHENTICATED = "Unauthenticated"
+    PERMISSION_DENIED = "Permission denied"
+    RESOURCE_EXHAUSTED = "Resource exhausted"
 
 
 class HostError(Exception):
@@ -33,6 +37,14 @@ class HostError(Exception):
     def status_string(self) -> str:
         """`<code>: <message>`, as in load reasons and in the repository index."""
         return f"{self.code.value}: {self.message}"
+
+
+class TooManyRequests(HostError):
+    """The caller has reached a limit. `retry_after`: seconds after which it may try again."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(ErrorCode.RESOURCE_EXHAUSTED, message)
+        self.retry_after = retry_after
 
 
 def invalid_argument(message: str) -> HostError:
@@ -63,3 +75,13 @@ def unexpected_failure(error: BaseException) -> HostError:
 def unsupported(message: str) -> HostError:
     """The request is valid, but this host does not support it."""
     return HostError(ErrorCode.UNSUPPORTED, message)
+
+
+def unauthenticated(message: str) -> HostError:
+    """The caller sent no key, or an unknown one."""
+    return HostError(ErrorCode.UNAUTHENTICATED, message)
+
+
+def permission_denied(message: str) -> HostError:
+    """The key of the caller does not allow the request."""
+    return HostError(ErrorCode.PERMISSION_DENIED, message)

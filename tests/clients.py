@@ -64,7 +64,11 @@ class InferStream:
     def send(self, text: str, model: str = "stream", **options: Any) -> None:
         """Send a command."""
         array = np.array([text.encode()], dtype=np.object_)
-        self._client.async_stream_infer(model, [tensor("COMMAND", array)], **options)
+        self.send_inputs(model, tensor("COMMAND", array), **options)
+
+    def send_inputs(self, model: str, *inputs: grpcclient.InferInput, **options: Any) -> None:
+        """Send a request with these inputs."""
+        self._client.async_stream_infer(model, list(inputs), **options)
 
     def next(self) -> Any:
         """The next result; an error is raised."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import RepositoryBuilder
@@ -115,11 +116,15 @@ def add_vllm_backend(folder: Path) -> str:
     return f"--backend-directory={folder}"
 
 
-def add_vllm_model(repository: RepositoryBuilder, name: str, tokenizer: str, **more: str) -> None:
+def add_vllm_model(
+    repository: RepositoryBuilder, name: str, tokenizer: str, loras: Sequence[str] = (), **more: str
+) -> None:
     """Write a model of the backend; `more` are parameters of its configuration."""
     parameters = "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
         for key, value in more.items()
     )
     files = {"1/model.json": json.dumps({"model": "acme/weights", "tokenizer": tokenizer})}
+    if loras:
+        files["1/multi_lora.json"] = json.dumps({name: f"/loras/{name}" for name in loras})
     repository.add(name, None, f'backend: "vllm" {parameters}', files=files)

@@ -44,6 +44,7 @@ class Ensemble(DrainableModel):
         self.labels = labels or {}
         self.chat_template: ChatTemplate | None = None
         self.token_counter: TokenCounter | None = None
+        self.lora_adapters: tuple[str, ...] = ()
         self.counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(
             config, version, self.counters, lambda: 0, metrics or MetricsSettings()

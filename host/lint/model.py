@@ -27,7 +27,12 @@ from host.config.validate import check_tensors
 from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
 from host.frontends.openai.contract import check_defaults, compile_contract
-from host.frontends.openai.loader import check_contract, check_tokenizer, find_template_fault
+from host.frontends.openai.loader import (
+    check_adapters,
+    check_contract,
+    check_tokenizer,
+    find_template_fault,
+)
 from host.inference.validation import Signature
 from host.lint.framework_files import find_missing_files
 from host.lint.problem import Problem
@@ -273,6 +278,7 @@ def _check_openai(model: CheckedModel, config: ModelConfig) -> None:
         findings += check_contract(contract, config, template)
         if fault := asyncio.run(find_template_fault(contract, template)):
             findings.append(Finding(fault, "parameters[OPENAI_CHAT_TEMPLATE]"))
+        findings += check_adapters(model.directory, version, config)
         findings += check_tokenizer(contract, model.directory, version, config)
     for one in findings:
         model.add(one.text, one.field, one.advice)

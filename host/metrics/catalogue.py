@@ -41,6 +41,9 @@ _COUNTERS = {
     "pbhost_on_demand_wait_seconds_total": (
         "Time that requests waited until their model was loaded, in seconds"
     ),
+    "pbhost_client_requests_total": "Inference requests of the client that were accepted",
+    "pbhost_client_refused_requests_total": "Refused requests of the client, by reason",
+    "pbhost_unauthenticated_requests_total": "Requests without a known API key",
     "process_cpu_seconds_total": "CPU time of the server process, in seconds",
 }
 _GAUGES = {
@@ -68,6 +71,7 @@ _GAUGES = {
     ),
     "pbhost_on_demand_waiting_requests": "Requests that wait now until their model is loaded",
     "pbhost_arena_limit_bytes": "Limit of shared memory for tensors of one process, in bytes",
+    "pbhost_client_requests_in_progress": "Inference requests of the client in progress",
     "pbhost_build_info": "Version of the server, and the version of Triton that clients read",
     "process_start_time_seconds": "Start of the server process, in seconds since 1970 UTC",
     "process_virtual_memory_bytes": "Virtual memory of the server process, in bytes",

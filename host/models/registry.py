@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from host.config.model_config import ModelConfig
+from host.crashes.quarantine import Quarantine
 from host.errors import ErrorCode, HostError, invalid_argument
 from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
@@ -52,6 +53,8 @@ class Model(Protocol):
     """How messages become a prompt; None if no file of the model says it."""
     token_counter: TokenCounter | None
     """Counts the tokens of texts; None if the model has no tokenizer, or counts itself."""
+    lora_adapters: tuple[str, ...]
+    """The LoRA adapters that OpenAI clients can name together with the model."""
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid for this model."""
@@ -76,6 +79,9 @@ class Model(Protocol):
 
 class LoadedModel(Model, Protocol):
     """A model with what its owner, the lifecycle, needs to stop it."""
+
+    quarantine: Quarantine | None
+    """Refuses requests that have killed stubs; None if nothing is refused."""
 
     def acquire(self) -> None:
         """Holds the model for a request of an ensemble, even while it is drained."""

@@ -100,8 +100,17 @@ class Options:
 
     receive_buffer_byte_size: int = _server(
         0, "Maximum size in bytes of all requests together that the server receives, or that wait"
-        " for a model; 0 means half of the machine's memory, or half of the limit of the control"
-        " group. Triton does not have this flag.", SIZE)
+        " for a model; 0 means half of the machine's memory, or a quarter of the limit of the"
+        " control group. Triton does not have this flag.", SIZE)
+
+    api_key_file: str = _server(
+        "", "File with the API keys of clients, one per line: [NAME] KEY [OPTION=VALUE ...]."
+        " Options are models, rate, burst, concurrency and allow. All requests but those of health"
+        " checks then need a key. The file is read again after it has changed. Triton does not have"
+        " this flag.")
+    api_key_max_requests: int = _server(
+        0, "Inference requests in progress from which on a client with an API key may have only its"
+        " equal share of them; 0 means no limit. Triton does not have this flag.", integer(0))
 
     log_verbose: int = _logging(
         0, "Level of verbose log lines; 0 turns them off.", values.VERBOSITY)
@@ -180,8 +189,8 @@ class Options:
         True, "Serve the OpenAI routes under /v1 on the HTTP port, and GET /health. Triton does not"
         " have this flag.")
     openai_api_key_file: str = _http(
-        "", "File with the API keys of the OpenAI routes, one per line; without it, every client"
-        " may use them. It is read again after it has changed. Triton does not have this flag.")
+        "", "File with the API keys of the OpenAI routes alone, in the form of --api-key-file."
+        " Triton does not have this flag.")
     openai_cors_origins: list[str] = _http(
         [], "Origins of web pages whose scripts may use the OpenAI routes, such as"
         " https://chat.example.com, separated by commas; '*' means every page. You can repeat this"
@@ -335,7 +344,7 @@ class Options:
 
     arena_byte_size: int = _own(
         0, "Maximum size in bytes of the tensor memory of each process; 0 means the size of the"
-        " machine's memory, or half of the limit of the control group.",
+        " machine's memory, or a quarter of the limit of the control group.",
         SIZE)
     grpc_engine: str = _own(
         "h2", "Implementation of the gRPC server. h2: built in. grpcio: the grpcio library, which"
@@ -360,6 +369,9 @@ class Options:
         " ran, and its last output. GET /v2/crashes lists them.", integer(0, 10_000))
     crash_directory: str = _own(
         "", "Directory where each record of a crash is also kept as a file of JSON.")
+    quarantine_secs: float = _own(
+        300.0, "Seconds for which a request is refused after it has ended two processes of its"
+        " model. 0 means never.", check=values.not_negative)
     stub_load_timeout_secs: float = _own(
         0.0, "Timeout in seconds for the import of a model, then for its initialize, and for each"
         " warm-up sample. Then the process is killed. 0 means no limit.", check=values.not_negative)
@@ -416,7 +428,7 @@ class Options:
         if self.arena_byte_size:
             return self.arena_byte_size
         machine, group = _machine_memory(), MemoryGroup().limit()
-        return machine if group is None else min(machine, group // 2 // _PAGE * _PAGE)
+        return machine if group is None else min(machine, _share(group))
 
     @property
     def receive_buffer_limit(self) -> int:
@@ -424,7 +436,7 @@ class Options:
         if self.receive_buffer_byte_size:
             return self.receive_buffer_byte_size
         machine, group = _machine_memory(), MemoryGroup().limit()
-        return machine // 2 if group is None else min(machine, group) // 2
+        return machine // 2 if group is None else min(machine // 2, _share(group))
 
     @property
     def environment_cache(self) -> Path:
@@ -490,6 +502,13 @@ class Options:
             raise UsageError(
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
+        if self.api_key_file and self.openai_api_key_file:
+            raise UsageError(
+                "--openai-api-key-file cannot be used with --api-key-file, whose keys are for the"
+                " OpenAI routes too"
+            )
+        if self.api_key_max_requests and not (self.api_key_file or self.openai_api_key_file):
+            raise UsageError("--api-key-max-requests requires --api-key-file")
         taken: dict[tuple[str, int], str] = {}
         for service, address, port in self._listening_addresses():
             other = taken.setdefault((address, port), service)
@@ -518,6 +537,15 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def _share(limit: int) -> int:
+    """The share of a control group's limit that each kind of tensor memory gets, in whole pages.
+
+    A request is copied from the memory of received requests to an arena, and a model that answers
+    in its size holds the result twice: in its own memory and in its arena.
+    """
+    return limit // 4 // _PAGE * _PAGE
 
 
 def _machine_memory() -> int:

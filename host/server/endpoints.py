@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
+from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import HostError
 from host.frontends.forwarding import HeaderForwarding
@@ -21,7 +22,6 @@ from host.frontends.http.app import HttpApp
 from host.frontends.http.metrics_app import MetricsApp
 from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.listener import HttpListener
-from host.frontends.openai.keys import ApiKeys
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import Restrictions
 from host.frontends.sockets import check_address
@@ -29,7 +29,7 @@ from host.frontends.tls import TlsFiles, TlsReloader
 from host.instances.busy_polling import ConnectionHooks
 from host.metrics.family import MetricFamily
 from host.options.options import Options
-from host.options.validators import grpc_restriction, http_restriction, read_origins
+from host.options.validators import CATEGORIES, grpc_restriction, http_restriction, read_origins
 
 _Started = TypeVar("_Started")
 
@@ -57,6 +57,8 @@ class Endpoints:
         self._http_app: HttpApp | None = None
         self._http: HttpListener | None = None
         self._metrics: HttpListener | None = None
+        self.api_keys: ApiKeys | None = None
+        """The API keys of clients; None if clients need none."""
         self._receive_budget = ReceiveBudget(options.receive_buffer_limit)
         self._http_tls: ssl.SSLContext | None = None
         self._tls_reloader = TlsReloader()
@@ -67,8 +69,11 @@ class Endpoints:
         )
 
     async def check_configuration(self) -> None:
-        """Checks certificates and ports before models load. Raises HostError."""
+        """Checks API keys, certificates and ports before models load. Raises HostError."""
         options = self._options
+        key_file = options.api_key_file or options.openai_api_key_file
+        if key_file:
+            self.api_keys = ApiKeys(key_file, CATEGORIES, options.api_key_max_requests)
         if options.allow_grpc:
             await _start_service("GRPC", _check_grpc_tls(options))
             _check_address(
@@ -103,6 +108,7 @@ class Endpoints:
             core,
             Restrictions(grpc_restriction(options.grpc_restricted_protocol), _GRPC_PREFIX),
             HeaderForwarding(options.grpc_header_forward_pattern),
+            self.api_keys if options.api_key_file else None,
         )
         settings = _grpc_options(options)
         address, port = options.grpc_address, options.grpc_port
@@ -131,7 +137,8 @@ class Endpoints:
             options.http_api_page,
             self._receive_budget,
             options.allow_openai,
-            ApiKeys(options.openai_api_key_file) if options.openai_api_key_file else None,
+            self.api_keys if options.api_key_file else None,
+            self.api_keys,
             read_origins(options.openai_cors_origins),
         )
         self._http = HttpListener(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from host.access.api_keys import ApiKeys
 from host.cache.store import ResponseStore
 from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.instances.pool import StubPool
@@ -26,7 +27,7 @@ class MetricsCollector:
 
     `interval`: `--metrics-interval-ms` in seconds; the machine is measured twice as often.
     `pinned`: size of the memory pool that Triton would have, in bytes. `store`: the response cache.
-    `on_demand`: the loads for requests.
+    `on_demand`: the loads for requests. `api_keys`: the keys of clients.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class MetricsCollector:
         pinned: int,
         store: ResponseStore | None = None,
         on_demand: OnDemandLoads | None = None,
+        api_keys: ApiKeys | None = None,
     ) -> None:
         self._registry = registry
         self._pool = pool
@@ -53,6 +55,7 @@ class MetricsCollector:
         self._pinned_pool_bytes = pinned
         self._store = store
         self._on_demand = on_demand
+        self._api_keys = api_keys
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
             self._sample_machine(machine)
@@ -86,6 +89,8 @@ class MetricsCollector:
             self._store.collect_into(snapshot)
         if self._on_demand is not None:
             self._on_demand.collect_into(snapshot)
+        if self._api_keys is not None:
+            self._api_keys.collect_into(snapshot)
         arenas = self._pool.arenas
         for owner, taken in zip(("host", "stubs"), arenas.used_bytes(), strict=True):
             snapshot["pbhost_arena_used_bytes"].add((("owner", owner),), taken)

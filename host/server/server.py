@@ -249,6 +249,7 @@ class Server:
             store=self._store,
             limiter=_make_rate_limiter(options),
             policies=read_policies(options.host_policy),
+            quarantine_seconds=options.quarantine_secs,
         )
         self._lifecycle = ModelLifecycle(
             self._registry,
@@ -361,6 +362,7 @@ class Server:
             pinned=options.pinned_memory_pool_byte_size,
             store=self._store,
             on_demand=self._on_demand,
+            api_keys=self._endpoints.api_keys,
         )
         await self._endpoints.start_metrics(collector.collect_after_catch_up)
 

@@ -56,7 +56,7 @@ def test_an_unreadable_key_file_stops_the_start(
     for name, text, complaint in [
         ("absent", None, "No such file or directory"),
         ("empty", "# none\n", "it has no key"),
-        ("short", "abc\n", "the key in line 1 has less than 8 characters"),
+        ("short", "abc\n", "line 1: the key has less than 8 characters"),
     ]:
         path = tmp_path / name
         if text is not None:

@@ -40,6 +40,7 @@ WRONG = {
         WHOLE_CONFIG + parameter("OPENAI_CHAT_TEMPLATE", "../whole/chat_template.jinja"),
     ),
     "absent": (WHOLE, WHOLE_CONFIG + parameter("OPENAI_CHAT_TEMPLATE", "absent.jinja")),
+    "adapters": (WHOLE, WHOLE_CONFIG + parameter("OPENAI_LORA_SEPARATOR", "-")),
     "named": (WHOLE, WHOLE_CONFIG + parameter("OPENAI_NAMES", "letters")),
 }
 TEXTS = {
@@ -52,6 +53,8 @@ TEXTS = {
     " outside of the model's folder",
     "absent": "OPENAI_CHAT_TEMPLATE of model 'absent': cannot read 'absent.jinja': No such file or"
     " directory",
+    "adapters": "OPENAI_LORA_SEPARATOR of model 'adapters': cannot read 'multi_lora.json': No such"
+    " file or directory",
     "named": "OPENAI_NAMES of model 'named': 'letters' is a model here",
 }
 

@@ -50,6 +50,11 @@ def host(
     add_vllm_model(module_repository, "parsed", str(tokenizer), OPENAI_TOOL_PARSER="hermes")
     add_vllm_model(module_repository, "cached", "acme/cached", OPENAI_TOOL_PARSER="hermes")
     add_vllm_model(module_repository, "bare", "acme/absent")
+    loras = ("loud", "a/b")
+    add_vllm_model(
+        module_repository, "base", str(tokenizer), loras, OPENAI_LORA_SEPARATOR="-lora-",
+        OPENAI_NAMES="acme/base",
+    )  # fmt: skip
     flag = add_vllm_backend(folder / "backends")
     environment = {"HF_HUB_CACHE": str(folder / "hub")}
     yield module_serve(module_repository, flag, env=environment).wait_started()
@@ -282,6 +287,48 @@ def test_images_reach_the_model_as_base64_and_the_template_as_parts(host: Runnin
         wrong = {"type": "image_url", "image_url": {"url": url}}
         reply = chat(host, [wrong], model="v")
         assert reply.status == 400 and text in reply.error["message"]
+
+
+def test_adapters_are_models_of_their_own_to_clients(client: Any, host: RunningHost) -> None:
+    listed = {model.id for model in client.models.list()}
+    assert {"base", "acme/base", "base-lora-loud", "base-lora-a/b"} <= listed
+    assert client.models.retrieve("base-lora-a/b").id == "base-lora-a/b"
+    for name, adapter in [
+        ("base-lora-loud", "loud"),
+        ("base-lora-loud:1", "loud"),
+        ("base-lora-a/b", "a/b"),
+        ("base", None),
+        ("acme/base", None),
+    ]:
+        reply = chat(host, "SAMPLING", model=name)
+        sampling = json.loads(reply.json["choices"][0]["message"]["content"])
+        assert (reply.json["model"], sampling.get("lora_name")) == (name, adapter)
+    reply = complete(host, "SAMPLING", model="base-lora-loud")
+    assert json.loads(reply.json["choices"][0]["text"])["lora_name"] == "loud"
+
+
+@pytest.mark.parametrize(
+    "name", ["base-lora-", "base-lora-quiet", "base-lora-loud:2", "v-lora-loud"]
+)
+def test_unknown_adapters_are_unknown_models(client: Any, name: str) -> None:
+    with pytest.raises(openai.NotFoundError, match=f"there is no model '{name}'"):
+        client.completions.create(model=name, prompt="a")
+
+
+def test_adapters_do_not_embed(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="'base-lora-loud' is a LoRA adapter of model"):
+        client.embeddings.create(model="base-lora-loud", input="a")
+
+
+def test_a_damaged_list_of_adapters_fails_the_load(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    add_vllm_model(repository, "list", "acme/absent", ["a"], OPENAI_LORA_SEPARATOR="-")
+    (repository.path / "list" / "1" / "multi_lora.json").write_text("[]")
+    flag = add_vllm_backend(tmp_path / "backends")
+    host = serve(repository, flag, "--exit-on-error=false").wait_started()
+    text = "OPENAI_LORA_SEPARATOR of model 'list': 'multi_lora.json' must be a JSON object"
+    assert text in host.output
 
 
 def test_an_absent_cache_of_templates_is_no_error(

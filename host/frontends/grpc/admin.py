@@ -9,6 +9,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
+from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
+from host.access.client import Client
 from host.core import Core
 from host.errors import ErrorCode, HostError, invalid_argument, unsupported
 from host.frontends.grpc.methods import Method, RpcContext, UnaryHandler, UnaryMethod
@@ -18,7 +20,7 @@ from host.tracing.settings import SettingChanges
 from host.tracing.updates import NUMBERS, to_change
 
 
-def admin_methods(core: Core) -> list[Method]:
+def admin_methods(core: Core, api_keys: ApiKeys | None = None) -> list[Method]:
     """The methods of GRPCInferenceService that this module serves."""
     admin = _Admin(core)
     shm = "shared-memory"
@@ -45,26 +47,49 @@ def admin_methods(core: Core) -> list[Method]:
     return [
         UnaryMethod(
             request.DESCRIPTOR.name.removesuffix("Request"),
-            _bytes_handler(request, answer),
+            _bytes_handler(request, answer, category, api_keys),
             category,
         )
         for request, (category, answer) in answers.items()
     ]
 
 
-def _bytes_handler(request_type: Any, answer: Callable[[Any], Awaitable[Any]]) -> UnaryHandler:
-    """Makes a handler of bytes from a handler of messages."""
+def _bytes_handler(
+    request_type: Any,
+    answer: Callable[[Any], Awaitable[Any]],
+    category: str,
+    api_keys: ApiKeys | None,
+) -> UnaryHandler:
+    """Makes a handler of bytes from a handler of messages; it checks the key of the client."""
+    model_field = _MODEL_FIELDS.get(request_type)
 
     async def handle(data: bytes, context: RpcContext) -> bytes:
+        client: Client | None = None
+        if api_keys is not None and category != CATEGORY_WITHOUT_KEY:
+            client = api_keys.authorize(category, context.metadata("authorization"))
         try:
             request = request_type.FromString(data)
         except DecodeError as error:
             name = request_type.DESCRIPTOR.name
             raise invalid_argument(f"failed to parse the {name} message: {error}") from None
+        if client is not None and model_field is not None:
+            client.check_model(getattr(request, model_field) if model_field else "")
         response: bytes = (await answer(request)).SerializeToString()
         return response
 
     return handle
+
+
+_MODEL_FIELDS = {
+    pb.ModelMetadataRequest: "name",
+    pb.ModelConfigRequest: "name",
+    pb.ModelStatisticsRequest: "name",
+    pb.RepositoryIndexRequest: "",
+    pb.RepositoryModelLoadRequest: "model_name",
+    pb.RepositoryModelUnloadRequest: "model_name",
+    pb.TraceSettingRequest: "model_name",
+}
+"""The field with the name of a model; "" for a request about all models."""
 
 
 class _Admin:

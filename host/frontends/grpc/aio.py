@@ -14,11 +14,13 @@ from host.errors import HostError, unavailable
 from host.frontends.forwarding import Header
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
+    RETRY_METADATA,
     GrpcOptions,
     StreamHandler,
     StreamHandlerFactory,
     StreamMethod,
     UnaryHandler,
+    retry_milliseconds,
     to_host_error,
 )
 from host.frontends.grpc.service import GrpcService
@@ -275,6 +277,9 @@ def _set_error_status(rpc: Any, error: Exception) -> None:
         rpc.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
     else:
         rpc.set_code(_GRPCIO_STATUS[host_error.code])
+    retry = retry_milliseconds(error)
+    if retry is not None:
+        rpc.set_trailing_metadata(((RETRY_METADATA, str(retry)),))
     rpc.set_details(host_error.message.encode("utf-8", "replace").decode())
 
 

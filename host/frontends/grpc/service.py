@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
+from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
@@ -66,13 +67,16 @@ class GrpcService:
         core: Core,
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
+        api_keys: ApiKeys | None = None,
     ) -> None:
         self._core = core
         self._restrictions = restrictions
         self._forwarding = forwarding
         self._forwards_headers = bool(forwarding)
+        self._api_keys = api_keys
+        self._reads_metadata = bool(forwarding) or api_keys is not None
         self._request_cache = RequestCache()
-        self._inference_restricted = "inference" in restrictions
+        self._inference_restricted = "inference" in restrictions or api_keys is not None
         self._open_requests = OpenRequests()
         self._streams: set[InferStream] = set()
 
@@ -81,7 +85,7 @@ class GrpcService:
         unrestricted: Services = {
             INFERENCE_SERVICE: [
                 StreamMethod("ModelStreamInfer", self._open_stream, "inference"),
-                *admin_methods(self._core),
+                *admin_methods(self._core, self._api_keys),
             ],
             HEALTH_SERVICE: [UnaryMethod("Check", self._health_check, "health")],
         }
@@ -108,6 +112,8 @@ class GrpcService:
         """
         if self._inference_restricted:
             _check_restriction(self._restrictions, "inference", context)
+            if self._api_keys is not None:
+                self._api_keys.authorize("inference", context.metadata("authorization"))
         known = self._request_cache.lookup(data)
         if known is not None:
             request = known[0]
@@ -138,7 +144,7 @@ class GrpcService:
         self, request: InferRequest, done: ResponseCallback, context: RpcContext
     ) -> Call:
         if (
-            self._forwards_headers
+            self._reads_metadata
             or self._open_requests.draining
             or self._core.request_tracer is not None
         ):
@@ -295,6 +301,13 @@ class GrpcService:
             raise unavailable(SHUTTING_DOWN)
         if self._forwards_headers:
             request.parameters.update(self._forwarding.to_parameters(context.invocation_metadata()))
+        if self._api_keys is not None:
+            client = self._api_keys.authorize("inference", context.metadata("authorization"))
+            client.check_model(request.model_name)
+            return client.start_request(lambda: self._infer(request, context, unary))
+        return self._infer(request, context, unary)
+
+    def _infer(self, request: InferRequest, context: RpcContext, unary: bool) -> Call:
         if self._core.request_tracer is not None:
             return self._infer_traced(self._core.request_tracer, request, context, unary)
         return self._core.infer(request, unary)
@@ -340,6 +353,8 @@ class GrpcService:
     def _open_stream(self, writer: StreamWriter, context: RpcContext) -> InferStream:
         if self._open_requests.draining:
             raise unavailable(SHUTTING_DOWN)
+        if self._api_keys is not None:
+            self._api_keys.authorize("inference", context.metadata("authorization"))
         close_on_error = context.metadata("triton_grpc_error") == "true"
         stream = InferStream(self, writer, context, close_on_error)
         self._streams.add(stream)

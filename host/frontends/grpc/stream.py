@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from host.errors import HostError, internal
@@ -114,12 +114,14 @@ class InferStream:
         pending = _PendingRequest(understood, request_id)
         self._open_requests.add(pending)
         if outcome is None:
-            submission = self._service.submit_large_request(understood, self._context, reserved)
+            submit = functools.partial(
+                self._service.submit_large_request, understood, self._context, reserved
+            )
         elif isinstance(outcome, InferRequest):
-            submission = self._service.submit_when_loaded(outcome, self._context)
+            submit = functools.partial(self._service.submit_when_loaded, outcome, self._context)
         else:
             return self._subscribe(pending, outcome)
-        self._submission = asyncio.ensure_future(self._await_submission(pending, submission))
+        self._submission = asyncio.ensure_future(self._await_submission(pending, submit))
         return False
 
     def _subscribe(self, pending: _PendingRequest, outcome: Call | HostError) -> bool:
@@ -136,11 +138,17 @@ class InferStream:
         return not self._reading_paused
 
     async def _await_submission(
-        self, pending: _PendingRequest, submission: Coroutine[None, None, Call | HostError]
+        self,
+        pending: _PendingRequest,
+        submit: Callable[[], Coroutine[None, None, Call | HostError]],
     ) -> None:
-        """Waits until a request is submitted; nothing is read meanwhile."""
+        """Waits until a request is submitted; nothing is read meanwhile.
+
+        `submit` is called here, as a task that is cancelled before it runs would leave a coroutine
+        that nothing awaits.
+        """
         try:
-            outcome = await submission
+            outcome = await submit()
         except Exception as error:  # the engine logs a defect
             self._close_stream(error)
             return

@@ -120,6 +120,19 @@ class AdminHandler:
         """Answer with one record of a crash."""
         await exchange.send_json(msgspec.json.encode(self._core.crash_records.find(route.resource)))
 
+    async def quarantine(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with the requests that are refused because they ended processes."""
+        found = self._core.list_quarantined()
+        await exchange.send_json(msgspec.json.encode({"requests": found}))
+
+    async def lift_quarantine(self, exchange: HttpExchange, route: Route) -> None:
+        """Accept the requests in quarantine again, of one model or of all."""
+        model = (await self._read_json_object(exchange)).get("model", "")
+        if not isinstance(model, str):
+            raise invalid_argument("Invalid value for 'model': expected a string")
+        lifted = self._core.lift_quarantine(model)
+        await exchange.send_json(msgspec.json.encode({"lifted": lifted}))
+
     async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
         """Read the body as a JSON object; an empty body is an empty object."""
         body = await exchange.read_body(

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.core import Core
 from host.errors import HostError, internal, unavailable, unexpected_failure
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
@@ -29,7 +30,6 @@ from host.frontends.http1.cycle import Header, Message, Receive, Send
 from host.frontends.http1.header_cache import FastHandler
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai.app import OpenAIApp
-from host.frontends.openai.keys import ApiKeys
 from host.frontends.openai.routes import find_openai_route
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
@@ -45,7 +45,8 @@ _INFERENCE = "inference"
 class HttpApp:
     """Serves all HTTP endpoints of one core. Call it in the thread of the event loop only.
 
-    `families` returns the metrics of models. After `drain`, new inference requests get status 503.
+    `families` returns the metrics of models. `api_keys`: the keys that clients need; those of the
+    OpenAI routes are `openai_keys`. After `drain`, new inference requests get status 503.
     """
 
     def __init__(
@@ -58,15 +59,23 @@ class HttpApp:
         api_page: bool = True,
         receive_budget: ReceiveBudget | None = None,
         openai: bool = True,
+        api_keys: ApiKeys | None = None,
         openai_keys: ApiKeys | None = None,
         openai_cors_origins: Iterable[str] = (),
     ) -> None:
         self._receive_budget = receive_budget or ReceiveBudget()
         self._restrictions = restrictions
+        self._api_keys = api_keys
         self._open_requests = OpenRequests()
         header_reader = InferenceHeaderReader(JsonInputLimit(max_input_size))
         fast_inference = FastInference(
-            core, restrictions, forwarding, max_input_size, header_reader, self._open_requests
+            core,
+            restrictions,
+            forwarding,
+            max_input_size,
+            header_reader,
+            self._open_requests,
+            api_keys is None,
         )
         self._find_infer_handler = fast_inference.find_handler
         self.drain = self._open_requests.drain
@@ -119,6 +128,8 @@ class HttpApp:
             routes.OVERVIEW: admin.overview,
             routes.CRASHES: admin.crashes,
             routes.CRASH: admin.crash,
+            routes.QUARANTINE: admin.quarantine,
+            routes.LIFT_QUARANTINE: admin.lift_quarantine,
             page.ROOT: api_page_handler.root,
             page.DOCS: api_page_handler.docs,
             page.OPENAPI: api_page_handler.openapi,
@@ -169,7 +180,10 @@ class HttpApp:
         if lacking is not None:
             text = f"This API is restricted, expecting header '{lacking}'"
             await exchange.send_error(internal(text), status=403)
-        elif exchange.method not in endpoint.methods:
+            return
+        if self._api_keys is not None and endpoint.category not in ("", CATEGORY_WITHOUT_KEY):
+            self._authorize(self._api_keys, exchange, route)
+        if exchange.method not in endpoint.methods:
             allow = [(b"allow", ", ".join(endpoint.methods).encode())]
             await exchange.send_error(internal("Method Not Allowed"), allow, 405)
         elif endpoint.category == _INFERENCE:
@@ -184,6 +198,16 @@ class HttpApp:
             raise unavailable("Server exiting")
         self._open_requests.count += 1
         try:
-            await handler(exchange, route)
+            with exchange.count_request():
+                await handler(exchange, route)
         finally:
             self._open_requests.request_finished()
+
+    @staticmethod
+    def _authorize(keys: ApiKeys, exchange: HttpExchange, route: Route) -> None:
+        """Finds the client of a request. Raises HostError if it may not send the request."""
+        endpoint = route.endpoint
+        client = keys.authorize(endpoint.category, exchange.headers.get(b"authorization"))
+        if endpoint.about_models:
+            client.check_model(route.resource)
+        exchange.client = client

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
-from host.errors import ErrorCode, HostError, invalid_argument
+from host.access.client import Client
+from host.errors import ErrorCode, HostError, TooManyRequests, invalid_argument
 from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message
 from host.frontends.receive_budget import SMALL_BYTES, ReceiveBudget, ReservedBytes
@@ -24,12 +27,29 @@ HTTP_STATUS = {
     ErrorCode.UNSUPPORTED: 501,
     ErrorCode.ALREADY_EXISTS: 400,
     ErrorCode.CANCELLED: 400,
+    ErrorCode.UNAUTHENTICATED: 401,
+    ErrorCode.PERMISSION_DENIED: 403,
+    ErrorCode.RESOURCE_EXHAUSTED: 429,
 }
 """The HTTP status of each error code (docs/reference/protocol.md, 0.1)."""
 
+_UNCOUNTED = nullcontext()
 _JOIN_UP_TO = 65536  # bytes of a response; copying more than that costs more than a second write
 
 Header = tuple[bytes, bytes]
+
+
+def error_headers(error: HostError) -> list[Header]:
+    """Return the headers that belong to an error: how to authenticate, or when to try again."""
+    if error.code is ErrorCode.UNAUTHENTICATED:
+        return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, TooManyRequests):
+        # HTTP has whole seconds; OpenAI's clients also read the exact time.
+        return [
+            (b"retry-after", b"%d" % math.ceil(error.retry_after)),
+            (b"retry-after-ms", b"%d" % math.ceil(1000 * error.retry_after)),
+        ]
+    return []
 
 
 class ClientDisconnected(Exception):
@@ -40,6 +60,7 @@ class HttpExchange:
     """A request and its response. `headers` has lowercase names, and the first of equal names."""
 
     __slots__ = (
+        "client",
         "response_started",
         "headers",
         "method",
@@ -60,6 +81,7 @@ class HttpExchange:
     ) -> None:
         """`budget` limits the memory of the bodies of all requests."""
         self.method: str = scope["method"]
+        self.client: Client | None = None  # known by its API key, if keys are needed
         self.response_started = False  # the response head is sent
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.reserved = ReservedBytes(budget)  # the memory of the body
@@ -72,6 +94,13 @@ class HttpExchange:
     def header(self, name: str) -> bytes | None:
         """Return the value of a header; `name` is in lowercase."""
         return self.headers.get(name.encode("utf-8", "surrogateescape"))
+
+    def count_request(self) -> AbstractContextManager[None]:
+        """Count an inference request of the client while the context is open.
+
+        Raises TooManyRequests if the client has reached a limit.
+        """
+        return _UNCOUNTED if self.client is None else self.client.count_request()
 
     def raw_headers(self) -> Iterable[Header]:
         """Return all headers; the names have the case that the client sent."""
@@ -204,5 +233,8 @@ class HttpExchange:
         """Send an error response; by default, the error code gives the status."""
         message = error.message or error.code.value
         await self.send_response(
-            JSON, (error_body(message),), headers, status or HTTP_STATUS[error.code]
+            JSON,
+            (error_body(message),),
+            [*headers, *error_headers(error)],
+            status or HTTP_STATUS[error.code],
         )

@@ -47,7 +47,10 @@ _Submitted = tuple[Call, Classification | None, Container[str], tuple[str, ...]]
 
 
 class FastInference:
-    """Finds and runs the fast path. `max_input_size` is `--http-max-input-size`."""
+    """Finds and runs the fast path. `max_input_size` is `--http-max-input-size`.
+
+    `enabled`: no API key has to be checked.
+    """
 
     def __init__(
         self,
@@ -57,9 +60,10 @@ class FastInference:
         max_input_size: int,
         header_reader: InferenceHeaderReader,
         open_requests: OpenRequests,
+        enabled: bool = True,
     ) -> None:
         self._core = core
-        self._enabled = "inference" not in restrictions and not forwarding
+        self._enabled = enabled and "inference" not in restrictions and not forwarding
         self._max_body_bytes = min(max_input_size, _MAX_BODY_BYTES)
         self._header_reader = header_reader
         self._open_requests = open_requests

@@ -19,6 +19,8 @@ class Endpoint:
 
     methods: tuple[str, ...]
     category: str
+    about_models: bool = False
+    """Whether requests are about the model that the route names, or about all models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +38,23 @@ SERVER_LIVE = Endpoint(_GET, "health")
 SERVER_READY = Endpoint(_GET, "health")
 SERVER_METADATA = Endpoint(_GET, "metadata")
 MODEL_READY = Endpoint(_GET, "health")
-MODEL_METADATA = Endpoint(_GET, "metadata")
-MODEL_CONFIG = Endpoint(_GET, "model-config")
-STATISTICS = Endpoint(_GET, "statistics")
-TRACE_SETTING = Endpoint(_GET_OR_POST, "trace")
+MODEL_METADATA = Endpoint(_GET, "metadata", True)
+MODEL_CONFIG = Endpoint(_GET, "model-config", True)
+STATISTICS = Endpoint(_GET, "statistics", True)
+TRACE_SETTING = Endpoint(_GET_OR_POST, "trace", True)
 LOG_SETTINGS = Endpoint(_GET_OR_POST, "logging")
-STACKS = Endpoint(_GET, "logging")
-OVERVIEW = Endpoint(_GET, "statistics")
+STACKS = Endpoint(_GET, "logging", True)
+OVERVIEW = Endpoint(_GET, "statistics", True)
 CRASHES = Endpoint(_GET, "logging")
 CRASH = Endpoint(_GET, "logging")
-INFER = Endpoint(_POST, "inference")
-GENERATE = Endpoint(_POST, "inference")
-GENERATE_STREAM = Endpoint(_POST, "inference")
-REPOSITORY_INDEX = Endpoint(_POST, "model-repository")
-LOAD_MODEL = Endpoint(_POST, "model-repository")
-UNLOAD_MODEL = Endpoint(_POST, "model-repository")
+QUARANTINE = Endpoint(_GET, "logging")
+LIFT_QUARANTINE = Endpoint(_POST, "model-repository")
+INFER = Endpoint(_POST, "inference", True)
+GENERATE = Endpoint(_POST, "inference", True)
+GENERATE_STREAM = Endpoint(_POST, "inference", True)
+REPOSITORY_INDEX = Endpoint(_POST, "model-repository", True)
+LOAD_MODEL = Endpoint(_POST, "model-repository", True)
+UNLOAD_MODEL = Endpoint(_POST, "model-repository", True)
 NAMED_REPOSITORY_CONTROL = Endpoint(_POST, "model-repository")
 SYSTEM_STATUS = Endpoint(_GET, "shared-memory")
 SYSTEM_REGISTER = Endpoint(_POST, "shared-memory")
@@ -67,6 +71,8 @@ _SERVER_ENDPOINTS = {
     "/trace/setting": TRACE_SETTING,
     "/logging": LOG_SETTINGS,
     "/crashes": CRASHES,
+    "/quarantine": QUARANTINE,
+    "/quarantine/lift": LIFT_QUARANTINE,
     "/overview": OVERVIEW,
     "/stacks": STACKS,
 }

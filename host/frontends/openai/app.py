@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.forwarding import HeaderForwarding
@@ -23,7 +24,6 @@ from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_m
 from host.frontends.openai.fast_path import FastEmbeddings
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
-from host.frontends.openai.keys import ApiKeys
 from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.response_fields import RESPONSES
 from host.frontends.openai.template import PromptRenderer
@@ -113,7 +113,7 @@ class OpenAIApp:
             await exchange.send_response(JSON, (), headers)
             return
         if self._keys is not None and endpoint is not routes.HEALTH:
-            self._keys.check(exchange.header("authorization"))
+            self._authorize(self._keys, exchange, route)
         if endpoint is routes.UNKNOWN:
             raise OpenAIError("this server has no such URL", "unknown_url", None, 404)
         lacking = self._restrictions.missing_header(endpoint.category, exchange.header)
@@ -143,26 +143,46 @@ class OpenAIApp:
             raise unavailable("Server exiting")
         self._open_requests.count += 1
         try:
-            if route.endpoint is routes.EMBEDDINGS:
-                await self._embeddings.answer(exchange)
-            elif route.endpoint is routes.TRANSCRIPTIONS:
-                await self._transcriptions.answer(exchange)
-            else:
-                await self._generation.answer(exchange, _GENERATION[route.endpoint])
+            with exchange.count_request():
+                if route.endpoint is routes.EMBEDDINGS:
+                    await self._embeddings.answer(exchange)
+                elif route.endpoint is routes.TRANSCRIPTIONS:
+                    await self._transcriptions.answer(exchange)
+                else:
+                    await self._generation.answer(exchange, _GENERATION[route.endpoint])
         finally:
             self._open_requests.request_finished()
+
+    @staticmethod
+    def _authorize(keys: ApiKeys, exchange: HttpExchange, route: Route) -> None:
+        """Finds the client of a request. Raises HostError if it may not send the request."""
+        client = keys.authorize(route.endpoint.category, exchange.header("authorization"))
+        if route.endpoint in (routes.LOAD_MODEL, routes.UNLOAD_MODEL):
+            client.check_model(route.resource)
+        exchange.client = client
 
     async def _health(self, exchange: HttpExchange) -> None:
         status = 200 if await self._core.health.ready() else 503
         await exchange.send_response(JSON, (), (), status)
 
     async def _describe_models(self, exchange: HttpExchange, route: Route) -> None:
+        client = exchange.client
         if route.endpoint is routes.MODEL:
-            if not self._models.find_any(route.resource).contract.routes:
+            contract = self._models.find_any(route.resource).contract
+            if not contract.routes:
                 raise unknown_model(route.resource)
+            if client is not None:
+                client.check_model(contract.model)
             await exchange.send_json(json.dump(self._models.describe(route.resource)))
             return
-        data = [self._models.describe(name) for name in self._models.list_names()]
+        names = self._models.list_names()
+        if client is not None:
+            names = [
+                name
+                for name in names
+                if client.may_ask_model(self._models.find_any(name).contract.model)
+            ]
+        data = [self._models.describe(name) for name in names]
         await exchange.send_json(json.dump({"object": "list", "data": data}))
 
 

@@ -7,13 +7,14 @@ rules are in docs/how-to/openai.md, How a model says what it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from host.config.findings import Finding, Findings
 from host.config.model_config import ModelConfig
 from host.config.openai_parameters import (
     INPUTS,
+    LORA_SEPARATOR,
     OUTPUTS,
     asked_routes,
     default_fields,
@@ -130,7 +131,8 @@ class Contract:
 
     `outputs`: the meaning of each output by its name. `refusals`: why the model does not speak a
     route, by route; a route that is absent is spoken. `template_takes_tools`: the chat template
-    renders tools. `problems`: what is wrong with the `OPENAI` parameters.
+    renders tools. `adapters`: the LoRA adapters by the names that clients use. `problems`: what is
+    wrong with the `OPENAI` parameters.
     """
 
     model: str
@@ -141,6 +143,7 @@ class Contract:
     template_takes_tools: bool = False
     tool_parser: str = ""
     other_names: tuple[str, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     max_batch_size: int = 0
     decoupled: bool = False
@@ -156,6 +159,18 @@ class Contract:
         """Return whether an output has this meaning."""
         return meaning in self.outputs.values()
 
+    def with_adapter(self, name: str) -> Contract:
+        """Return the contract of a name, if it is that of an adapter; otherwise this one."""
+        adapter = self.adapters.get(name)
+        if adapter is None:
+            return self
+        text = f"'{name}' is a LoRA adapter of model '{self.model}': it does chat and completions"
+        return replace(
+            self,
+            defaults={**self.defaults, "lora_name": adapter},
+            refusals={EMBEDDINGS: text, TRANSCRIPTIONS: text, **self.refusals},
+        )
+
     @property
     def takes_whole_request(self) -> bool:
         """Whether the model gets the request as JSON."""
@@ -167,9 +182,12 @@ class Contract:
         return [route for route in _ROUTES if route not in self.refusals]
 
 
-def compile_contract(config: ModelConfig, template: ChatTemplate | None = None) -> Contract:
-    """Compile the contract of a model. `template`: what its folder has."""
+def compile_contract(
+    config: ModelConfig, template: ChatTemplate | None = None, adapters: Sequence[str] = ()
+) -> Contract:
+    """Compile the contract of a model. `template` and `adapters`: what its folder has."""
     chosen = openai_parameter(config, "OPENAI_CHAT_TEMPLATE")
+    separator = openai_parameter(config, LORA_SEPARATOR)
     compiler = _Compiler(config, bool(chosen) or template is not None)
     refusals = compiler.find_refusals()
     return Contract(
@@ -181,6 +199,7 @@ def compile_contract(config: ModelConfig, template: ChatTemplate | None = None) 
         template is not None and ("tools" in template.text or bool(template.tool_use_text)),
         openai_parameter(config, "OPENAI_TOOL_PARSER"),
         other_names(config),
+        {f"{config.name}{separator}{adapter}": adapter for adapter in adapters},
         default_fields(config),
         config.max_batch_size,
         config.model_transaction_policy.decoupled,

@@ -61,7 +61,7 @@ class EmbeddingsHandler:
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
-        contract, version = await self._models.find_when_loaded(name, EMBEDDINGS)
+        contract, version = await self._models.find_when_loaded(name, EMBEDDINGS, exchange.client)
         if size > MAX_INLINE_BYTES:
             prepare = asyncio.to_thread(prepare_requests, contract, sent, version, self._bodies)
             fields, texts, requests = await prepare

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from host.errors import ErrorCode, HostError
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import Header
+from host.frontends.http.exchange import Header, error_headers
 
 _INVALID_REQUEST = "invalid_request_error"
 _DO_NOT_RETRY: Header = (b"x-should-retry", b"false")
@@ -51,6 +51,14 @@ def from_host_error(error: HostError) -> OpenAIError:
         case ErrorCode.UNAVAILABLE:
             retry: Header = (b"retry-after", b"1")
             return OpenAIError(message, "unavailable", None, 503, "server_error", (retry,))
+        case ErrorCode.UNAUTHENTICATED:
+            kind, code = "authentication_error", "invalid_api_key"
+            return OpenAIError(message, code, None, 401, kind, tuple(error_headers(error)))
+        case ErrorCode.PERMISSION_DENIED:
+            return OpenAIError(message, "permission_denied", None, 403, "permission_error")
+        case ErrorCode.RESOURCE_EXHAUSTED:
+            kind, code = "rate_limit_error", "rate_limit_exceeded"
+            return OpenAIError(message, code, None, 429, kind, tuple(error_headers(error)))
         case ErrorCode.INTERNAL | ErrorCode.CANCELLED:
             # Clients repeat requests with status 500; a model that failed would run three times.
             return OpenAIError(message, None, None, 500, "server_error", (_DO_NOT_RETRY,))

@@ -117,7 +117,7 @@ class GenerationHandler:
             as_chat = await _run(large, chat_fields, sent)
             answer = ResponseAnswer(name, sent)
             route, sent = CHAT, as_chat
-        contract, version = await self._models.find_when_loaded(name, route)
+        contract, version = await self._models.find_when_loaded(name, route, exchange.client)
         fields = await _run(large, check_fields, sent, route, contract.defaults)
         fields = prepare_fields(contract, fields, route)
         options = fields.get("stream_options", {})

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from host.config.findings import Finding, Findings, raise_first
 from host.config.model_config import LoadedConfig, ModelConfig
-from host.config.openai_parameters import TOKENIZER, openai_parameter, other_names
+from host.config.openai_parameters import (
+    LORA_SEPARATOR,
+    TOKENIZER,
+    openai_parameter,
+    other_names,
+)
 from host.frontends.openai.contract import Contract, check_defaults, compile_contract
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.template import probe_template
@@ -16,6 +21,7 @@ from host.logs.formats import model_fields
 from host.models.loading import InstanceUpdate, ModelLoader
 from host.models.registry import LoadedModel, Registry
 from host.repository.chat_template import ChatTemplate, read_chat_template
+from host.repository.lora_adapters import read_lora_adapters
 from host.repository.token_counter import read_token_counter
 
 _log = logging.getLogger("pbhost")
@@ -41,7 +47,8 @@ class OpenAILoader:
         try:
             read = asyncio.to_thread(read_chat_template, directory, version, model.config)
             model.chat_template = await read
-            contract = compile_contract(model.config, model.chat_template)
+            await self._read_adapters(directory, model, loaded)
+            contract = compile_contract(model.config, model.chat_template, model.lora_adapters)
             raise_first(check_contract(contract, model.config, model.chat_template), loaded.source)
             fault = await find_template_fault(contract, model.chat_template)
             if fault and openai_parameter(model.config, "OPENAI_CHAT_TEMPLATE"):
@@ -61,6 +68,15 @@ class OpenAILoader:
     ) -> InstanceUpdate | None:
         """Prepare the instances that `loaded` asks for. Raises HostError."""
         return await self._others.update(model, loaded, finalize)
+
+    async def _read_adapters(
+        self, directory: Path, model: LoadedModel, loaded: LoadedConfig
+    ) -> None:
+        read = asyncio.to_thread(read_lora_adapters, directory, model.version, model.config)
+        try:
+            model.lora_adapters = await read
+        except ValueError as error:
+            raise_first([Finding(str(error), _path(LORA_SEPARATOR))], loaded.source)
 
     async def _read_token_counter(
         self, contract: Contract, directory: Path, model: LoadedModel, loaded: LoadedConfig
@@ -116,6 +132,14 @@ def check_tokenizer(
             read_token_counter(directory, version, config)
         except ValueError as error:
             yield Finding(str(error), _path(TOKENIZER))
+
+
+def check_adapters(directory: Path, version: int, config: ModelConfig) -> Findings:
+    """Check the file of the LoRA adapters. Blocks."""
+    try:
+        read_lora_adapters(directory, version, config)
+    except ValueError as error:
+        yield Finding(str(error), _path(LORA_SEPARATOR))
 
 
 def check_contract(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from host.access.client import Client
 from host.config.model_config import ModelConfig
 from host.core import Core
 from host.errors import HostError
@@ -47,11 +48,20 @@ class ModelDirectory:
             raise unsupported_route(refusal)
         return found
 
-    async def find_when_loaded(self, name: str, route: str) -> FoundModel:
-        """As `find`, but waits for the model if it is not loaded and loads on demand."""
+    async def find_when_loaded(self, name: str, route: str, client: Client | None) -> FoundModel:
+        """As `find`, but waits for the model if it is not loaded and loads on demand.
+
+        Raises HostError PERMISSION_DENIED if the client may not ask the model.
+        """
         if self._core.loads_on_demand and not self._is_known(name):
-            await self._load(*_split_version(name))
-        return self.find(name, route)
+            owner, version = _split_version(name)
+            if client is not None:
+                client.check_model(owner)
+            await self._load(owner, version)
+        found = self.find(name, route)
+        if client is not None:
+            client.check_model(found.contract.model)
+        return found
 
     def _is_known(self, name: str) -> bool:
         try:
@@ -86,32 +96,37 @@ class ModelDirectory:
         if contract is not None:
             return FoundModel(contract, number)
         owner = self._owner(name)
-        contract = self._contract(owner, version) if owner is not None else None
-        return FoundModel(contract, number) if contract is not None else None
+        contract = self._other_contract(owner, name, version) if owner is not None else None
+        if contract is None:
+            return None
+        return FoundModel(contract.with_adapter(name), number)
 
     def _owner(self, name: str) -> str | None:
-        """Return the ready model that has another name."""
+        """Return the ready model that has another name, or an adapter of this name."""
         known = self._owners.get(name)
-        if known is not None and self._has_name(known, name):
+        if known is not None and self._other_contract(known, name) is not None:
             return known
         for owner in self._ready_names():
-            if self._has_name(owner, name):
+            if self._other_contract(owner, name) is not None:
                 self._owners[name] = owner
                 return owner
         self._owners.pop(name, None)
         return None
 
-    def _has_name(self, owner: str, name: str) -> bool:
-        contract = self._contract(owner, "")
-        return contract is not None and name in contract.other_names
+    def _other_contract(self, owner: str, name: str, version: str = "") -> Contract | None:
+        """Return the contract of `owner`; None if it is not ready, or has not this other name."""
+        contract = self._contract(owner, version)
+        if contract is None or name not in (*contract.other_names, *contract.adapters):
+            return None
+        return contract
 
     def list_names(self) -> list[str]:
-        """Return the names of all models that speak a route, with their other names."""
+        """Return the names of all models that speak a route, also other names and adapters."""
         names: list[str] = []
         for name in self._ready_names():
             contract = self._contract(name, "")
             if contract is not None and contract.routes:
-                names += [name, *contract.other_names]
+                names += [name, *contract.other_names, *contract.adapters]
         return names
 
     def describe(self, name: str) -> dict[str, object]:
@@ -144,7 +159,8 @@ class ModelDirectory:
         known = self._contracts.get(key)
         if known is None or known[0] is not config:
             template = self._core.chat_template(name, version)
-            contract = compile_contract(config, template)
+            adapters = self._core.lora_adapters(name, version)
+            contract = compile_contract(config, template, adapters)
             if id(template) in self._withdrawn:
                 reason = self._withdrawn[id(template)][1]
                 contract = replace(contract, refusals={**contract.refusals, CHAT: reason})

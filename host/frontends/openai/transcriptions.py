@@ -56,7 +56,9 @@ class TranscriptionHandler:
         receive_started_ns = receive_started(tracing)
         sent = _read_form(await self._bodies.read_form(exchange, "file"))
         name = model_name(sent)
-        contract, version = await self._models.find_when_loaded(name, TRANSCRIPTIONS)
+        contract, version = await self._models.find_when_loaded(
+            name, TRANSCRIPTIONS, exchange.client
+        )
         fields = check_fields(sent, TRANSCRIPTIONS, contract.defaults)
         _check_support(contract, fields)
         request_id = read_request_id(exchange, f"trsc-{uuid.uuid4().hex}")

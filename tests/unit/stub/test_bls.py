@@ -386,11 +386,16 @@ def test_no_finaliser_of_the_model_runs_while_answers_are_read(start_stub: Start
             finalised.set_result(value_of(bls_request().exec()))
 
     class Loop(asyncio.SelectorEventLoop):
-        def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:
+        def call_soon_threadsafe(
+            self,
+            callback: Callable[..., object],
+            *args: Any,
+            context: contextvars.Context | None = None,
+        ) -> asyncio.Handle:
             Caller()
             for _ in range(2):
                 [[] for _ in range(10)]  # enough for a collection
-            return super().call_soon_threadsafe(*args, **options)
+            return super().call_soon_threadsafe(callback, *args, context=context)
 
     async def call() -> int:
         return value_of(await bls_request().async_exec())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
@@ -13,33 +12,6 @@ from host.frontends.grpc.methods import GrpcOptions
 
 _MIN_INTERVAL_WITHOUT_CALLS = 7200.0  # seconds between pings of a client without open calls
 _FRAME_KEY = 0  # the incomplete frame of a connection; no stream has this id
-
-
-class TokenBucket:
-    """Limits the rate of events. `capacity` events may come at once, then `per_second`."""
-
-    __slots__ = ("_capacity", "_rate", "_tokens", "_updated_at", "_clock")
-
-    def __init__(
-        self, capacity: int, per_second: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock = clock
-        self._capacity = float(capacity)
-        self._rate = per_second
-        self._tokens = float(capacity)
-        self._updated_at = self._clock()
-
-    def consume(self, cost: int = 1) -> bool:
-        """Takes tokens for one event. Returns False if the bucket has too few."""
-        now = self._clock()
-        self._tokens = (
-            min(self._capacity, self._tokens + (now - self._updated_at) * self._rate) - cost
-        )
-        self._updated_at = now
-        if self._tokens < 0.0:
-            self._tokens = 0.0
-            return False
-        return True
 
 
 class PingPolicy:

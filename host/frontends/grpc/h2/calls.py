@@ -14,10 +14,12 @@ from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.h2.stream import Stream, StreamConnection
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
+    RETRY_METADATA,
     Cancellable,
     StreamHandler,
     StreamMethod,
     UnaryMethod,
+    retry_milliseconds,
     to_host_error,
 )
 from host.frontends.receive_budget import ReservedBytes
@@ -82,6 +84,9 @@ class _Call(Stream):
         if list_size:
             most = min(most, max(_MIN_STATUS_MESSAGE, list_size // 2 - _STATUS_OVERHEAD))
         block = status.trailers(code, text, most)
+        retry = retry_milliseconds(error)
+        if retry is not None:
+            block += status.hpack_field(RETRY_METADATA, b"%d" % retry)
         self.send_trailers(block if self._headers_sent else status.RESPONSE_HEADERS + block)
         self.connection.send_buffer.flush()
 

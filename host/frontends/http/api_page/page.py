@@ -20,7 +20,7 @@ _HTML = b"text/html; charset=utf-8"
 _NO_CACHE: Header = (b"cache-control", b"no-cache")  # the loaded models change
 
 DOCS = Endpoint(("GET",), "")  # the page has no data of the server, so it is never restricted
-OPENAPI = Endpoint(("GET",), "metadata")
+OPENAPI = Endpoint(("GET",), "metadata", True)
 ROOT = Endpoint(("GET",), "")
 
 ROUTES: Mapping[bytes, Route] = {

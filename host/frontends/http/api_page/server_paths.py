@@ -58,6 +58,7 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
     identifier = path_parameter("id", "The id of a record.")
     summaries = {"crashes": {"type": "array", "items": reference("CrashSummary")}}
     activity = {"instances": {"type": "array", "items": reference("InstanceActivity")}}
+    quarantined = {"requests": {"type": "array", "items": reference("QuarantinedRequest")}}
     activities = {**_object(activity), "required": ["instances"]}
     model = path_parameter("model", "The name of a model.")
     return {
@@ -70,6 +71,19 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
             "get": operations.operation(
                 "logging", _SERVER, "Get what the instances of a model do now", activities,
                 errors=(404,), parameters=[model],
+            )
+        },
+        "/v2/quarantine": {
+            "get": operations.operation(
+                "logging", _SERVER, "List the requests that are refused, as they ended processes",
+                {**_object(quarantined), "required": ["requests"]},
+            )
+        },
+        "/v2/quarantine/lift": {
+            "post": operations.operation(
+                "model-repository", _SERVER, "Accept the requests in quarantine again",
+                _object({"lifted": {"type": "integer"}}), errors=(400, 404),
+                body=json_body(_object({"model": STRING}), False, {"model": ""}),
             )
         },
         "/v2/crashes": {
@@ -237,6 +251,13 @@ def schemas() -> dict[str, Schema]:
         "stacks": names,
         "output": names,
     }
+    quarantined = {
+        "model": STRING,
+        "version": integer,
+        "until": {"type": "string", "format": "date-time"},
+        "crashes": names,
+        "request": {"type": "object"},
+    }
     setting: Schema = {"type": ["string", "null"], "pattern": "^[0-9]{1,9}$"}
     return {
         "Error": {**_object({"error": STRING}), "required": ["error"]},
@@ -262,6 +283,7 @@ def schemas() -> dict[str, Schema]:
             "required": ["model_stats"],
         },
         "CrashSummary": {**_object(crash), "required": list(crash)},
+        "QuarantinedRequest": {**_object(quarantined), "required": list(quarantined)},
         "InstanceActivity": {**_object(activity), "required": list(activity)},
         "CrashRecord": {**_object(record), "required": list(record)},
         "IndexEntry": {

@@ -76,6 +76,7 @@ class InMemoryModel(DrainableModel, CallHolder):
         self.labels: Mapping[str, Sequence[str]] = {}
         self.chat_template: ChatTemplate | None = None
         self.token_counter: TokenCounter | None = None
+        self.lora_adapters: tuple[str, ...] = ()
         self.config: ModelConfig = parse_pbtxt(
             f'name: "{name}" input [ {tensors(inputs)} ] output [ {tensors(outputs)} ]'
             f" model_transaction_policy {{ decoupled: {str(stream is not None).lower()} }}",

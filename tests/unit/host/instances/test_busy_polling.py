@@ -212,21 +212,21 @@ def test_no_early_wake_when_busy_polling_is_off(scene: Scene) -> None:
 
 def was_polled(scene: Scene) -> bool:
     """Whether the event loop polls for the stub's response before it sleeps."""
+    polled = False
 
     async def main() -> None:
+        nonlocal polled
         started = scene.clock.now
         scene.stub.doorbell.announce_frame()
         os.eventfd_read(scene.stub.event)
         before = scene.clock.reads
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        nonlocal polled
         polled = scene.clock.reads > before
         scene.clock.step = 1e-6
         scene.clock.now = started  # however long that took, the stub has responded quickly
         scene.stub.doorbell.stub_answered()
 
-    polled = False
     run(main())
     return polled
 

@@ -57,6 +57,7 @@ class ProcesslessModel(DrainableModel):
         self.labels: Mapping[str, Sequence[str]] = {}
         self.chat_template: ChatTemplate | None = None
         self.token_counter: TokenCounter | None = None
+        self.lora_adapters: tuple[str, ...] = ()
         counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(config, version, counters, lambda: 0, MetricsSettings())
         self._events = events

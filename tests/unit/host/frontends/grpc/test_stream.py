@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections import deque
 from typing import Any
 
@@ -10,6 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError, internal, unavailable
 from host.frontends.grpc import stream as grpc_stream
+from host.frontends.grpc.large_contents import MIN_LARGE_INPUT_BYTES
 from host.frontends.grpc.methods import EmptyContext
 from host.frontends.grpc.service import GrpcService
 from host.inference.call import Call
@@ -348,3 +351,19 @@ def test_an_exception_in_the_engine_ends_the_stream_but_not_the_model() -> None:
     first.respond(echo(first.request))
     assert client.has_ended() and str(client.error) == "a defect"
     assert client.core.cancelled.get_nowait() == "2"
+
+
+def test_a_stream_that_is_cancelled_before_a_large_request_starts_leaves_no_coroutine() -> None:
+    large = pb.ModelInferRequest(model_name="echo", id="1")
+    contents = large.inputs.add(name="INPUT0", datatype="INT32", shape=[MIN_LARGE_INPUT_BYTES])
+    contents.contents.int_contents.extend([1] * MIN_LARGE_INPUT_BYTES)
+
+    async def say_and_cancel() -> None:
+        client = Conversation()
+        client.say(large)
+        client.stream.cancel()
+        await asyncio.sleep(0)  # a turn of the loop: the task ends
+        assert not client.got and not client.service.open_requests
+
+    asyncio.run(say_and_cancel())
+    gc.collect()  # a coroutine that nothing awaited would warn here, which fails the test

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from host.frontends.grpc.h2.abuse_limits import TokenBucket
 from host.frontends.grpc.h2.connection import H2Connection
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
@@ -246,16 +245,6 @@ def test_large_frames_are_not_copied_over_and_over() -> None:
     for start in range(0, len(data), 65536):
         reader.feed(data[start : start + 65536])
     assert sum(pieces) == len(payload) and len(pieces) == 17
-
-
-def test_a_token_bucket_refills() -> None:
-    clock = [0.0]
-    bucket = TokenBucket(3, 2, lambda: clock[0])
-    assert [bucket.consume() for _ in range(4)] == [True, True, True, False]
-    clock[0] = 1.0
-    assert [bucket.consume() for _ in range(3)] == [True, True, False]
-    clock[0] = 1000.0
-    assert [bucket.consume() for _ in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("most", [100, 16384])

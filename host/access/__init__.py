@@ -1,0 +1,1 @@
+"""Access by API key: who may send which requests, and how many."""

@@ -1,0 +1,221 @@
+"""A client that is known by its API keys: what it may ask, and how much."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from host.access.token_bucket import TokenBucket
+from host.errors import HostError, TooManyRequests, permission_denied
+from host.inference.call import Call, CallListener
+from host.inference.request import InferResponse
+
+_RETRY_SECONDS = 1.0  # for a client whose own requests must end first
+_CACHED_NAMES = 4096  # model names whose permission is remembered
+
+
+class RefusalReason(enum.Enum):
+    """Why a request of a known client was refused, as in the metrics."""
+
+    CATEGORY = "category"
+    MODEL = "model"
+    RATE = "rate"
+    CONCURRENCY = "concurrency"
+    FAIR_SHARE = "fair_share"
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What a client may ask, and how much.
+
+    Attributes:
+        models: Patterns of model names, as in a shell; empty means every model.
+        categories: Categories of requests.
+        rate: Inference requests per second, in the long run; 0 means no limit.
+        burst: Inference requests that may come at once.
+        concurrency: Inference requests in progress at a time; 0 means no limit.
+    """
+
+    categories: frozenset[str]
+    models: tuple[str, ...] = ()
+    rate: float = 0.0
+    burst: int = 1
+    concurrency: int = 0
+
+
+class SharedCapacity:
+    """Counts the requests in progress of all clients, and shares a limit among them.
+
+    While fewer than `limit` requests are in progress, every client may send more. After that, only
+    clients below their equal share may: the limit, divided by the clients that have requests.
+    """
+
+    __slots__ = ("limit", "in_progress", "active_clients")
+
+    def __init__(self, limit: int = 0) -> None:
+        """`limit` 0: there is none."""
+        self.limit = limit
+        self.in_progress = 0
+        self.active_clients = 0
+
+    def has_room(self, own: int) -> bool:
+        """Whether a client with `own` requests in progress may send another one."""
+        if not self.limit or self.in_progress < self.limit:
+            return True
+        return own * (self.active_clients + (own == 0)) < self.limit
+
+
+class Client:
+    """A client, with the state of its limits. Belongs to the event loop.
+
+    Attributes:
+        name: Its name in the key file.
+        in_progress: Its inference requests without a last response.
+        started: The number of its inference requests that were passed to a model.
+        refused: The number of its refused requests, by reason.
+    """
+
+    def __init__(self, name: str, permissions: Permissions, capacity: SharedCapacity) -> None:
+        self.name = name
+        self.in_progress = 0
+        self.started = 0
+        self.refused: Counter[RefusalReason] = Counter()
+        self._capacity = capacity
+        self._permissions = permissions
+        self._may_ask_model = _model_filter(permissions.models)
+        self._bucket = TokenBucket(permissions.burst, permissions.rate)
+
+    def set_permissions(self, permissions: Permissions) -> None:
+        """Changes the permissions; requests in progress still count."""
+        self._permissions = permissions
+        self._may_ask_model = _model_filter(permissions.models)
+        self._bucket.set_limits(permissions.burst, permissions.rate)
+
+    def check_category(self, category: str) -> None:
+        """Raises HostError PERMISSION_DENIED unless the client may send requests of a category."""
+        if category and category not in self._permissions.categories:
+            self.refused[RefusalReason.CATEGORY] += 1
+            raise permission_denied(
+                f"the key of client '{self.name}' does not allow requests of category '{category}'"
+            )
+
+    def may_ask_model(self, name: str) -> bool:
+        """Whether the client may ask a model."""
+        return self._may_ask_model(name)
+
+    def check_model(self, name: str) -> None:
+        """Raises HostError PERMISSION_DENIED unless the client may ask a model.
+
+        An empty name stands for all models.
+        """
+        if not name and self._permissions.models:
+            self.refused[RefusalReason.MODEL] += 1
+            raise permission_denied(
+                f"the key of client '{self.name}' is for some models only: name a model"
+            )
+        if name and not self._may_ask_model(name):
+            self.refused[RefusalReason.MODEL] += 1
+            raise permission_denied(
+                f"the key of client '{self.name}' does not allow requests to model '{name}'"
+            )
+
+    @contextmanager
+    def count_request(self) -> Iterator[None]:
+        """Counts an inference request while the context is open.
+
+        Raises TooManyRequests if a limit is reached.
+        """
+        self._check_limits()
+        self._request_started()
+        try:
+            yield
+        finally:
+            self.request_finished()
+
+    def start_request(self, start: Callable[[], Call]) -> Call:
+        """Starts an inference request and counts it until it ends, unless `start` raises.
+
+        Raises TooManyRequests if a limit is reached, and what `start` raises.
+        """
+        self._check_limits()
+        call = start()
+        self._request_started()
+        if call.finished:
+            self.request_finished()
+        else:
+            call.listener = _CountedCall(self, call.listener)
+        return call
+
+    def _check_limits(self) -> None:
+        limits = self._permissions
+        if limits.concurrency and self.in_progress >= limits.concurrency:
+            raise self._too_many(
+                RefusalReason.CONCURRENCY,
+                f"has {self.in_progress} requests in progress, and its limit is"
+                f" {limits.concurrency}",
+            )
+        if not self._capacity.has_room(self.in_progress):
+            raise self._too_many(
+                RefusalReason.FAIR_SHARE,
+                f"has its share of the {self._capacity.limit} requests that the server works on"
+                " at a time",
+            )
+        if limits.rate and not self._bucket.has_tokens():
+            raise self._too_many(
+                RefusalReason.RATE,
+                f"has sent more than {limits.rate:g} requests per second",
+                self._bucket.seconds_until_token(),
+            )
+
+    def _request_started(self) -> None:
+        self.started += 1
+        if self._permissions.rate:
+            self._bucket.consume()
+        self._capacity.in_progress += 1
+        self._capacity.active_clients += self.in_progress == 0
+        self.in_progress += 1
+
+    def request_finished(self) -> None:
+        """Called when a counted request has ended."""
+        self.in_progress -= 1
+        self._capacity.in_progress -= 1
+        self._capacity.active_clients -= self.in_progress == 0
+
+    def _too_many(
+        self, reason: RefusalReason, fact: str, seconds: float = _RETRY_SECONDS
+    ) -> HostError:
+        self.refused[reason] += 1
+        return TooManyRequests(f"client '{self.name}' {fact}; retry in {seconds:.3g} s", seconds)
+
+
+class _CountedCall:
+    """Passes on what a model gets to know of a call, and counts the end of the call."""
+
+    __slots__ = ("_client", "_listener")
+
+    def __init__(self, client: Client, listener: CallListener | None) -> None:
+        self._client = client
+        self._listener = listener
+
+    def call_responded(self, call: Call, response: InferResponse) -> None:
+        if self._listener is not None:
+            self._listener.call_responded(call, response)
+
+    def call_finished(self, call: Call) -> None:
+        self._client.request_finished()
+        if self._listener is not None:
+            self._listener.call_finished(call)
+
+
+def _model_filter(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Returns a function that tells whether a name matches one of the patterns; none match all."""
+    if not patterns:
+        return lambda name: True
+    return functools.lru_cache(_CACHED_NAMES)(
+        lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
+    )
