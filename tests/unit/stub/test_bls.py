@@ -386,7 +386,8 @@ def test_no_finaliser_of_the_model_runs_while_answers_are_read(start_stub: Start
             finalised.set_result(value_of(bls_request().exec()))
 
     class Loop(asyncio.SelectorEventLoop):
-        def call_soon_threadsafe(
+        # Its base relates the types of the callback and of its arguments.
+        def call_soon_threadsafe(  # type: ignore[override]
             self,
             callback: Callable[..., object],
             *args: Any,
