@@ -33,7 +33,7 @@ def lead_process_group() -> None:
     """Makes this process the leader of a process group: Ctrl-C at a terminal is for the host alone.
 
     It stays in the host's session, as Linux may share the CPU time between sessions
-    (docs/explanation/decisions/0027). In the background of a terminal, reading from it is an error,
+    (docs/explanation/decisions/0031). In the background of a terminal, reading from it is an error,
     and does not stop the process.
     """
     if os.getpgrp() != os.getpid():

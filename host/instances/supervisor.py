@@ -6,7 +6,7 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from host.crashes.record import CrashRecord
 from host.errors import HostError, unavailable
@@ -171,6 +171,11 @@ class Supervisor(InstanceSlot):
     def blocking_calls(self) -> Sequence[Call]:
         """The BLS calls that the running batch waits for."""
         return tuple(self.instance.bls_requests.blocking_calls.values())
+
+    @property
+    def awaited_models(self) -> Collection[str]:
+        """The models that BLS requests of the instance wait for."""
+        return self.instance.bls_requests.awaited_models
 
     @property
     def resource_holders(self) -> Sequence[CallHolder]:

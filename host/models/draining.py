@@ -32,6 +32,11 @@ class DrainableModel(ABC):
         """Number of calls in progress, including queued ones."""
         return len(self._calls)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether calls are in progress, or ensembles hold the version."""
+        return bool(self._calls or self._holds)
+
     def acquire(self) -> None:
         """Holds the version for a request of an ensemble, which may call it later."""
         self._holds += 1

@@ -130,6 +130,13 @@ class PythonModel(DrainableModel):
             self.quarantine.check(request)
 
     @property
+    def in_use(self) -> bool:
+        """Whether calls are in progress, sequences are open, or ensembles hold the version."""
+        if super().in_use:
+            return True
+        return isinstance(self.scheduler, SequenceScheduler) and self.scheduler.has_sequences
+
+    @property
     def ready(self) -> bool:
         """Whether at least one instance is alive."""
         return any(

@@ -102,6 +102,10 @@ class LoadedModel(Model, Protocol):
     def in_flight(self) -> int:
         """Number of calls in progress, including queued ones."""
 
+    @property
+    def in_use(self) -> bool:
+        """Whether unloading the model now would end or delay work: calls, holds, sequences."""
+
 
 class VersionState(enum.Enum):
     """The states in the repository index.

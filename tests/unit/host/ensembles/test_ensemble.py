@@ -34,6 +34,7 @@ class Member:
     defines_is_ready = False
     ready = True
     in_flight = 0
+    in_use = False
 
     def __init__(self, name: str, decoupled: bool = False) -> None:
         self.name = name
