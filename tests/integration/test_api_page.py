@@ -99,7 +99,7 @@ REFUSED = re.compile(
     r"string correlation ID cannot be longer|failed to load '.*', failed to poll from model repo"
     r"|Unable to open shared memory region|Invalid shared memory region"
     r"|invalid argument for --log_format|explicit model load / unload is not allowed"
-    r"|location can not be updated through network"
+    r"|location can not be updated through network|this server does not record"
 )
 """Paths that respond with a status of 500 or more, even to a well-formed request."""
 
