@@ -673,8 +673,7 @@ def test_the_times_of_tokens_are_shown(chat_host: RunningHost, browser: webdrive
     page.wait_for(
         "#tokens", r"To the first token, p50\s[\d.]+ m?s[\s\S]*Between tokens, p99\s[\d.]+ m?s"
     )
-    page = Page(browser, chat_host, "#add_sub/1")
-    page.wait_for("h2", "^add_sub$")
+    Page(browser, chat_host, "#add_sub/1").wait_for("h2", "^add_sub$")
     assert not browser.find_elements(By.ID, "tokens")
 
 
