@@ -9,9 +9,8 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
-from host.metrics.catalogue import HELP
+from host.metrics.catalogue import CATALOGUE
 from host.options.command_line import parse
 from host.options.options import Options
 from tests.conftest import DEADLINE, ROOT
@@ -43,9 +42,17 @@ def build(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 def options_of(container: dict[str, Any]) -> Options:
     """The options of a container, which starts the server by Triton's name of it."""
-    program, *flags = container["args"]
+    return read_flags(container["args"], {each["mountPath"] for each in container["volumeMounts"]})
+
+
+def read_flags(arguments: list[str], mounts: set[str]) -> Options:
+    """The options of a command line; its repository is one of the mounts, or KServe's."""
+    program, *flags = arguments
     assert program == "tritonserver"
-    return parse(flags)
+    flag, repository = flags[0].split("=")
+    assert flag in ("--model-repository", "--model-store")
+    assert repository in mounts | {"/mnt/models"}
+    return parse([f"{flag}={ROOT / 'model_repository'}", *flags[1:]])
 
 
 def check_container(container: dict[str, Any], grace_seconds: int) -> None:
@@ -124,7 +131,7 @@ def test_the_autoscaler_follows_a_metric_of_the_server() -> None:
     target = scaler["scaleTargetRef"]
     assert "replicas" not in manifests[target["kind"], target["name"]]["spec"]
     (metric,) = scaler["metrics"]
-    assert metric["pods"]["metric"]["name"] in HELP
+    assert metric["pods"]["metric"]["name"] in CATALOGUE
 
 
 def test_prometheus_finds_the_metrics_port() -> None:
@@ -149,7 +156,6 @@ def test_runtimes_start_a_server_where_kserve_expects_it(path: Path) -> None:
     options = options_of(container)
     assert container["name"] == "kserve-container"
     assert (options.http_port, options.grpc_port) == (8080, 9000)
-    assert options.model_repository == ["/mnt/models"]
     annotations = runtime["spec"]["annotations"]
     assert annotations["prometheus.kserve.io/port"] == str(options.metrics_port)
     explicit = path.name == "runtime-explicit.yaml"
@@ -173,25 +179,3 @@ def test_services_name_a_runtime_and_a_protocol_of_it(path: Path) -> None:
     check_container(runtime["containers"][0], predictor["terminationGracePeriodSeconds"])
     for port in model.get("ports", []):
         assert port["containerPort"] == options_of(runtime["containers"][0]).grpc_port
-
-
-def test_compose_mounts_files_that_exist() -> None:
-    folder = DEPLOY / "compose"
-    compose = yaml.safe_load((folder / "compose.yaml").read_text())
-    services = compose["services"]
-    assert (folder / services["pbhost"]["build"]["context"] / "Containerfile").is_file()
-    program, *flags = services["pbhost"]["command"]
-    assert program == "tritonserver"
-    options = parse(flags)
-    named = set(compose["volumes"])
-    for service in services.values():
-        for volume in service["volumes"]:
-            source = volume.replace("${MODELS:-../../model_repository}", "../../model_repository")
-            source = source.split(":")[0]
-            assert source in named or (folder / source).exists(), volume
-    prometheus = yaml.safe_load((folder / "prometheus.yaml").read_text())
-    ((targets,),) = [each["static_configs"] for each in prometheus["scrape_configs"]]
-    assert targets["targets"] == [f"pbhost:{options.metrics_port}"]
-    for rule in prometheus["rule_files"]:
-        mounted = Path(rule).relative_to("/etc/prometheus/pbhost")
-        assert (DEPLOY / "prometheus" / mounted).is_file()
