@@ -1,7 +1,7 @@
 """Strict validation of manifests: unknown fields are errors, as with `fieldValidation=Strict`.
 
 `kserve/` has the schemas of KServe's resources without their texts; of an InferenceService only the
-predictor that names a runtime. They come from the definitions that KServe publishes under Apache-2.0.
+predictor that names a runtime. KServe publishes the definitions under Apache-2.0.
 """
 
 from __future__ import annotations
