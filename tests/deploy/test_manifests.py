@@ -9,6 +9,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from host.metrics.catalogue import CATALOGUE
 from host.options.command_line import parse
@@ -179,3 +180,23 @@ def test_services_name_a_runtime_and_a_protocol_of_it(path: Path) -> None:
     check_container(runtime["containers"][0], predictor["terminationGracePeriodSeconds"])
     for port in model.get("ports", []):
         assert port["containerPort"] == options_of(runtime["containers"][0]).grpc_port
+
+
+def test_compose_mounts_files_that_exist() -> None:
+    folder = DEPLOY / "compose"
+    compose = yaml.safe_load((folder / "compose.yaml").read_text())
+    services = compose["services"]
+    assert (folder / services["pbhost"]["build"]["context"] / "Containerfile").is_file()
+    options = read_flags(services["pbhost"]["command"], {"/models"})
+    named = set(compose["volumes"])
+    for service in services.values():
+        for volume in service["volumes"]:
+            source = volume.replace("${MODELS:-../../model_repository}", "../../model_repository")
+            source = source.split(":")[0]
+            assert source in named or (folder / source).exists(), volume
+    prometheus = yaml.safe_load((folder / "prometheus.yaml").read_text())
+    ((targets,),) = [each["static_configs"] for each in prometheus["scrape_configs"]]
+    assert targets["targets"] == [f"pbhost:{options.metrics_port}"]
+    for rule in prometheus["rule_files"]:
+        mounted = Path(rule).relative_to("/etc/prometheus/pbhost")
+        assert (DEPLOY / "prometheus" / mounted).is_file()
