@@ -19,6 +19,7 @@ from host.logs.writer import write_if_room
 from host.options.command_line import parse
 from host.options.options import Options, UsageError
 from host.server.server import Server
+from host.system.service_manager import ServiceManager
 from stub.wire.heap import freeze_gc, tune_malloc
 
 
@@ -44,8 +45,17 @@ def _raise_file_limit() -> None:
 async def _serve(options: Options) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit status. SIGHUP reads files again."""
     stop = asyncio.Event()
-    server = Server(options)
-    _install_signal_handlers(stop, server)
+    manager = ServiceManager()
+    manager.start_watchdog()
+    try:
+        return await _serve_until(stop, Server(options), manager)
+    finally:
+        manager.close()
+
+
+async def _serve_until(stop: asyncio.Event, server: Server, manager: ServiceManager) -> int:
+    _install_signal_handlers(stop, server, manager)
+    manager.starting()
     starting = asyncio.ensure_future(server.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -62,9 +72,11 @@ async def _serve(options: Options) -> int:
     except asyncio.CancelledError:
         return 0  # stopped while loading; `start` has cleaned up
     else:
+        manager.started()
         await stopping
         return 0 if await server.stop() else 1
-    sys.stderr.write(_line(options, logging.ERROR, f"error: creating server: {reason}"))
+    manager.failed(reason)
+    sys.stderr.write(_line(server.options, logging.ERROR, f"error: creating server: {reason}"))
     return 1
 
 
@@ -77,18 +89,24 @@ def _line(options: Options, level: int, text: str) -> str:
     return f"{format_json(record)}\n"
 
 
-def _install_signal_handlers(stop: asyncio.Event, server: Server) -> None:
+def _install_signal_handlers(stop: asyncio.Event, server: Server, manager: ServiceManager) -> None:
     loop = asyncio.get_running_loop()
     reloads: set[asyncio.Task[None]] = set()
 
     def received(number: int) -> None:
         if not stop.is_set():
             stop.set()
+            manager.stopping()
             line = _line(server.options, logging.INFO, f"Signal ({number}) received.")
             write_if_room(sys.stdout.fileno(), line.encode())
 
+    async def reload_files() -> None:
+        manager.reloading()
+        await server.reload_files()
+        manager.reloaded()
+
     def reload() -> None:
-        task = loop.create_task(server.reload_files())
+        task = loop.create_task(reload_files())
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
