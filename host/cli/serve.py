@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import uvloop
 
-from host.errors import HostError
+from host.errors import HostError, ServiceStartError
 from host.logs.formats import format_json
 from host.logs.writer import write_if_room
 from host.options.command_line import parse
@@ -28,12 +28,20 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         options = parse(arguments)
     except UsageError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{_describe(error)}\n")
         sys.exit(1)
     _raise_file_limit()
     tune_malloc(one_heap=True)
     freeze_gc()
     sys.exit(uvloop.run(_serve(options)))
+
+
+def _describe(error: UsageError) -> str:
+    """Returns one line about invalid options; for `--help`, the whole text."""
+    if not error.detail:
+        return str(error)
+    parts = [*error.detail.splitlines(), *error.advice.splitlines(), "See pbhost serve --help"]
+    return "pbhost serve: " + "; ".join(part.strip().rstrip(".") for part in parts)
 
 
 def _raise_file_limit() -> None:
@@ -63,6 +71,11 @@ async def _serve_until(stop: asyncio.Event, server: Server, manager: ServiceMana
         starting.cancel()
     try:
         await starting
+    except ServiceStartError as error:  # the log has the reason
+        stopping.cancel()
+        reason = f"{error.code.value} - {error.message}"
+        if server.options.log_error and not server.options.log_file:
+            reason = error.summary
     except HostError as error:
         stopping.cancel()
         reason = f"{error.code.value} - {error.message}"

@@ -16,7 +16,9 @@ from host.logs.writer import LogWriter
 LOGGER = logging.getLogger("pbhost")
 
 _CONSOLE = (1, 2)  # the descriptors of stdout and stderr
-_LOAD_FAILURE_SOURCE = "user_model.py:0"  # of a line of a stub, which the host repeats
+_LOAD_FAILURE_SOURCE = "user_model.py:0"  # of a line of a stub, which the host tells as an error
+CLEAR_LINE = "\r\x1b[K"
+"""Moves the cursor of a terminal to the start of its line, and clears the line."""
 _CLOSE_SECONDS = 2.0  # for the lines that a slow console or disk has not taken yet
 
 
@@ -57,6 +59,7 @@ class LogHandler(logging.Handler):
         self.warning = options.log_warning
         self.error = options.log_error
         self.log_format = options.log_format
+        self.progress_line = False  # whether a line without an end may be on the terminal
         self.dev = False  # whether lines are those of development mode, unless they are JSON
         self._verbose_level = 0
         self._error_reported = False  # that records are lost
@@ -112,7 +115,7 @@ class LogHandler(logging.Handler):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the settings let the record through."""
-        if self.dev and getattr(record, "source", "") == _LOAD_FAILURE_SOURCE:
+        if not self._verbose_level and getattr(record, "source", "") == _LOAD_FAILURE_SOURCE:
             return False
         return hasattr(record, "printed") or self.writes_level(record.levelno)
 
@@ -160,6 +163,8 @@ class LogHandler(logging.Handler):
         descriptor = _console_descriptor(stream)
         if descriptor is not None:
             stream.flush()  # what others have printed comes first
+            if self.progress_line and stream.isatty():
+                text = CLEAR_LINE + text
             encoding = stream.encoding or "ascii"
             self._writer(descriptor).write(text.encode(encoding, "backslashreplace"))
             return
