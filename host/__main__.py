@@ -29,11 +29,15 @@ Usage: pbhost serve --model-repository=DIR [options]
            show what the instances of a running server do now
        pbhost top URL [options]
            show rates, latencies, queues and memory of a running server
+       pbhost completion bash|zsh|fish
+           print the completion of this command line for a shell
        pbhost COMMAND --help
        pbhost version
 """
 
-_SUBCOMMANDS = ("serve", "new", "run", "infer", "check", "config", "crashes", "stacks", "top")
+_SUBCOMMANDS = (
+    "serve", "new", "run", "infer", "check", "config", "crashes", "stacks", "top", "completion"
+)  # fmt: skip
 
 
 def main() -> None:
@@ -59,7 +63,7 @@ def main() -> None:
 
 def _run(command: str, arguments: list[str]) -> NoReturn:
     # Imported here, because they import the libraries.
-    from host.cli import check, config, crashes, infer, new, run, serve, stacks, top
+    from host.cli import check, completion, config, crashes, infer, new, run, serve, stacks, top
 
     commands = {
         "serve": serve.main,
@@ -71,6 +75,7 @@ def _run(command: str, arguments: list[str]) -> NoReturn:
         "crashes": crashes.main,
         "stacks": stacks.main,
         "top": top.main,
+        "completion": completion.main,
     }
     commands[command](arguments)
 

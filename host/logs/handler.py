@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-from host.logs.colours import shows_colours
+from host.logs.colours import Colour, paint, shows_colours
 from host.logs.development import format_dev
 from host.logs.formats import format_json, format_text
 from host.logs.writer import LogWriter
@@ -150,7 +150,12 @@ class LogHandler(logging.Handler):
         if self.dev:
             stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
             return format_dev(record, self._file is None and shows_colours(stream))
-        return format_text(record, self.log_format, self._escape)
+        text = format_text(record, self.log_format, self._escape)
+        colour = _level_colour(record)
+        if colour is None or self._file is not None or not shows_colours(sys.stderr):
+            return text
+        first, newline, rest = text.partition("\n")
+        return paint(first, colour) + newline + rest
 
     def _write(self, text: str, problem: bool) -> None:
         if self._file is not None:
@@ -220,6 +225,13 @@ def is_level_written(level: int) -> bool:
             for handler in LOGGER.handlers
         )
     )
+
+
+def _level_colour(record: logging.LogRecord) -> Colour | None:
+    """The colour of a record at a terminal; None for what is no problem of the server."""
+    if record.levelno < logging.WARNING or hasattr(record, "printed"):
+        return None
+    return Colour.RED if record.levelno >= logging.ERROR else Colour.YELLOW
 
 
 def _console_descriptor(stream: TextIO) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client as http_client
 import json
 import os
-import re
 import shutil
 import signal
 import socket

@@ -40,12 +40,24 @@ def read_all(descriptor: int) -> bytes:
         data += part
 
 
+def run_at_terminal(repository: RepositoryBuilder, env: dict[str, str]) -> tuple[int, bytes]:
+    """The exit status of a host that runs at a terminal, and what it writes there."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository.path}"]
+    command += [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+    inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    with closing(os.fdopen(ours, "rb", closefd=True)):
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env={**inherited, **env}
+        )
+        os.close(theirs)
+        data = read_all(ours)
+        return process.wait(DEADLINE), data
+
+
 def shown(data: bytes) -> list[str]:
     """The lines that remain on a terminal, by the two control sequences that the server uses."""
-    lines = []
-    for line in data.decode().split("\n"):
-        lines.append(line.rsplit("\r\x1b[K", 1)[-1].rstrip("\r"))
-    return lines
+    return [line.rsplit("\r\x1b[K", 1)[-1].rstrip("\r") for line in data.decode().split("\n")]
 
 
 def test_log_lines_and_the_progress_line_do_not_run_into_each_other(
@@ -53,19 +65,23 @@ def test_log_lines_and_the_progress_line_do_not_run_into_each_other(
 ) -> None:
     repository.add("slow", SLOW, CONFIG)
     repository.add("broken", "import absent\n", CONFIG)
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository.path}"]
-    command += [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
-    with closing(os.fdopen(ours, "rb", closefd=True)):
-        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
-        os.close(theirs)
-        data = read_all(ours)
-        assert process.wait(DEADLINE) == 1
+    status, data = run_at_terminal(repository, {"TERM": "xterm"})
+    assert status == 1
     assert b"loaded 0/2, loading: broken, slow" in data
     steps = [line for line in shown(data) if "step" in line]
     assert steps == [f"[slow:1/slow_0] step {number}" for number in range(20)]
     for line in shown(data):
-        assert "loaded " not in line or line.startswith(("I", "E")), line
+        assert "loaded " not in line or line.startswith(("I", "\x1b[31mE")), line
+
+
+def test_errors_are_coloured_where_the_terminal_shows_colours(
+    repository: RepositoryBuilder,
+) -> None:
+    repository.add("broken", "import absent\n", CONFIG)
+    pattern = re.compile(rb"\x1b\[31mE\d{4} .*failed to load 'broken'.*\x1b\[0m\r?\n")
+    assert pattern.search(run_at_terminal(repository, {"TERM": "xterm"})[1])
+    for env in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
+        assert b"\x1b[31m" not in run_at_terminal(repository, env)[1]
 
 
 def test_a_failure_is_told_once(repository: RepositoryBuilder, serve: Serve) -> None:

@@ -282,8 +282,8 @@ def test_a_flag_that_is_missing_is_named(
 ) -> None:
     output = ended(serve(empty, "--grpc-use-ssl=true", f"--grpc-server-cert={ours['server.pem']}"))
     assert (
-        "failed to start GRPC service: Invalid argument - --grpc-server-key: TLS needs a PEM file, but"
-        " no path is given"
+        "failed to start GRPC service: Invalid argument - --grpc-server-key: TLS needs a PEM file,"
+        " but no path is given"
     ) in output
 
 
