@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import NoReturn
 
+from host.system.init_process import fork_from_init
 from host.system.standard_streams import open_standard_streams
 from stub.wire.dependencies import import_dependencies
 
@@ -43,8 +44,10 @@ _SUBCOMMANDS = (
 def main() -> None:
     """Runs `pbhost <command> ...`; exits with the status of the command."""
     open_standard_streams()
-    import_dependencies()
     arguments = sys.argv[1:]
+    if arguments[:1] == ["serve"]:
+        fork_from_init()
+    import_dependencies()
     if arguments and arguments[0] in _SUBCOMMANDS:
         _run(arguments[0], arguments[1:])
     if arguments[:1] in (["--help"], ["-h"]):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TypeVar
 
 from host.config.model_config import ModelConfig
+from host.crashes.quarantine import Quarantine, QuarantinedRequest
 from host.crashes.records import CrashRecords
 from host.errors import HostError, invalid_argument, not_found, unavailable, unsupported
 from host.health.health import Health
@@ -166,6 +167,27 @@ class Core:
         if model and not found and not any(map(self._registry.has_versions, known)):
             raise not_found(f"model '{model}' has no instance")
         return found
+
+    def list_quarantined(self) -> list[QuarantinedRequest]:
+        """The requests that are refused because they have killed stubs."""
+        return [one for quarantine in self._quarantines() for one in quarantine.list_requests()]
+
+    def lift_quarantine(self, model: str) -> int:
+        """Accepts such requests to a model again; "" is all models. Returns how many there were.
+
+        Raises HostError NOT_FOUND for an unknown model.
+        """
+        known = self._registry.qualified_names(model)
+        if model and not any(map(self._registry.has_versions, known)):
+            raise not_found(f"Request for unknown model: '{model}' is not found")
+        return sum(quarantine.lift() for quarantine in self._quarantines(model))
+
+    def _quarantines(self, model: str = "") -> Iterator[Quarantine]:
+        for _, entry in self._registry.list_entries():
+            for version in entry.versions.values():
+                served = version.model
+                if served is not None and model in ("", served.name) and served.quarantine:
+                    yield served.quarantine
 
     # Metadata
 

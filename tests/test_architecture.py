@@ -61,7 +61,7 @@ ONE_PLACE = {
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
     "uvloop": {"host.cli.serve", "host.cli.bound"},
     "re2": {"host.options.header_patterns"},
-    "jinja2": {"host.frontends.openai.jinja_template"},
+    "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
     "python_multipart": {"host.frontends.openai.form"},
     "tokenizers": {"host.repository.token_counter"},
     "redis": {"host.cache.redis_store"},

@@ -13,12 +13,13 @@ import msgspec
 
 from host.cli.arguments import parse_texts
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
+from host.crashes.quarantine import QuarantinedRequest
 from host.crashes.record import CrashRecord, CrashSummary, DescribedRequest, summarize
 from host.crashes.records import read_records
-from host.errors import HostError, not_found
+from host.errors import HostError, invalid_argument, not_found
 from host.logs.formats import escape_control_characters
 from host.logs.text_table import format_table
-from host.options.flag_parser import FlagGroup, one_of
+from host.options.flag_parser import SWITCH, FlagGroup, one_of
 
 _NEWEST = "newest"
 
@@ -33,6 +34,7 @@ examples:
   pbhost crashes http://localhost:8000
   pbhost crashes http://localhost:8000 --show=newest
   pbhost crashes /var/lib/pbhost/crashes --model=resnet
+  pbhost crashes http://localhost:8000 --lift --model=resnet
 
 exit status: 0 the records were read; 1 they cannot be read, or there is no such record; 2 the
 command line is invalid"""
@@ -46,6 +48,12 @@ class CrashesOptions:
 
     show: str = _group("", f"Id of the record to show; '{_NEWEST}' for the newest one.")
     model: str = _group("", "Show only records of this model.")
+    lift: bool = _group(
+        False,
+        "Accept requests again that the server refuses because they ended processes: those of all"
+        " models, or of --model.",
+        SWITCH,
+    )
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
     format: str = _group(
         "text", "Output format: text or json.", check=one_of("format", "text", "json")
@@ -60,7 +68,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         client = ServerClient(source, options.header)
         records = _Server(client) if remote else _Directory(Path(source))
-        sys.stdout.write(_describe(records, options))
+        if options.lift:
+            text = _lift_quarantine(records, options.model)
+        else:
+            text = _describe(records, options)
+        sys.stdout.write(text)
     except HostError as error:
         sys.stderr.write(f"pbhost crashes: {error.message}\n")
         sys.exit(1)
@@ -79,12 +91,31 @@ def _describe(records: _Server | _Directory, options: CrashesOptions) -> str:
             raise not_found("there is no record of a crash")
         record = records.find(found[0].id)
         return _to_json(record) if as_json else _format_record(record)
+    refused = [one for one in records.list_quarantined() if options.model in ("", one.model)]
     if as_json:
-        return _to_json({"crashes": found})
+        return _to_json({"crashes": found, "quarantine": refused})
     if not found:
         return "no crash\n"
     rows = [(one.time, one.model, str(one.version), one.reason, one.id) for one in found]
-    return format_table(["Time", "Model", "Version", "Reason", "Id"], rows).lstrip("\n")
+    table = format_table(["Time", "Model", "Version", "Reason", "Id"], rows).lstrip("\n")
+    return table + "".join(map(_format_quarantined, refused))
+
+
+def _format_quarantined(refused: QuarantinedRequest) -> str:
+    (request,) = format_requests([refused.request])
+    text = (
+        f"requests like this to model '{refused.model}' version {refused.version} are refused until"
+        f" {refused.until}, see {', '.join(refused.crashes)}:\n{request}"
+    )
+    return "".join(f"{escape_control_characters(line)}\n" for line in text.split("\n"))
+
+
+def _lift_quarantine(records: _Server | _Directory, model: str) -> str:
+    """Accepts the requests of a model, or of all, again. Raises HostError."""
+    if isinstance(records, _Directory):
+        raise invalid_argument("--lift needs the address of a server (http://HOST:PORT)")
+    count = records.lift_quarantine(model)
+    return f"{count} request{'s' if count != 1 else ''} accepted again\n"
 
 
 def _to_json(value: object) -> str:
@@ -111,6 +142,10 @@ class _Directory:
             raise not_found(f"there is no record of a crash '{identifier}'")
         return self._records[identifier]
 
+    def list_quarantined(self) -> Sequence[QuarantinedRequest]:
+        """None: only a running server refuses requests."""
+        return []
+
 
 class _Server:
     """The records of a running server."""
@@ -127,9 +162,26 @@ class _Server:
         path = f"/v2/crashes/{quote(identifier, safe='')}"
         return self._client.read(path, CrashRecord)
 
+    def list_quarantined(self) -> Sequence[QuarantinedRequest]:
+        """The requests that the server refuses. Raises HostError."""
+        return self._client.read("/v2/quarantine", _Quarantine).requests
+
+    def lift_quarantine(self, model: str) -> int:
+        """Returns how many requests are accepted again. Raises HostError."""
+        body = msgspec.json.encode({"model": model})
+        return self._client.read("/v2/quarantine/lift", _Lifted, body).lifted
+
 
 class _List(msgspec.Struct):
     crashes: list[CrashSummary]
+
+
+class _Quarantine(msgspec.Struct):
+    requests: list[QuarantinedRequest]
+
+
+class _Lifted(msgspec.Struct):
+    lifted: int
 
 
 def format_requests(requests: Iterable[DescribedRequest]) -> Iterator[str]:

@@ -56,12 +56,12 @@ class ServerClient:
         """Returns the body. Raises HostError with the server's error, or if it does not answer."""
         return self._send(urllib.request.Request(self._url + path, headers=self._headers)).body
 
-    def read(self, path: str, answer: type[_Answer]) -> _Answer:
-        """Returns the JSON of the body as this type. Raises HostError."""
-        body = self.get(path)
+    def read(self, path: str, answer: type[_Answer], body: bytes | None = None) -> _Answer:
+        """Returns the JSON of the answer as this type; a `body` is posted. Raises HostError."""
+        answered = self.get(path) if body is None else self.post(path, body, {}).body
         try:
-            return msgspec.json.decode(body, type=answer)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return msgspec.json.decode(answered, type=answer)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self.unexpected_answer() from error
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
@@ -95,5 +95,5 @@ def _error_text(error: urllib.error.HTTPError) -> str:
     """The error of a server, or its status if it is no server of this kind."""
     try:
         return str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
+    except (ValueError, KeyError, TypeError, RecursionError, OSError, http.client.HTTPException):
         return f"the server answered with status {error.code} {error.reason}"

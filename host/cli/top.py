@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TextIO
 
-import msgspec
-
 from host.cli.arguments import parse_texts
 from host.cli.rates import ModelRates, compute_rates
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
@@ -115,7 +113,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _read(client: ServerClient) -> ServerOverview:
-    return msgspec.json.decode(client.get("/v2/overview"), type=ServerOverview)
+    return client.read("/v2/overview", ServerOverview)
 
 
 def _repeat(

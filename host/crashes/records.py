@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
+import stat
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ from host.errors import HostError, invalid_argument, not_found
 _log = logging.getLogger("pbhost")
 
 _SUFFIX = ".json"
+_FILE_NAME = re.compile(r"[0-9]{8}T[0-9]{12}-[0-9]+\.json")  # other files are left alone
 _MAX_FILE_BYTES = 4 << 20  # a file that is larger was not written by this module
 
 
@@ -96,7 +99,7 @@ def _write_record(directory: Path, record: CrashRecord, limit: int) -> None:
 
 def _record_files(directory: Path) -> list[Path]:
     """The files of records, the oldest first: an id begins with the time. Raises OSError."""
-    return sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.name[:1].isdigit())
+    return sorted(path for path in directory.iterdir() if _FILE_NAME.fullmatch(path.name))
 
 
 def _prepare(directory: Path) -> None:
@@ -115,6 +118,18 @@ def _unusable(directory: Path, why: str) -> HostError:
     )
 
 
+def _read_file(path: Path) -> bytes:
+    """The content of a file. Raises OSError, and ValueError if it was not written by a server."""
+    # Without O_NONBLOCK, the end of a pipe that nobody writes would be waited for.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError("it is not an ordinary file")
+        if state.st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"it has more than {_MAX_FILE_BYTES} bytes")
+        return file.read(_MAX_FILE_BYTES)
+
+
 def read_records(directory: Path, limit: int | None = None) -> list[CrashRecord]:
     """The newest records of a directory, the oldest of them first; None is no limit.
 
@@ -127,9 +142,7 @@ def read_records(directory: Path, limit: int | None = None) -> list[CrashRecord]
     records: list[CrashRecord] = []
     for path in paths[-limit:] if limit else paths if limit is None else []:
         try:
-            if path.stat().st_size > _MAX_FILE_BYTES:
-                raise ValueError(f"it has more than {_MAX_FILE_BYTES} bytes")
-            records.append(msgspec.json.decode(path.read_bytes(), type=CrashRecord))
+            records.append(msgspec.json.decode(_read_file(path), type=CrashRecord))
         except (OSError, ValueError) as error:
             _log.warning("the record of a crash '%s' cannot be read: %s", path, error)
     return records

@@ -7,7 +7,7 @@ import enum
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
 from typing import Protocol
 
 from host.errors import ErrorCode, HostError, unexpected_failure
@@ -77,6 +77,11 @@ class CallHolder:
     @property
     def blocking_calls(self) -> Sequence[Call]:
         """The calls that must end before its calls can go on."""
+        return ()
+
+    @property
+    def awaited_models(self) -> Collection[str]:
+        """The models that must be loaded before its calls can go on."""
         return ()
 
     @property

@@ -102,6 +102,24 @@ class BlsRequests:
             call for bls_request, call in self._open.values() if bls_request.batch_number == batch
         ]
 
+    @property
+    def awaited_models(self) -> set[str]:
+        """The models that have to be loaded, or asked whether they are ready, before a request."""
+        return {bls_request.request.model_name for bls_request, _ in self._pending.values()}
+
+    def find_awaited_models(self) -> set[str]:
+        """As `awaited_models`, with those that the models wait for that have been asked."""
+        found = self.awaited_models
+        seen: set[Call] = set()
+        todo = [call for _, call in self._open.values()]
+        while todo:
+            call = todo.pop()
+            if call not in seen and call.holder is not None:
+                seen.add(call)
+                found |= set(call.holder.awaited_models)
+                todo += call.holder.blocking_calls
+        return found
+
     def _send_error(self, bls_request: BlsRequest, error: HostError) -> None:
         response = InferResponse(bls_request.request.model_name, -1, error=error)
         self._send_response(bls_request.number, response, True, bls_request.blocking)

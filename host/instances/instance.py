@@ -14,11 +14,12 @@ from functools import partial
 
 import msgspec
 
+from host.crashes.quarantine import is_caused_by_request
 from host.crashes.record import CrashRecord, describe_requests, find_stacks, format_time
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable, unexpected_failure
 from host.inference.call import Call
-from host.inference.request import InferResponse
+from host.inference.request import InferRequest, InferResponse
 from host.instances.activity import InstanceActivity
 from host.instances.batch import Batch
 from host.instances.batch_tracker import Action, BatchTracker
@@ -69,7 +70,8 @@ class Instance:
     """One stub process. Its name is that of the model instance that it will be.
 
     `label` stands before its lines in the log. `on_unexpected_exit` is called with the reason if
-    the process ends without having been told to.
+    the process ends without having been told to; before that, `on_lethal_request` with the only
+    request that it ran, if that may be the reason, and the record of the crash.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Instance:
         self.load_seconds = None if attached else services.load_seconds  # for each step of a load
         self.label = label
         self.on_unexpected_exit: Callable[[str], None] = lambda reason: None
+        self.on_lethal_request: Callable[[InferRequest, CrashRecord], None] = lambda *crash: None
         self.exit_reason = ""  # how the process ended
         self.killed_by_signal = False  # whether a signal ended it
         self._services = services
@@ -484,7 +487,7 @@ class Instance:
         self.exit_reason = reason
         self.killed_by_signal = code < 0
         if not expected and not self._told_to_end:
-            self._services.crash_records.add(self._describe_crash(code, f"{reason}.", state))
+            self._record_crash(code, f"{reason}.", state, out_of_memory=bool(why))
         if code == NO_THREADS_STATUS and not connected:
             text = f"cannot start a stub process for '{self.label}': {NO_MORE_PROCESSES}"
             self._reply.stub_exited(stub_lost(text))
@@ -501,10 +504,19 @@ class Instance:
             self.on_unexpected_exit(reason)
         self.batches.fail_prefetched(reason)
 
-    def _describe_crash(self, code: int, reason: str, state: State) -> CrashRecord:
+    def _record_crash(self, code: int, reason: str, state: State, out_of_memory: bool) -> None:
+        requests = [call.request for call in self.batches.started_calls]
+        record = self._describe_crash(code, reason, state, requests)
+        self._services.crash_records.add(record)
+        # Of several requests, nobody can tell which one it was.
+        if len(requests) == 1 and is_caused_by_request(code, out_of_memory):
+            self.on_lethal_request(requests[0], record)
+
+    def _describe_crash(
+        self, code: int, reason: str, state: State, requests: Sequence[InferRequest]
+    ) -> CrashRecord:
         now = datetime.now(timezone.utc)
         pid = self.pid
-        requests = [call.request for call in self.batches.started_calls]
         serving = "execute" if requests else "between requests"
         output = list(self._last_lines)
         return CrashRecord(

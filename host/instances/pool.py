@@ -155,6 +155,22 @@ class StubPool:
         found = await asyncio.gather(*(one.describe_activity() for one in wanted))
         return sorted(found, key=lambda one: (one.model, one.version, one.instance, one.pid))
 
+    def process_ids(self) -> dict[str, list[int]]:
+        """The process ids of the stubs that run, by the name of their model."""
+        found: dict[str, list[int]] = {}
+        for instance in self._instances:
+            if instance.pid:
+                found.setdefault(instance.label.model, []).append(instance.pid)
+        return found
+
+    def awaited_models(self) -> dict[str, set[str]]:
+        """The models that requests of models wait for until they are loaded, by who asks (BLS)."""
+        found: dict[str, set[str]] = {}
+        for instance in self._instances:
+            if names := instance.bls_requests.find_awaited_models():
+                found.setdefault(instance.label.model, set()).update(names)
+        return found
+
     def instance_exited(self, instance: object) -> None:
         """Called when the process of an instance has ended."""
         self._instances = {known for known in self._instances if known is not instance}

@@ -6,11 +6,12 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
+from host.crashes.record import CrashRecord
 from host.errors import HostError, unavailable
 from host.inference.call import Call, CallHolder
-from host.inference.request import ExecutionTimes
+from host.inference.request import ExecutionTimes, InferRequest
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import StubLost
@@ -46,6 +47,8 @@ Launch = Callable[[], Awaitable[Instance]]
 
 ReportBatch = Callable[[Batch, ExecutionTimes], None]
 
+OnLethalRequest = Callable[[InferRequest, CrashRecord], None]
+
 
 def prefetch_limit(batch_ns: int) -> int:
     """Number of calls that a stub may prefetch if its last batch took `batch_ns`.
@@ -62,6 +65,7 @@ class Supervisor(InstanceSlot):
     A stub that dies is replaced: at once the first time, then after growing pauses; so is a
     replacement that a signal kills. A stub that fails to initialise is not tried again, as the same
     code would fail again. A `passive` instance takes no work. With a `permit`, each batch needs it.
+    `on_lethal_request`: as in `Instance`.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Supervisor(InstanceSlot):
         report: ReportBatch,
         passive: bool = False,
         permit: Permit | None = None,
+        on_lethal_request: OnLethalRequest = lambda *crash: None,
     ) -> None:
         self.instance = instance
         self.permit = permit
@@ -91,7 +96,12 @@ class Supervisor(InstanceSlot):
         self._restart: asyncio.Task[None] | None = None
         self._calls_awaiting_permit: Sequence[Call] = ()  # the batch that waits for its permit
         self._holds_resources = False  # of a batch that is done, until the instance is released
+        self._on_lethal_request = on_lethal_request
+        self._watch(instance)
+
+    def _watch(self, instance: Instance) -> None:
         instance.on_unexpected_exit = self._on_exit
+        instance.on_lethal_request = self._on_lethal_request
 
     def start_accepting(self) -> None:
         """Takes work from the scheduler from now on."""
@@ -161,6 +171,11 @@ class Supervisor(InstanceSlot):
     def blocking_calls(self) -> Sequence[Call]:
         """The BLS calls that the running batch waits for."""
         return tuple(self.instance.bls_requests.blocking_calls.values())
+
+    @property
+    def awaited_models(self) -> Collection[str]:
+        """The models that BLS requests of the instance wait for."""
+        return self.instance.bls_requests.awaited_models
 
     @property
     def resource_holders(self) -> Sequence[CallHolder]:
@@ -246,7 +261,7 @@ class Supervisor(InstanceSlot):
 
     def _resume(self, instance: Instance) -> None:
         self.instance = instance
-        instance.on_unexpected_exit = self._on_exit
+        self._watch(instance)
         self.state = InstanceState.SERVING
         self._serves_since = time.monotonic()
         self.restarts += 1

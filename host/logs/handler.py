@@ -11,6 +11,7 @@ from typing import Protocol, TextIO
 from host.logs.colours import Colour, paint, shows_colours
 from host.logs.development import format_dev
 from host.logs.formats import format_json, format_text
+from host.logs.tail import LogTail
 from host.logs.writer import LogWriter
 
 LOGGER = logging.getLogger("pbhost")
@@ -61,6 +62,7 @@ class LogHandler(logging.Handler):
         self.log_format = options.log_format
         self.progress_line = False  # whether a line without an end may be on the terminal
         self.dev = False  # whether lines are those of development mode, unless they are JSON
+        self.tail: LogTail | None = None  # keeps the last lines
         self._verbose_level = 0
         self._error_reported = False  # that records are lost
         self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
@@ -132,9 +134,11 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record."""
         try:
-            text = self.format(record) + "\n"
+            text = self.format(record)
+            if self.tail is not None:
+                self.tail.add(text)
             try:
-                self._write(text, record.levelno >= logging.WARNING)
+                self._write(text + "\n", record.levelno >= logging.WARNING)
             except (
                 OSError,
                 ValueError,

@@ -41,6 +41,7 @@ _COUNTERS = {
     "pbhost_on_demand_wait_seconds_total": (
         "Time that requests waited until their model was loaded, in seconds"
     ),
+    "pbhost_model_evictions_total": "Unloads of the model that made room in the memory budget",
     "pbhost_client_requests_total": "Inference requests of the client that were accepted",
     "pbhost_client_refused_requests_total": "Refused requests of the client, by reason",
     "pbhost_unauthenticated_requests_total": "Requests without a known API key",
@@ -70,6 +71,10 @@ _GAUGES = {
         "Longest time that work waited for the event loop in the last 15 to 30 seconds"
     ),
     "pbhost_on_demand_waiting_requests": "Requests that wait now until their model is loaded",
+    "pbhost_memory_budget_bytes": "Limit of the memory of all models, by device, in bytes",
+    "pbhost_model_memory_bytes": (
+        "Memory of the processes of the model, by device, in bytes, as it was measured last"
+    ),
     "pbhost_arena_limit_bytes": "Limit of shared memory for tensors of one process, in bytes",
     "pbhost_client_requests_in_progress": "Inference requests of the client in progress",
     "pbhost_build_info": "Version of the server, and the version of Triton that clients read",

@@ -85,6 +85,19 @@ class EnsembleDependencies:
                 names += self._graph.dependencies_of(one).difference(names)
         return [task for task, order in self._in_progress.items() if order.includes_any(names)]
 
+    def models_in_progress(self) -> set[str]:
+        """The models that loads in progress load, have loaded, or need."""
+        return set().union(*(order.names for order in self._in_progress.values()))
+
+    def models_in_progress_with(self, name: str) -> set[str]:
+        """The models of those loads in progress that concern this model."""
+        orders = (order for order in self._in_progress.values() if order.includes_any([name]))
+        return set().union(*(order.names for order in orders))
+
+    def users_of(self, name: str) -> list[str]:
+        """The ensembles that use a model."""
+        return self._graph.dependents_of(name)
+
     def unload(self, name: str, dependents: bool = False) -> None:
         """Starts to unload a model and the ensembles that use it.
 
@@ -152,6 +165,11 @@ class LoadOrder:
         they would be kept until the next collection of garbage, which may be hours away.
         """
         self._tasks.clear()
+
+    @property
+    def names(self) -> set[str]:
+        """The models of this group so far."""
+        return set(self._tasks)
 
     def includes_any(self, names: Iterable[str]) -> bool:
         """Whether one of these models belongs to this group."""

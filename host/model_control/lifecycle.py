@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -23,6 +24,7 @@ from host.config.model_config import (
     load_config,
     read_unchecked_config,
 )
+from host.config.schema import is_ensemble
 from host.errors import ErrorCode, HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
 from host.model_control.load_failures import LoadFailureLog
@@ -30,6 +32,7 @@ from host.model_control.load_limiter import LoadLimiter
 from host.model_control.load_records import FileState, LoadRecords
 from host.models.loading import (
     InstanceUpdate,
+    LoadAdmission,
     LoadSettings,
     ModelLoader,
     RepositoryReadError,
@@ -124,6 +127,8 @@ class ModelLifecycle:
     ) -> None:
         self._fingerprint = fingerprint
         self.limiter = LoadLimiter(settings.threads)
+        self.admission: LoadAdmission | None = None
+        """Makes loads wait for memory; None without a memory budget."""
         self._registry = registry
         self._repository = repository
         self._loader = loader
@@ -135,7 +140,7 @@ class ModelLifecycle:
         self._records = LoadRecords()
         self._failures = LoadFailureLog()
         self._loads: set[asyncio.Task[bool]] = set()
-        self._retirements: set[asyncio.Task[None]] = set()
+        self._retirements: dict[asyncio.Task[None], str] = {}  # and the models
 
     # Loading
 
@@ -198,7 +203,7 @@ class ModelLifecycle:
             plan = await self._plan_load(request, files, state)
             if plan is None:
                 return False
-            changed = await self._execute_plan(plan, request.unloads)
+            changed = await self._execute_when_admitted(plan, request.unloads)
         finally:
             await self._release_files(files)
         record = self._records.create(request.name)
@@ -295,18 +300,42 @@ class ModelLifecycle:
             for version in self._registry.versions(name).values()
         )
 
-    async def _execute_plan(self, plan: LoadPlan, unloads: int) -> bool:
+    async def _execute_when_admitted(self, plan: LoadPlan, unloads: int) -> bool:
+        """As `_execute_plan`, once there is memory for it."""
+        name, config = plan.name, plan.loaded.config
+        made = [number for number in plan.chosen if number not in plan.in_place]
+        for number in made:
+            if number not in plan.serving:
+                self._registry.set_version(name, ModelVersion(number, VersionState.LOADING))
+        if self.admission is None or is_ensemble(config):
+            return await self._execute_plan(plan, unloads)
+        files = None if plan.state is None else plan.state.fingerprint
+        async with AsyncExitStack() as stack:
+            try:
+                admission = self.admission.admit(name, config, files, len(made))
+                settle = await stack.enter_async_context(admission)
+            except HostError as error:
+                for number in made:
+                    self._set_unavailable(plan, number, error.status_string)
+                raise
+            return await self._execute_plan(plan, unloads, settle)
+
+    async def _execute_plan(
+        self,
+        plan: LoadPlan,
+        unloads: int,
+        settle: Callable[[], Awaitable[None]] | None = None,
+    ) -> bool:
         """Loads what the plan says; returns whether the served versions changed.
 
-        Raises HostError if a version failed, or if the model was unloaded meanwhile. Then the
-        versions that served before go on.
+        `settle` is called when all instances are made, and may raise HostError. Raises HostError
+        if a version or `settle` failed, or if the model was unloaded meanwhile. Then the versions
+        that served before go on.
         """
         name = plan.name
         for number in plan.chosen:
             if number not in plan.in_place:
                 _log.info("loading: %s:%d", name, number, extra=model_fields(name, number))
-                if number not in plan.serving:
-                    self._registry.set_version(name, ModelVersion(number, VersionState.LOADING))
         loads = (self._load_version(plan, number) for number in plan.chosen)
         outcomes = await asyncio.gather(*loads, return_exceptions=True)
         outdated = self._records.find(name).unloads != unloads
@@ -317,6 +346,11 @@ class ModelLifecycle:
                 errors[number] = outcome
             else:
                 results[number] = outcome
+        if settle is not None and results and not errors:
+            try:
+                await settle()
+            except HostError as refusal:
+                errors = dict.fromkeys(results, refusal)
         if outdated or errors:
             await self._roll_back(plan, results, errors, outdated)
         changed = self._commit(plan, results)
@@ -444,8 +478,8 @@ class ModelLifecycle:
             version.state = VersionState.UNLOADING
             self._registry.state_changed()
         task = asyncio.get_running_loop().create_task(self._drain_and_stop(name, version, replaced))
-        self._retirements.add(task)
-        task.add_done_callback(self._retirements.discard)
+        self._retirements[task] = name
+        task.add_done_callback(self._retirements.pop)
 
     async def _drain_and_stop(self, name: str, version: ModelVersion, replaced: bool) -> None:
         model = version.model
@@ -506,6 +540,15 @@ class ModelLifecycle:
     def is_current(self, name: str, fingerprint: Fingerprint) -> bool:
         """Whether a model serves that was loaded from a directory with this fingerprint."""
         return self._records.is_current(name, fingerprint) and self._is_serving(name, polled=True)
+
+    def retiring_models(self) -> set[str]:
+        """The models of which a version finishes its work, or stops."""
+        return set(self._retirements.values())
+
+    def has_override(self, name: str) -> bool:
+        """Whether a client's configuration or files are in force, which an unload would lose."""
+        record = self._records.find(name)
+        return record.override is not None or record.fingerprint is None
 
     def lasting_override(self, name: str) -> Override | None:
         """The override that a load because of an ensemble has to keep, if there is one."""

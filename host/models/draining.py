@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 
 from host.cache.responses import ResponseCache
+from host.crashes.quarantine import Quarantine
 from host.errors import unavailable
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, copy_from_shared_memory
@@ -21,6 +22,7 @@ class DrainableModel(ABC):
 
     def __init__(self) -> None:
         self.cache: ResponseCache | None = None
+        self.quarantine: Quarantine | None = None
         self._calls: set[Call] = set()
         self._holds = 0
         self._drained: asyncio.Event | None = None  # set once draining has started
@@ -29,6 +31,11 @@ class DrainableModel(ABC):
     def in_flight(self) -> int:
         """Number of calls in progress, including queued ones."""
         return len(self._calls)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether calls are in progress, or ensembles hold the version."""
+        return bool(self._calls or self._holds)
 
     def acquire(self) -> None:
         """Holds the version for a request of an ensemble, which may call it later."""

@@ -205,8 +205,15 @@ class InstanceFactory:
             return await self._launch(place, self._arguments)
 
         model = self._model
-        passive = place.spec.passive
-        return Supervisor(stub, launch, model.scheduler, model.record_batch, passive, place.permit)
+        return Supervisor(
+            stub,
+            launch,
+            model.scheduler,
+            model.record_batch,
+            place.spec.passive,
+            place.permit,
+            model.record_lethal_request,
+        )
 
     async def _launch(self, place: InstancePlan, arguments: InitializeArguments) -> Instance:
         label = Label(self._model.name, self._model.version, place.spec.name)

@@ -50,6 +50,7 @@ class Loader:
     `auto_complete`: whether models may complete their configuration. `flow`: when a response sender
     has to wait. `debugged`: the model whose only instance runs on the terminal. `store`: the
     response cache. `limiter`: the rate limiter. `policies`: CPUs and memory of instances.
+    `quarantine_seconds`: for which a request that has killed two stubs is refused; 0 for never.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Loader:
         store: ResponseStore | None = None,
         limiter: RateLimiter | None = None,
         policies: HostPolicies | None = None,
+        quarantine_seconds: float = 0.0,
     ) -> None:
+        self._quarantine_seconds = quarantine_seconds
         self._policies = policies or {}
         self._debugged = debugged
         self._store = store
@@ -120,6 +123,8 @@ class Loader:
             states = await asyncio.to_thread(read_states, config, directory)
             model = PythonModel(config, version, self._metrics, labels, states)
             model.metrics.set_namespace(loaded.namespace)
+            if self._quarantine_seconds:
+                model.set_quarantine(self._quarantine_seconds)
             if self._store is not None and config.response_cache.enable:
                 space = loaded.namespace
                 model.cache = ResponseCache(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from host.config.model_config import LoadedConfig
+from host.config.model_config import LoadedConfig, ModelConfig
 from host.errors import ErrorCode, HostError
 from host.models.registry import LoadedModel
+from host.repository.repository import Fingerprint
 
 UPDATABLE_FIELDS = ("instance_group", "version_policy")
 """Fields of a configuration that may change while the loaded versions of the model stay.
@@ -74,6 +76,20 @@ class InstanceUpdate(Protocol):
 
     async def discard(self) -> None:
         """Stops the new instances and leaves the version as it was."""
+
+
+class LoadAdmission(Protocol):
+    """Makes loads wait until there is memory for them."""
+
+    def admit(
+        self, name: str, config: ModelConfig, files: Fingerprint | None, versions: int
+    ) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
+        """Waits for room for a load, which runs inside of this context. Raises HostError.
+
+        `files`: the state of the model's files. `versions`: how many versions are loaded, 0 if only
+        their instances change. Returns what the load calls when its instances are made; that raises
+        HostError if the model does not fit after all.
+        """
 
 
 class ModelLoader(Protocol):

@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from host.config.model_config import ModelConfig
+from host.crashes.quarantine import Quarantine
+from host.crashes.record import CrashRecord
 from host.environments.environment import Environment
 from host.errors import HostError, unavailable
 from host.inference.call import Call, FailureReason
@@ -56,6 +58,8 @@ class PythonModel(DrainableModel):
         self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None  # of its stubs; released at the end
         self.signature = Signature(config)
+        # Replaced while the quarantine refuses a request, so that it costs nothing otherwise.
+        self._validate_request = self.signature.validate_request
         self.scheduler = make_scheduler(config, self.signature, states)
         self.scheduler.may_recover = self._can_recover
         self._new_call = call_type(config)
@@ -71,7 +75,7 @@ class PythonModel(DrainableModel):
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid, or if no instance can run it."""
-        self.signature.validate_request(request)
+        self._validate_request(request)
         if not self.scheduler.instances or self._drained is not None:
             self._raise_if_unrecoverable(request)
         self._copy_inspected_inputs(request)
@@ -103,6 +107,34 @@ class PythonModel(DrainableModel):
             self.scheduler.submit(call)
         except HostError as error:
             self.scheduler.refuse(call, error)
+
+    def set_quarantine(self, seconds: float) -> None:
+        """Refuses a request for `seconds` after it has killed two stubs."""
+        self.quarantine = Quarantine(self.name, self.version, seconds)
+        self.quarantine.on_change = self._on_quarantine_changed
+
+    def record_lethal_request(self, request: InferRequest, record: CrashRecord) -> None:
+        """Records that a stub died of a request."""
+        if self.quarantine is not None:
+            self.quarantine.record_death(request, record)
+
+    def _on_quarantine_changed(self) -> None:
+        active = self.quarantine is not None and self.quarantine.active
+        self._validate_request = (
+            self._validate_with_quarantine if active else self.signature.validate_request
+        )
+
+    def _validate_with_quarantine(self, request: InferRequest) -> None:
+        self.signature.validate_request(request)
+        if self.quarantine is not None:
+            self.quarantine.check(request)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether calls are in progress, sequences are open, or ensembles hold the version."""
+        if super().in_use:
+            return True
+        return isinstance(self.scheduler, SequenceScheduler) and self.scheduler.has_sequences
 
     @property
     def ready(self) -> bool:
@@ -180,6 +212,8 @@ class PythonModel(DrainableModel):
             task.cancel()
         supervisors = [*self.supervisors, *self._retiring]
         await asyncio.gather(*(supervisor.stop(grace, finalize) for supervisor in supervisors))
+        if self.quarantine is not None:
+            self.quarantine.lift()
         if self.environment is not None:
             self.environment.release()
         self.metrics.merge_into_successor()

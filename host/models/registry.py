@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from host.config.model_config import ModelConfig
+from host.crashes.quarantine import Quarantine
 from host.errors import ErrorCode, HostError, invalid_argument
 from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
@@ -79,6 +80,9 @@ class Model(Protocol):
 class LoadedModel(Model, Protocol):
     """A model with what its owner, the lifecycle, needs to stop it."""
 
+    quarantine: Quarantine | None
+    """Refuses requests that have killed stubs; None if nothing is refused."""
+
     def acquire(self) -> None:
         """Holds the model for a request of an ensemble, even while it is drained."""
 
@@ -97,6 +101,10 @@ class LoadedModel(Model, Protocol):
     @property
     def in_flight(self) -> int:
         """Number of calls in progress, including queued ones."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether unloading the model now would end or delay work: calls, holds, sequences."""
 
 
 class VersionState(enum.Enum):

@@ -100,8 +100,8 @@ class Options:
 
     receive_buffer_byte_size: int = _server(
         0, "Maximum size in bytes of all requests together that the server receives, or that wait"
-        " for a model; 0 means half of the machine's memory, or half of the limit of the control"
-        " group. Triton does not have this flag.", SIZE)
+        " for a model; 0 means half of the machine's memory, or a quarter of the limit of the"
+        " control group. Triton does not have this flag.", SIZE)
 
     api_key_file: str = _server(
         "", "File with the API keys of clients, one per line: [NAME] KEY [OPTION=VALUE ...]."
@@ -122,6 +122,9 @@ class Options:
         check=values.log_format)
     log_file: str = _logging(
         "", "Append the log to this file instead of writing it to the console.")
+    log_tail_lines: int = _logging(
+        500, "Number of the newest log lines that GET /v2/logging/lines sends, for the dashboard;"
+        " 0 turns it off. Triton does not have this flag.", integer(0, 10_000))
 
     model_repository: Sequence[StrPath] = _models(
         [], "Directory that contains model directories. You can repeat this flag.",
@@ -155,6 +158,10 @@ class Options:
     gpu_fallback: str = _models(
         "none", "none: a model with instances of KIND_GPU does not load on a machine without GPU."
         " cpu: its instances run on the CPU.", check=one_of("gpu-fallback", "none", "cpu"))
+    memory_budget: list[str] = _models(
+        [], "<bytes>: limit of the host memory of all models together. <device>:<bytes>: limit of"
+        " their memory on a GPU. Models that load on demand are unloaded to make room for others."
+        " You can repeat this flag. Triton does not have this flag.", check=values.memory_budget)
     model_load_thread_count: int = _models(
         4, "Maximum number of model versions that load at the same time.")
     model_load_retry_count: int = _models(
@@ -185,6 +192,8 @@ class Options:
         check=values.http_restriction)
     http_api_page: bool = _http(
         True, "Serve GET /docs and GET /openapi.json. Triton does not have this flag.")
+    http_dashboard: bool = _http(
+        True, "Serve GET /dashboard. Triton does not have this flag.")
     allow_openai: bool = _http(
         True, "Serve the OpenAI routes under /v1 on the HTTP port, and GET /health. Triton does not"
         " have this flag.")
@@ -344,7 +353,7 @@ class Options:
 
     arena_byte_size: int = _own(
         0, "Maximum size in bytes of the tensor memory of each process; 0 means the size of the"
-        " machine's memory, or half of the limit of the control group.",
+        " machine's memory, or a quarter of the limit of the control group.",
         SIZE)
     grpc_engine: str = _own(
         "h2", "Implementation of the gRPC server. h2: built in. grpcio: the grpcio library, which"
@@ -369,6 +378,9 @@ class Options:
         " ran, and its last output. GET /v2/crashes lists them.", integer(0, 10_000))
     crash_directory: str = _own(
         "", "Directory where each record of a crash is also kept as a file of JSON.")
+    quarantine_secs: float = _own(
+        300.0, "Seconds for which a request is refused after it has ended two processes of its"
+        " model. 0 means never.", check=values.not_negative)
     stub_load_timeout_secs: float = _own(
         0.0, "Timeout in seconds for the import of a model, then for its initialize, and for each"
         " warm-up sample. Then the process is killed. 0 means no limit.", check=values.not_negative)
@@ -425,7 +437,7 @@ class Options:
         if self.arena_byte_size:
             return self.arena_byte_size
         machine, group = _machine_memory(), MemoryGroup().limit()
-        return machine if group is None else min(machine, group // 2 // _PAGE * _PAGE)
+        return machine if group is None else min(machine, _share(group))
 
     @property
     def receive_buffer_limit(self) -> int:
@@ -433,7 +445,7 @@ class Options:
         if self.receive_buffer_byte_size:
             return self.receive_buffer_byte_size
         machine, group = _machine_memory(), MemoryGroup().limit()
-        return machine // 2 if group is None else min(machine, group) // 2
+        return machine // 2 if group is None else min(machine // 2, _share(group))
 
     @property
     def environment_cache(self) -> Path:
@@ -490,6 +502,8 @@ class Options:
         self.exit_on_error = False
 
     def _check_combinations(self) -> None:
+        if self.memory_budget and self.model_namespacing:
+            raise UsageError("--memory-budget does not work with --model-namespacing.")
         if self.load_model and self.model_control_mode not in ("explicit", "on-demand"):
             raise UsageError(
                 "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as"
@@ -534,6 +548,15 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def _share(limit: int) -> int:
+    """The share of a control group's limit that each kind of tensor memory gets, in whole pages.
+
+    A request is copied from the memory of received requests to an arena, and a model that answers
+    in its size holds the result twice: in its own memory and in its arena.
+    """
+    return limit // 4 // _PAGE * _PAGE
 
 
 def _machine_memory() -> int:

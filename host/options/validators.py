@@ -20,6 +20,7 @@ CATEGORIES = frozenset(NAMES.split(", "))
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 _DEVICE = re.compile(r"[0-9]+:[0-9]+")
+_BUDGET = re.compile(r"([0-9]{1,4}:)?[0-9]{1,18}")
 _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -185,6 +186,26 @@ def device_sizes(flag: str) -> Callable[[Sequence[str]], None]:
                 raise InvalidValue(f"--{flag} option format is '<device>:<bytes>'. Got {text}")
 
     return check
+
+
+def memory_budget(settings: Sequence[str]) -> dict[int | None, int]:
+    """Returns bytes by GPU, None for the host, of `[<device>:]<bytes>` texts.
+
+    Raises InvalidValue for other texts, and for a device that is named twice.
+    """
+    budget: dict[int | None, int] = {}
+    for text in settings:
+        if not _BUDGET.fullmatch(text):
+            raise InvalidValue(
+                f"--memory-budget option format is '<bytes>' or '<device>:<bytes>'. Got {text}"
+            )
+        *device, size = map(int, text.split(":"))
+        key = device[0] if device else None
+        if key in budget or not size:
+            what = "0 bytes" if not size else "a second value for the same memory"
+            raise InvalidValue(f"--memory-budget got {what}: {text}")
+        budget[key] = size
+    return budget
 
 
 def gpu_limit(settings: Sequence[str]) -> None:

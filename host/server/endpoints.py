@@ -135,6 +135,7 @@ class Endpoints:
             HeaderForwarding(options.http_header_forward_pattern),
             self._model_families,
             options.http_api_page,
+            options.http_dashboard,
             self._receive_budget,
             options.allow_openai,
             self.api_keys if options.api_key_file else None,
@@ -178,11 +179,20 @@ class Endpoints:
         """Logs that the services can be used, in the words of Triton."""
         for service, address in self._addresses():
             _log.info("Started %s at %s", service, address)
-            if service == _HTTP_SERVICE and self._options.http_api_page:
-                scheme = "http" if self._http_tls is None else "https"
-                host = self._options.http_address.removeprefix("ipv6:")
-                name = "localhost" if host in ("0.0.0.0", "[::]") else host
-                _log.info("Models can be tried at %s://%s:%d/docs", scheme, name, self.http_port)
+            if service == _HTTP_SERVICE:
+                self._log_pages()
+
+    def _log_pages(self) -> None:
+        """Logs the addresses of the web pages."""
+        options = self._options
+        scheme = "http" if self._http_tls is None else "https"
+        host = options.http_address.removeprefix("ipv6:")
+        name = "localhost" if host in ("0.0.0.0", "[::]") else host
+        address = f"{scheme}://{name}:{self.http_port}"
+        if options.http_api_page:
+            _log.info("Models can be tried at %s/docs", address)
+        if options.http_dashboard:
+            _log.info("What they do can be watched at %s/dashboard", address)
 
     def _addresses(self) -> Iterator[tuple[str, str]]:
         """Each service that is open, and its address with its port."""

@@ -14,6 +14,7 @@ from host.metrics.custom import CustomMetrics
 from host.metrics.family import MetricFamily, labels_of
 from host.metrics.machine import MachineMetrics
 from host.metrics.process import ProcessMetrics
+from host.model_control.memory_budget import MemoryBudget
 from host.model_control.on_demand import OnDemandLoads
 from host.models.python_model import PythonModel
 from host.models.registry import Registry
@@ -27,6 +28,7 @@ class MetricsCollector:
 
     `interval`: `--metrics-interval-ms` in seconds; the machine is measured twice as often.
     `pinned`: size of the memory pool that Triton would have, in bytes. `store`: the response cache.
+    `on_demand`: the loads for requests. `memory_budget`: the memory of models, if it is limited.
     `on_demand`: the loads for requests. `api_keys`: the keys of clients.
     """
 
@@ -43,6 +45,7 @@ class MetricsCollector:
         pinned: int,
         store: ResponseStore | None = None,
         on_demand: OnDemandLoads | None = None,
+        memory_budget: MemoryBudget | None = None,
         api_keys: ApiKeys | None = None,
     ) -> None:
         self._registry = registry
@@ -55,6 +58,7 @@ class MetricsCollector:
         self._pinned_pool_bytes = pinned
         self._store = store
         self._on_demand = on_demand
+        self._memory_budget = memory_budget
         self._api_keys = api_keys
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
@@ -89,6 +93,8 @@ class MetricsCollector:
             self._store.collect_into(snapshot)
         if self._on_demand is not None:
             self._on_demand.collect_into(snapshot)
+        if self._memory_budget is not None:
+            self._memory_budget.collect_into(snapshot)
         if self._api_keys is not None:
             self._api_keys.collect_into(snapshot)
         arenas = self._pool.arenas

@@ -23,6 +23,7 @@ from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.health.server_state import ServerState
 from host.inference.request import InferRequest, InferResponse
 from host.instances.batch_tracker import FlowControl
+from host.instances.gpu_memory import read_gpu_memory
 from host.instances.gpus import find_gpus
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
@@ -30,13 +31,17 @@ from host.instances.process import Launcher
 from host.instances.terminal import has_terminal
 from host.logs.handler import LogHandler, configure
 from host.logs.settings import LogSettings
+from host.logs.tail import LogTail
 from host.logs.text_table import format_table
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import MachineMetrics
 from host.metrics.process import ProcessMetrics
 from host.model_control.control import ModelControl
 from host.model_control.dependencies import EnsembleDependencies
+from host.model_control.eviction import Evictions
 from host.model_control.lifecycle import ModelLifecycle
+from host.model_control.memory_budget import MemoryBudget
+from host.model_control.memory_usage import HOST, MemoryUsage, gpu_name
 from host.model_control.on_demand import OnDemandLoads
 from host.model_control.repository_poller import RepositoryPoller, read_state
 from host.models.backends import Backends
@@ -46,6 +51,7 @@ from host.models.registry import Registry, VersionState
 from host.options.host_policies import read_policies
 from host.options.options import Options
 from host.options.startup_table import option_table_rows
+from host.options.validators import memory_budget as read_memory_budget
 from host.repository.imported_files import ImportedFiles
 from host.repository.repository import FingerprintFunction, Repository, compute_fingerprint
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
@@ -81,6 +87,7 @@ class Server:
         self._environments: Environments | None = None
         self._lifecycle: ModelLifecycle | None = None
         self._on_demand: OnDemandLoads | None = None
+        self._memory_budget: MemoryBudget | None = None
         self._poller: RepositoryPoller | None = None
         self._custom_metrics = CustomMetrics()
         self._endpoints = Endpoints(options, self._custom_metrics.collect)
@@ -132,6 +139,8 @@ class Server:
                 f"cannot write the log to '{options.log_file}': {error}"
             ) from error
         self._log.dev = options.dev
+        if options.log_tail_lines:
+            self._log.tail = LogTail(options.log_tail_lines)
         self._watchdog = EventLoopWatchdog()
         try:
             for warning in options.warnings:
@@ -145,6 +154,7 @@ class Server:
             families = EnsembleDependencies(self._registry, lifecycle)
             on_demand = await self._open_on_demand(repository, families)
             targets.on_demand = on_demand
+            self._open_memory_budget(pool, families)
             mode = options.model_control_mode
             pool.control = ModelControl(
                 self._registry,
@@ -165,7 +175,7 @@ class Server:
                 crash_records=pool.crash_records,
                 describe_activity=pool.describe_activity,
                 overview=OverviewCollector(
-                    options.id, self._registry, options.model_control_mode == "explicit"
+                    options.id, self._registry, mode in ("explicit", "on-demand")
                 ).collect,
                 tracer=tracer,
                 log=LogSettings(self._log, pool.update_log_levels),
@@ -249,6 +259,7 @@ class Server:
             store=self._store,
             limiter=_make_rate_limiter(options),
             policies=read_policies(options.host_policy),
+            quarantine_seconds=options.quarantine_secs,
         )
         self._lifecycle = ModelLifecycle(
             self._registry,
@@ -289,6 +300,25 @@ class Server:
             timeout=self.options.on_demand_timeout_secs,
         )
         return self._on_demand
+
+    def _open_memory_budget(self, pool: StubPool, families: EnsembleDependencies) -> None:
+        """Makes what limits the memory of models, if `--memory-budget` is set."""
+        budget = read_memory_budget(self.options.memory_budget)
+        if not budget:
+            return
+        limits = {HOST if gpu is None else gpu_name(gpu): size for gpu, size in budget.items()}
+        on_demand = self._on_demand
+        self._memory_budget = families.lifecycle.admission = MemoryBudget(
+            limits,
+            MemoryUsage(pool, None if set(budget) == {None} else read_gpu_memory).measure,
+            Evictions(
+                self._registry,
+                families,
+                (lambda name: False) if on_demand is None else on_demand.is_awaited,
+                pool.awaited_models,
+            ),
+            self.options.on_demand_timeout_secs,
+        )
 
     async def _load_models(self, repository: Repository, families: EnsembleDependencies) -> None:
         """Loads the models of the start, and begins to poll. Raises HostError."""
@@ -361,6 +391,7 @@ class Server:
             pinned=options.pinned_memory_pool_byte_size,
             store=self._store,
             on_demand=self._on_demand,
+            memory_budget=self._memory_budget,
             api_keys=self._endpoints.api_keys,
         )
         await self._endpoints.start_metrics(collector.collect_after_catch_up)
@@ -451,6 +482,7 @@ class Server:
         environments, self._environments = self._environments, None
         collector, self._metrics_collector = self._metrics_collector, None
         store, self._store = self._store, None
+        budget, self._memory_budget = self._memory_budget, None
         tracer, self._tracer = self._tracer, None
         watchdog, self._watchdog = self._watchdog, None
         self._poller = self._on_demand = self._lifecycle = self._pool = self._log = self._core = (
@@ -460,6 +492,8 @@ class Server:
         await self._endpoints.stop_metrics(_FINAL_TIMEOUT_S)
         if collector is not None:
             collector.close()
+        if budget is not None:
+            await budget.close()
         if pool is not None:
             await pool.close()
         if environments is not None:

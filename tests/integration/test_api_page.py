@@ -18,11 +18,9 @@ import pytest
 import schemathesis
 from schemathesis.engine import events, from_schema
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.browser import WebPage, complaints, open_browser
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.openai_models import LETTERS, LETTERS_CONFIG
 
@@ -314,69 +312,15 @@ def test_it_can_be_turned_off(repository: RepositoryBuilder, serve: Serve) -> No
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs the programs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--window-size=1200,1200",
-        f"--user-data-dir={tmp_path_factory.mktemp('browser')}",
-    ):
-        options.add_argument(flag)
-    browser = webdriver.Chrome(options=options, service=Service(driver))
-    yield browser
-    browser.quit()
+    with open_browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
 
 
-class Page:
+class Page(WebPage):
     """The page of a host, about one of its models."""
 
     def __init__(self, browser: webdriver.Chrome, host: RunningHost, place: str = "") -> None:
-        self.browser = browser
-        browser.get("about:blank")
-        browser.get(f"http://{host.http_url}/docs{place}")
-
-    def text(self, selector: str) -> str:
-        return self.browser.find_element(By.CSS_SELECTOR, selector).text
-
-    def wait_for(self, selector: str, pattern: str) -> str:
-        """The text of the first such element, once it matches."""
-        replaced = [StaleElementReferenceException]  # between being found and being read
-        wait = WebDriverWait(self.browser, DEADLINE, 0.05, ignored_exceptions=replaced)
-
-        def matching(browser: webdriver.Chrome) -> str:
-            found = browser.find_elements(By.CSS_SELECTOR, selector)
-            text = found[0].text if found else ""
-            return text if re.search(pattern, text) else ""
-
-        return wait.until(matching, f"{selector} never matched {pattern!r}")
-
-    def fill(self, label: str, value: str) -> None:
-        """Write a value into the field that begins with this label."""
-        for element in self.browser.find_elements(By.TAG_NAME, "label"):
-            if element.text == label or element.text.startswith(f"{label} "):
-                field = self.browser.find_element(By.ID, element.get_attribute("for") or "")
-                field.clear()
-                field.send_keys(value)
-                return
-        pytest.fail(f"no field is labelled {label}")
-
-    def press(self, name: str) -> None:
-        for button in self.browser.find_elements(By.TAG_NAME, "button"):
-            if button.text == name:
-                button.click()
-                return
-        pytest.fail(f"no button is called {name}")
+        super().__init__(browser, host, f"/docs{place}")
 
     def send(self, status: str, **values: str) -> None:
         """Fill in a form and send it; return once the status is of this pattern."""
@@ -396,9 +340,7 @@ def the_browser_has_nothing_to_complain_of(request: pytest.FixtureRequest) -> It
     """Scripts ran, and what the policy forbids was not tried."""
     yield
     if "browser" in request.fixturenames:
-        browser: webdriver.Chrome = request.getfixturevalue("browser")
-        lines = [entry["message"] for entry in browser.get_log("browser")]  # type: ignore[no-untyped-call]  # of selenium
-        assert not [line for line in lines if "the server responded with" not in line]
+        assert not complaints(request.getfixturevalue("browser"))
 
 
 def test_the_page_lists_the_models(host: RunningHost, browser: webdriver.Chrome) -> None:

@@ -121,10 +121,10 @@ def test_records_of_an_earlier_server_are_read_from_their_directory(
     assert sorted(path.stem for path in folder.iterdir()) == [r["id"] for r in reversed(records)]
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    (folder / "0-damaged.json").write_text("{")
+    (folder / "20200101T000000000000-1.json").write_text("{")
     again = serve(repository, flag, "--crash-records=10").wait_started()
     assert get(again, "/v2/crashes")["crashes"] == records
-    again.wait_for("the record of a crash '.*0-damaged.json' cannot be read")
+    again.wait_for("the record of a crash .*20200101T000000000000-1.json.* cannot be read")
 
 
 def test_a_directory_that_is_gone_is_made_again(
@@ -257,3 +257,42 @@ def test_the_command_refuses_what_is_no_source(tmp_path: Path) -> None:
     bad = crashes("http://localhost:1", "--header=key")
     assert bad.returncode == 2
     assert "expected NAME:VALUE, got 'key'" in bad.stderr
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_of_a_file(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("identity")
+    folder = tmp_path / "crashes"
+    folder.mkdir()
+    mounted = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4k none "$0" && exec "$@"']
+    if subprocess.run([*mounted, folder, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system in a namespace")
+    host = serve(repository, f"--crash-directory={folder}", under=[*mounted, str(folder)])
+    host.wait_started()
+    seen_by_host = Path(f"/proc/{host.process.pid}/root", *folder.parts[1:])
+    (seen_by_host / "filler").write_bytes(bytes(4096))
+    host.stubs("identity_0")[0].kill()
+    host.wait_for(f"cannot keep the record of a crash in '{folder}': .*No space left")
+    host.wait_for("restarted")
+    assert [path.name for path in seen_by_host.iterdir()] == ["filler"]
+    assert newest(host)["signal"] == "SIGKILL"
+
+
+def test_files_of_others_in_the_directory_are_left_alone(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("identity")
+    folder = tmp_path / "crashes"
+    folder.mkdir()
+    names = {"2024-report.json", "1.json", "notes.txt"}
+    for name in names:
+        (folder / name).write_text("{}")
+    os.mkfifo(folder / "20200101T000000000000-1.json")  # which nobody writes
+    host = serve(repository, f"--crash-directory={folder}", "--crash-records=1").wait_started()
+    host.wait_for("cannot be read: it is not an ordinary file")
+    host.stubs("identity_0")[0].kill()
+    wait_until(lambda: len(list(folder.glob("2*T*.json"))) == 1, "a record")
+    wait_until(lambda: get(host, "/v2/crashes")["crashes"], "the record")
+    assert {path.name for path in folder.iterdir()} >= names
+    assert host.stop() == 0

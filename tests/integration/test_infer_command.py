@@ -349,6 +349,8 @@ def other_server() -> Iterator[str]:
         ("stacks", "--format=json"),
         ("crashes",),
         ("crashes", "--show=1"),
+        ("crashes", "--lift"),
+        ("top", "--once"),
     ],
     ids=" ".join,
 )

@@ -9,7 +9,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+import tritonclient.http as httpclient
 
 from host.system.memory_group import MemoryGroup
 from tests import uploads
@@ -18,6 +20,23 @@ from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 
 LIMIT = 600 << 20
 ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+
+PLUS_ONE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array + 1)])
+"""
+ONE_TENSOR = """
+input [{name: "INPUT0", data_type: TYPE_FP32, dims: [-1]}]
+output [{name: "OUTPUT0", data_type: TYPE_FP32, dims: [-1]}]
+instance_group [{count: 1, kind: KIND_CPU}]
+"""
 
 
 @pytest.fixture
@@ -42,6 +61,10 @@ def group() -> Iterator[Path]:
         yield folder
     finally:
         wait_until(lambda: removed(folder), "the group to be empty")
+
+
+def http_tensor(name: str, array: npt.NDArray[np.float32]) -> httpclient.InferInput:
+    return httpclient.InferInput(name, array.shape, "FP32").set_data_from_numpy(array)
 
 
 def removed(folder: Path) -> bool:
@@ -73,7 +96,7 @@ def test_a_model_that_runs_out_of_memory_is_told_so(
         wait_until(lambda: client.is_model_ready("script"), "the model to be replaced")
         assert run_script(client, "return 1") == 1
         assert host.stubs("identity_0") == before
-        array = np.zeros(100 << 20, np.float32)  # more than half of the limit
+        array = np.zeros(100 << 20, np.float32)  # more than a quarter of the limit
         text = infer_error(client.infer, "identity", [tensor("INPUT0", array)])[1]
         assert "Failed to increase the shared memory pool size" in text
         assert client.is_server_live()
@@ -90,13 +113,13 @@ def test_large_requests_of_several_clients_do_not_run_the_server_out_of_memory(
         repository, "--grpc-engine=h2", under=["sh", "-c", ENTER, str(group)]
     ).wait_started()
     before = host.stubs()
-    size = 170 << 20
+    size = 100 << 20
     with ExitStack() as stack:
         clients = [
             stack.enter_context(upload(host, size))
             for upload in [uploads.GrpcUpload, uploads.HttpUpload] * 2
         ]
-        for _ in range(18):
+        for _ in range(11):
             for client in clients:
                 client.send(10 << 20)
         statuses = [client.wait_for_status() for client in clients]
@@ -104,6 +127,24 @@ def test_large_requests_of_several_clients_do_not_run_the_server_out_of_memory(
         assert sorted(statuses[1::2]) in ([200, 503], [503, 503]), statuses
         assert [client.refused for client in clients] == [status in (8, 503) for status in statuses]
         assert any(status in (0, 200) for status in statuses), statuses
+    assert host.stubs() == before
+    assert host.stop() == 0
+
+
+def test_the_largest_request_fits_and_a_larger_one_is_refused(
+    repository: RepositoryBuilder, serve: Serve, group: Path
+) -> None:
+    """No process is killed, although the model answers with a new array of the same size."""
+    repository.add("plus_one", PLUS_ONE, ONE_TENSOR)
+    host = serve(repository, under=["sh", "-c", ENTER, str(group)]).wait_started()
+    before = host.stubs()
+    too_large, fits = (np.zeros(size << 18, np.float32) for size in (200, 120))
+    with host.client() as client, httpclient.InferenceServerClient(host.http_url) as http:
+        for each, tensors in ((client, tensor), (http, http_tensor)):
+            text = infer_error(each.infer, "plus_one", [tensors("INPUT0", too_large)])[1]
+            assert "Not enough memory to receive the request" in text
+        response = client.infer("plus_one", [tensor("INPUT0", fits)]).as_numpy("OUTPUT0")
+        assert response[0] == response[-1] == 1
     assert host.stubs() == before
     assert host.stop() == 0
 

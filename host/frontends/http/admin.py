@@ -6,6 +6,7 @@ import base64
 import binascii
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -111,6 +112,11 @@ class AdminHandler:
         """Answer with what the models and their instances do, in numbers."""
         await exchange.send_json(msgspec.json.encode(self._core.overview()))
 
+    async def log_lines(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with the lines of the log that the client does not have yet."""
+        after = _read_line_number(exchange.query())
+        await exchange.send_json(msgspec.json.encode(self._core.log.lines_after(after)))
+
     async def crashes(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with a line for each record of a crash, the newest first."""
         summaries = [summarize(record) for record in self._core.crash_records.newest()]
@@ -120,6 +126,19 @@ class AdminHandler:
         """Answer with one record of a crash."""
         await exchange.send_json(msgspec.json.encode(self._core.crash_records.find(route.resource)))
 
+    async def quarantine(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with the requests that are refused because they ended processes."""
+        found = self._core.list_quarantined()
+        await exchange.send_json(msgspec.json.encode({"requests": found}))
+
+    async def lift_quarantine(self, exchange: HttpExchange, route: Route) -> None:
+        """Accept the requests in quarantine again, of one model or of all."""
+        model = (await self._read_json_object(exchange)).get("model", "")
+        if not isinstance(model, str):
+            raise invalid_argument("Invalid value for 'model': expected a string")
+        lifted = self._core.lift_quarantine(model)
+        await exchange.send_json(msgspec.json.encode({"lifted": lifted}))
+
     async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
         """Read the body as a JSON object; an empty body is an empty object."""
         body = await exchange.read_body(
@@ -127,6 +146,14 @@ class AdminHandler:
         )
         document = json.parse(body) if body else {}
         return document if isinstance(document, dict) else {}
+
+
+def _read_line_number(query: str) -> int:
+    """Return the number of a query `after=NUMBER`, 0 without one. Raises HostError."""
+    text = dict(parse_qsl(query, keep_blank_values=True)).get("after", "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise invalid_argument(f"'after' must be the number of a line of the log, got '{text}'")
+    return int(text)
 
 
 async def _send_health(exchange: HttpExchange, good: bool) -> None:

@@ -43,10 +43,13 @@ MODEL_CONFIG = Endpoint(_GET, "model-config", True)
 STATISTICS = Endpoint(_GET, "statistics", True)
 TRACE_SETTING = Endpoint(_GET_OR_POST, "trace", True)
 LOG_SETTINGS = Endpoint(_GET_OR_POST, "logging")
+LOG_LINES = Endpoint(_GET, "logging", True)
 STACKS = Endpoint(_GET, "logging", True)
 OVERVIEW = Endpoint(_GET, "statistics", True)
 CRASHES = Endpoint(_GET, "logging")
 CRASH = Endpoint(_GET, "logging")
+QUARANTINE = Endpoint(_GET, "logging")
+LIFT_QUARANTINE = Endpoint(_POST, "model-repository")
 INFER = Endpoint(_POST, "inference", True)
 GENERATE = Endpoint(_POST, "inference", True)
 GENERATE_STREAM = Endpoint(_POST, "inference", True)
@@ -68,7 +71,10 @@ _SERVER_ENDPOINTS = {
     "/models/stats": STATISTICS,
     "/trace/setting": TRACE_SETTING,
     "/logging": LOG_SETTINGS,
+    "/logging/lines": LOG_LINES,
     "/crashes": CRASHES,
+    "/quarantine": QUARANTINE,
+    "/quarantine/lift": LIFT_QUARANTINE,
     "/overview": OVERVIEW,
     "/stacks": STACKS,
 }

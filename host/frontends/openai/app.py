@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Iterable
 
 from host.access.api_keys import ApiKeys
@@ -17,7 +18,7 @@ from host.frontends.http.routes import Route
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai import routes
 from host.frontends.openai.api_paths import openai_paths
-from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.cors import CrossOrigin
 from host.frontends.openai.embeddings import EmbeddingsHandler
 from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_model
@@ -187,4 +188,6 @@ class OpenAIApp:
 
 
 async def _send_error(exchange: HttpExchange, error: OpenAIError) -> None:
+    if all(name != b"x-request-id" for name, _ in exchange.response_headers):
+        set_request_id(exchange, f"req_{uuid.uuid4().hex}")
     await exchange.send_response(JSON, (error.body(),), error.headers, error.status)

@@ -90,6 +90,11 @@ class SequenceScheduler(CallHolder):
         self._alarm = CoalescingTimer(self.clock, self._check_timeouts)
         self.holding = shape.hold > 0 or shape.backlog_hold > 0
 
+    @property
+    def has_sequences(self) -> bool:
+        """Whether a sequence has begun that has not ended, be it idle."""
+        return bool(self._known)
+
     # Requests
 
     def reserve(self, call: Call) -> None:

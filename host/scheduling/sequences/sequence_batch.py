@@ -313,6 +313,11 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
         return self.instance.blocking_calls
 
     @property
+    def awaited_models(self) -> abc.Collection[str]:
+        """As the instance."""
+        return self.instance.awaited_models
+
+    @property
     def potentially_blocking_calls(self) -> abc.Sequence[abc.Sequence[Call]]:
         """As the instance."""
         return self.instance.potentially_blocking_calls

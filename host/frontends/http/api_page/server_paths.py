@@ -39,6 +39,12 @@ def server_paths(operations: Operations) -> dict[str, Schema]:
                 reference("Statistics"), errors=(503,),
             )
         },
+        "/v2/overview": {
+            "get": make(
+                "statistics", _SERVER, "Get what the models and their instances do, in numbers",
+                {"type": "object"},
+            )
+        },
         **_crashes(operations),
         **_control(operations),
         **_memory(operations),
@@ -58,9 +64,22 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
     identifier = path_parameter("id", "The id of a record.")
     summaries = {"crashes": {"type": "array", "items": reference("CrashSummary")}}
     activity = {"instances": {"type": "array", "items": reference("InstanceActivity")}}
+    quarantined = {"requests": {"type": "array", "items": reference("QuarantinedRequest")}}
     activities = {**_object(activity), "required": ["instances"]}
     model = path_parameter("model", "The name of a model.")
+    after = {
+        "name": "after",
+        "in": "query",
+        "description": "The number of the last line that the client has.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1},
+    }
     return {
+        "/v2/logging/lines": {
+            "get": operations.operation(
+                "logging", _SERVER, "Get the last lines of the log", reference("LogLines"),
+                errors=(400, 503), parameters=[after],
+            )
+        },
         "/v2/stacks": {
             "get": operations.operation(
                 "logging", _SERVER, "Get what all instances do now", activities
@@ -70,6 +89,19 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
             "get": operations.operation(
                 "logging", _SERVER, "Get what the instances of a model do now", activities,
                 errors=(404,), parameters=[model],
+            )
+        },
+        "/v2/quarantine": {
+            "get": operations.operation(
+                "logging", _SERVER, "List the requests that are refused, as they ended processes",
+                {**_object(quarantined), "required": ["requests"]},
+            )
+        },
+        "/v2/quarantine/lift": {
+            "post": operations.operation(
+                "model-repository", _SERVER, "Accept the requests in quarantine again",
+                _object({"lifted": {"type": "integer"}}), errors=(400, 404),
+                body=json_body(_object({"model": STRING}), False, {"model": ""}),
             )
         },
         "/v2/crashes": {
@@ -237,6 +269,13 @@ def schemas() -> dict[str, Schema]:
         "stacks": names,
         "output": names,
     }
+    quarantined = {
+        "model": STRING,
+        "version": integer,
+        "until": {"type": "string", "format": "date-time"},
+        "crashes": names,
+        "request": {"type": "object"},
+    }
     setting: Schema = {"type": ["string", "null"], "pattern": "^[0-9]{1,9}$"}
     return {
         "Error": {**_object({"error": STRING}), "required": ["error"]},
@@ -261,7 +300,12 @@ def schemas() -> dict[str, Schema]:
             **_object({"model_stats": {"type": "array", "items": {"type": "object"}}}),
             "required": ["model_stats"],
         },
+        "LogLines": {
+            **_object({"last": COUNT, "missed": COUNT, "lines": names}),
+            "required": ["last", "missed", "lines"],
+        },
         "CrashSummary": {**_object(crash), "required": list(crash)},
+        "QuarantinedRequest": {**_object(quarantined), "required": list(quarantined)},
         "InstanceActivity": {**_object(activity), "required": list(activity)},
         "CrashRecord": {**_object(record), "required": list(record)},
         "IndexEntry": {

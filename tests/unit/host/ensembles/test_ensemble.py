@@ -10,6 +10,7 @@ import pytest
 
 from host.config.model_config import ModelConfig
 from host.config.pbtxt import parse_pbtxt
+from host.crashes.quarantine import Quarantine
 from host.ensembles.ensemble import Ensemble
 from host.errors import ErrorCode, HostError, internal
 from host.inference.call import Call
@@ -33,6 +34,7 @@ class Member:
     defines_is_ready = False
     ready = True
     in_flight = 0
+    in_use = False
 
     def __init__(self, name: str, decoupled: bool = False) -> None:
         self.name = name
@@ -40,6 +42,7 @@ class Member:
         self.labels: Mapping[str, Sequence[str]] = {}
         self.chat_template: ChatTemplate | None = None
         self.token_counter: TokenCounter | None = None
+        self.quarantine: Quarantine | None = None
         self.lora_adapters: tuple[str, ...] = ()
         self.config: ModelConfig = parse_pbtxt(
             f'name: "{name}" input [ {{ name: "X", {TENSOR} ] output [ {{ name: "A", {TENSOR} ]'

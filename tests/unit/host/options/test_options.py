@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from host.options import validators
 from host.options.command_line import parse, usage
 from host.options.deprecated_flags import DEPRECATED
 from host.options.flag_parser import Flag, Status
@@ -410,6 +411,12 @@ def test_options_do_not_share_lists() -> None:
             "0",
             "--cuda-memory-pool-byte-size option format is '<device>:<bytes>'. Got 0",
         ),
+        (
+            "memory-budget",
+            "8G",
+            "--memory-budget option format is '<bytes>' or '<device>:<bytes>'. Got 8G",
+        ),
+        ("memory-budget", "1:0", "--memory-budget got 0 bytes: 1:0"),
         (
             "cuda-virtual-address-size",
             "0:x",
@@ -844,6 +851,15 @@ def test_deprecated_flag_is_refused_like_the_one_it_stands_for() -> None:
 def test_a_resource_has_a_name_a_count_and_perhaps_a_device() -> None:
     made = options("--rate-limit-resource=R:4", "--rate-limit-resource=S:2:1")
     assert made.rate_limiter_resources == [("R", 4, None), ("S", 2, 1)]
+
+
+def test_a_memory_budget_is_of_the_host_and_of_gpus() -> None:
+    made = options("--memory-budget=1000", "--memory-budget=0:7", "--memory-budget=1:8")
+    assert validators.memory_budget(made.memory_budget) == {None: 1000, 0: 7, 1: 8}
+    with pytest.raises(UsageError, match="a second value for the same memory: 0:2"):
+        options("--memory-budget=0:1", "--memory-budget=0:2")
+    with pytest.raises(UsageError, match="does not work with --model-namespacing"):
+        options("--memory-budget=1000", "--model-namespacing=true")
 
 
 def test_a_cache_has_a_name_and_settings() -> None:
