@@ -14,7 +14,7 @@ import warnings
 from typing import Optional, TextIO
 
 import stub.worker  # noqa: F401  (it is what the forks need)
-from stub.process import kill_with_parent, set_title
+from stub.process import kill_with_parent, lead_process_group, set_title
 from stub.wire.fork_protocol import (
     RequestRefused,
     receive_request,
@@ -98,7 +98,7 @@ class _ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for descriptor in (self._host.detach(), self._woken, self._waker):
             os.close(descriptor)
-        os.setsid()
+        lead_process_group()
         for pipe, number, name in ((stdout, 1, "stdout"), (stderr, 2, "stderr")):
             os.dup2(pipe, number)
             os.close(pipe)

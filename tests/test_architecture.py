@@ -25,6 +25,7 @@ LAYERS = [
     ["host.system"],
     ["host.config"],
     ["host.inference"],
+    ["host.recording"],
     ["host.logs"],
     ["host.crashes"],
     ["host.repository"],

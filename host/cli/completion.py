@@ -14,6 +14,8 @@ from host.cli.config import ConfigOptions
 from host.cli.crashes import CrashesOptions
 from host.cli.infer import InferOptions
 from host.cli.new import NewOptions
+from host.cli.record import RecordOptions
+from host.cli.replay import ReplayOptions
 from host.cli.run import RunOptions
 from host.cli.stacks import StacksOptions
 from host.cli.top import TopOptions
@@ -56,6 +58,8 @@ def _commands() -> dict[str, list[Flag]]:
         "crashes": CrashesOptions,
         "stacks": StacksOptions,
         "top": TopOptions,
+        "record": RecordOptions,
+        "replay": ReplayOptions,
     }
     return {
         "serve": [flag for flag in FLAGS if flag.status is Status.HONOURED],

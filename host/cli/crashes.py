@@ -15,7 +15,7 @@ from host.cli.arguments import parse_texts
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.crashes.quarantine import QuarantinedRequest
 from host.crashes.record import CrashRecord, CrashSummary, DescribedRequest, summarize
-from host.crashes.records import read_records
+from host.crashes.records import read_records, tensor_folder
 from host.errors import HostError, invalid_argument, not_found
 from host.logs.formats import escape_control_characters
 from host.logs.text_table import format_table
@@ -203,6 +203,11 @@ def _format_record(record: CrashRecord) -> str:
     if record.request_count:
         lines.append(f"requests that ran: {record.request_count}")
     lines += format_requests(record.requests)
+    if record.recorded_requests:
+        lines.append(
+            f"tensors of {record.recorded_requests} requests, in the directory of the records:"
+            f" pbhost replay {tensor_folder(Path(), record.id)} --against=URL"
+        )
     for title, texts in (("Python stacks:", record.stacks), ("last output:", record.output)):
         if texts:
             lines += [title, *(f"  {text}" for text in texts)]

@@ -22,7 +22,7 @@ from pb_utils._literals import InvalidInput, read_inputs
 from pb_utils._response_text import format_response
 
 _EXIT_OK, _EXIT_FAILED, _EXIT_USAGE = 0, 1, 2
-_URL = re.compile(r"(https?|grpcs?)://[^/]+/?")
+URL = re.compile(r"(https?|grpcs?)://[^/]+/?")
 
 _ABOUT = """\
 Sends one request to a model of a running server and prints the responses. URL is the address of
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the responses and exits."""
     (url, model), options = parse_texts(arguments, "infer URL MODEL", _ABOUT, InferOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
-    if not _URL.fullmatch(url):
+    if not URL.fullmatch(url):
         _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
     connect = GrpcInferenceClient if url.startswith("grpc") else HttpInferenceClient
     try:

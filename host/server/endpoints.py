@@ -141,6 +141,7 @@ class Endpoints:
             self.api_keys if options.api_key_file else None,
             self.api_keys,
             read_origins(options.openai_cors_origins),
+            recording=options.allow_recording,
         )
         self._http = HttpListener(
             app,

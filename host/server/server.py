@@ -207,7 +207,9 @@ class Server:
                 targets,
                 self._custom_metrics,
                 options.allow_client_shm,
-                CrashRecords(options.crash_records, options.crash_directory),
+                CrashRecords(
+                    options.crash_records, options.crash_directory, options.crash_tensor_byte_size
+                ),
             )
         except OSError as failure:
             if failure.errno != errno.ENOMEM:
@@ -452,6 +454,8 @@ class Server:
         Returns whether all work ended within the exit timeout.
         """
         self._state.exiting = True
+        if self._core is not None:
+            self._core.end_recordings()
         try:
             if self._poller is not None:
                 await self._poller.close()

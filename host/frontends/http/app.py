@@ -23,6 +23,7 @@ from host.frontends.http.generate import GenerateHandler
 from host.frontends.http.infer import InferHandler
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.load_report import load_report
+from host.frontends.http.recording import RecordingHandler
 from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.settings import SettingsHandler
 from host.frontends.http.shared_memory import SharedMemoryHandler
@@ -64,6 +65,7 @@ class HttpApp:
         api_keys: ApiKeys | None = None,
         openai_keys: ApiKeys | None = None,
         openai_cors_origins: Iterable[str] = (),
+        recording: bool = False,
     ) -> None:
         self._receive_budget = receive_budget or ReceiveBudget()
         self._restrictions = restrictions
@@ -134,6 +136,7 @@ class HttpApp:
             routes.OVERVIEW: admin.overview,
             routes.CRASHES: admin.crashes,
             routes.CRASH: admin.crash,
+            routes.RECORD: RecordingHandler(core, recording).record,
             routes.QUARANTINE: admin.quarantine,
             routes.LIFT_QUARANTINE: admin.lift_quarantine,
             page.ROOT: api_page_handler.root,

@@ -49,7 +49,8 @@ OVERVIEW = Endpoint(_GET, "statistics", True)
 CRASHES = Endpoint(_GET, "logging")
 CRASH = Endpoint(_GET, "logging")
 QUARANTINE = Endpoint(_GET, "logging")
-LIFT_QUARANTINE = Endpoint(_POST, "model-repository")
+RECORD = Endpoint(_POST, "recording", True)
+LIFT_QUARANTINE = Endpoint(_POST, "model-repository", True)
 INFER = Endpoint(_POST, "inference", True)
 GENERATE = Endpoint(_POST, "inference", True)
 GENERATE_STREAM = Endpoint(_POST, "inference", True)
@@ -84,6 +85,7 @@ _MODEL_ENDPOINTS = {
     "config": MODEL_CONFIG,
     "stats": STATISTICS,
     "stacks": STACKS,
+    "record": RECORD,
     "infer": INFER,
     "generate": GENERATE,
     "generate_stream": GENERATE_STREAM,

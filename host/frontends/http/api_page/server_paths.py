@@ -65,6 +65,10 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
     summaries = {"crashes": {"type": "array", "items": reference("CrashSummary")}}
     activity = {"instances": {"type": "array", "items": reference("InstanceActivity")}}
     quarantined = {"requests": {"type": "array", "items": reference("QuarantinedRequest")}}
+    number, count = {"type": "number"}, {"type": "integer"}
+    settings = _object(
+        {"seconds": number, "sample": number, "max_requests": count, "max_bytes": count}
+    )
     activities = {**_object(activity), "required": ["instances"]}
     model = path_parameter("model", "The name of a model.")
     after = {
@@ -89,6 +93,12 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
             "get": operations.operation(
                 "logging", _SERVER, "Get what the instances of a model do now", activities,
                 errors=(404,), parameters=[model],
+            )
+        },
+        "/v2/models/{model}/record": {
+            "post": operations.operation(
+                "recording", _SERVER, "Record the requests to a model, and stream the recording",
+                errors=(400, 404, 501), body=json_body(settings, False), parameters=[model],
             )
         },
         "/v2/quarantine": {
@@ -268,6 +278,7 @@ def schemas() -> dict[str, Schema]:
         "requests": requests,
         "stacks": names,
         "output": names,
+        "recorded_requests": integer,
     }
     quarantined = {
         "model": STRING,
