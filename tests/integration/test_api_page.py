@@ -517,6 +517,25 @@ def test_the_page_requests_keys(restricted: RunningHost, browser: webdriver.Chro
     assert page.outputs()[0] == ["SUM", "FP32", "[1, 4]", "[[2, 3, 4, 5]]"]
 
 
+def test_the_page_requests_an_api_key(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path, browser: webdriver.Chrome
+) -> None:
+    shutil.copytree(EXAMPLES / "add_sub", repository.path / "add_sub")
+    keys = tmp_path / "keys"
+    keys.write_text("the-only-key\n")
+    page = Page(browser, serve(repository, f"--api-key-file={keys}").wait_started())
+    page.wait_for("#trouble", "^this server needs an API key: Authorization: Bearer KEY$")
+    page.fill("API key", "another-key")
+    page.press("Use")
+    page.wait_for("#trouble", "^unknown API key$")
+    page.fill("API key", "the-only-key")
+    page.press("Use")
+    page.wait_for("h2", "add_sub")
+    page.wait_for("#curl", "Authorization: Bearer the-only-key")
+    page.fill("INPUT0", "[[1, 2, 3, 4]]")
+    page.send("^200 OK")
+
+
 @pytest.fixture(scope="module")
 def chat_host(module_serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> RunningHost:
     keys = tmp_path_factory.mktemp("keys") / "keys"
@@ -692,20 +711,6 @@ def test_crashes_of_a_model_are_shown(
     browser.find_element(By.PARTIAL_LINK_TEXT, "script").click()
     page.wait_for("h2", "^script$")
     assert not browser.find_elements(By.ID, "crashes")
-
-
-def test_the_page_requests_the_key_of_a_client(
-    repository: RepositoryBuilder, serve: Serve, browser: webdriver.Chrome, tmp_path: Path
-) -> None:
-    repository.copy("identity")
-    (tmp_path / "keys").write_text("ops ops-admin-key allow=all\n")
-    host = serve(repository, f"--api-key-file={tmp_path / 'keys'}").wait_started()
-    page = Page(browser, host)
-    page.wait_for("#keyfields", "^API key$")
-    page.fill("API key", "ops-admin-key")
-    page.press("Use")
-    page.wait_for("h2", "^identity$")
-    page.send("^200 OK")
 
 
 def test_pages_link_to_each_other_if_both_are_served(
