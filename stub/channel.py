@@ -6,6 +6,7 @@ for, and all other frames for the service thread. There are three ZeroMQ sockets
 must be used by one thread only.
 """
 
+import gc
 import os
 import select
 import threading
@@ -247,9 +248,12 @@ class Channel:
             if self._reading_bls:
                 return  # a finaliser of the model runs inside `handle`
             self._reading_bls = True
+            collects = gc.isenabled()
+            gc.disable()  # a finaliser that waits for a response would wait for this thread
             try:
                 try:
-                    self._bls_announced += int.from_bytes(os.read(self.bls_event, 8), "little")
+                    announced = int.from_bytes(os.read(self.bls_event, 8), "little")
+                    self._bls_announced += announced % WAKE_EARLY
                 except BlockingIOError:
                     pass  # another thread has read them
                 while self._bls_announced and not self._bls_overflow:
@@ -262,6 +266,8 @@ class Channel:
                         handle(message)
             finally:
                 self._reading_bls = False
+                if collects:
+                    gc.enable()
 
     def _decode_frame(self, frame: bytes) -> List[ToStub]:
         messages = decode_to_stub(frame)

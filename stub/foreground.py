@@ -28,6 +28,7 @@ from pb_utils._literals import InvalidInput, read_inputs  # noqa: E402
 from pb_utils._response_text import format_response  # noqa: E402
 from stub.bls_models import BlsModels  # noqa: E402
 from stub.module_isolation import isolate_modules  # noqa: E402
+from stub.wire.datatypes import CODES  # noqa: E402
 
 SUCCEEDED, FAILED, BAD_USAGE = 0, 1, 2
 """Exit statuses: success; an error response, or an exception of the model; invalid arguments."""
@@ -38,8 +39,10 @@ _NO_TIMEOUT_SECONDS = 1e8  # no timeout, because the user may stand at a breakpo
 class Job:
     """The arguments of the command line, and the model's configuration."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: bytes, contents: bytes) -> None:
         fields: Dict[str, Any] = json.loads(text)
+        self.recorded: Optional[Dict[str, Any]] = fields["recorded"]
+        self.contents = contents  # the bytes of the inputs of a recorded request
         self.directory: str = fields["directory"]
         self.version: int = fields["version"]
         self.backend: str = fields["backend"]
@@ -72,8 +75,13 @@ def run_job(job: Job) -> int:
             ) as model,
         ):
             others.add(model, job.directory)
-            inputs = read_inputs([(name, text) for name, text in job.inputs], model.config)
-            _execute(model, inputs, job)
+            if job.recorded is None:
+                inputs = read_inputs([(name, text) for name, text in job.inputs], model.config)
+                request: Dict[str, Any] = {"inputs": inputs}
+            else:
+                tensors = _read_recorded_inputs(job.recorded["inputs"], job.contents)
+                request = {**job.recorded, "inputs": tensors}
+            _execute(model, request, job)
     except InvalidInput as problem:
         print(f"pbhost run: {problem}", file=sys.stderr)
         return BAD_USAGE
@@ -87,6 +95,21 @@ def run_job(job: Job) -> int:
     return SUCCEEDED
 
 
+def _read_recorded_inputs(
+    described: List[Dict[str, Any]], contents: bytes
+) -> Dict[str, pb_utils.Tensor]:
+    """The inputs of a recorded request; their bytes follow each other in `contents`."""
+    inputs: Dict[str, pb_utils.Tensor] = {}
+    offset = 0
+    for one in described:
+        content = memoryview(contents)[offset : offset + one["size"]]
+        offset += one["size"]
+        inputs[one["name"]] = pb_utils.Tensor._from_wire(
+            one["name"], CODES[one["datatype"]], one["shape"], content, None
+        )
+    return inputs
+
+
 def _print_exception(error: BaseException, job: Job) -> None:
     """Prints an exception of the model with its traceback; starts pdb if the job says so."""
     trace = _skip_own_frames(error.__traceback__)
@@ -95,13 +118,16 @@ def _print_exception(error: BaseException, job: Job) -> None:
         pdb.post_mortem(trace)
 
 
-def _execute(model: testing.ModelHarness, inputs: Dict[str, Any], job: Job) -> None:
-    """Sends the request `job.count` times. Raises ModelFailed, or what the model raises."""
+def _execute(model: testing.ModelHarness, fields: Dict[str, Any], job: Job) -> None:
+    """Sends the request `job.count` times. `fields`: the arguments of `model.request`.
+
+    Raises ModelFailed, or what the model raises.
+    """
     profile = Profile() if job.profile else None
     times: List[float] = []
     for turn in range(job.count):
         responses = _ResponsePrinter(show=turn == 0)
-        request = model.request(inputs)
+        request = model.request(**fields)
         if profile is not None:
             profile.enable()
         started = time.perf_counter()
@@ -175,8 +201,8 @@ def _skip_own_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:
 
 
 if __name__ == "__main__":
-    with open(int(sys.argv[1]), encoding="utf-8") as source:
-        given = Job(source.read())
+    with open(int(sys.argv[1]), "rb") as source:
+        given = Job(source.readline(), source.read())
     sys.argv[:] = [""]
     # As in a server: the working directory, then installed modules. The harness adds the model's.
     sys.path[0] = ""

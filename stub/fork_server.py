@@ -17,7 +17,7 @@ from typing import Optional, TextIO
 
 import stub.worker  # noqa: F401  (it is what the forks need)
 from stub.preload import prepare_model
-from stub.process import kill_with_parent, set_title
+from stub.process import kill_with_parent, lead_process_group, set_title
 from stub.user_model import ModelFailure
 from stub.wire.fork_protocol import (
     RequestRefused,
@@ -55,7 +55,7 @@ def run_fork_server(descriptor: int, job: Optional[PreloadJob] = None) -> SpawnA
 
 
 def _prepare(job: PreloadJob, host: socket.socket) -> None:
-    """Prepares a model; raises SystemExit if that fails."""
+    """Prepares a model, or ends the process."""
     set_title(job.args["model_name"], "pbhost-preload")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a line must not wait in a buffer for a fork
@@ -124,7 +124,7 @@ class _ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for descriptor in (self._host.detach(), self._woken, self._waker):
             os.close(descriptor)
-        os.setsid()
+        lead_process_group()
         for pipe, number, name in ((stdout, 1, "stdout"), (stderr, 2, "stderr")):
             os.dup2(pipe, number)
             os.close(pipe)

@@ -29,6 +29,19 @@ def set_title(name: str, role: str = "pbhost-stub") -> None:
     setproctitle.setproctitle(f"{role} {name}".rstrip())
 
 
+def lead_process_group() -> None:
+    """Makes this process the leader of a process group: Ctrl-C at a terminal is for the host alone.
+
+    It stays in the host's session, as Linux may share the CPU time between sessions
+    (docs/explanation/decisions/0031). In the background of a terminal, reading from it is an error,
+    and does not stop the process.
+    """
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    for number in (signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def set_up_stub_process(title: str) -> None:
     """Sets up the process as models expect it (docs/reference/model_api.md, 1.2)."""
     ignore_stop_signals()

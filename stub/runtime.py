@@ -22,7 +22,7 @@ import pb_utils
 from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
 from stub.bls_bursts import BlsBursts
-from stub.bls_reader import BlsReader
+from stub.bls_reader import BlsReader, BlsWaiter
 from stub.channel import Channel
 from stub.conversion import (
     ConversionError,
@@ -82,7 +82,7 @@ class StubRuntime:
         self._bls_numbers = itertools.count(1)
         self._bls_reader = bls_reader
         self._bls_bursts = bls_bursts
-        # By number: the receiver, and whether the request counts as one that may block the loop.
+        # By number: the receiver, and whether the service thread reads for the request.
         self._bls_receivers: Dict[int, Tuple[WireResponseReceiver, bool]] = {}
         self._deferred: Deque[ToHost] = deque()
         # Reentrant, because a finaliser of the model may make a call inside `send_after_deferred`.
@@ -159,7 +159,7 @@ class StubRuntime:
         """Removes the receiver of a request; returns None if its calls have been ended."""
         receive, counted = self._bls_receivers.pop(number, (None, False))
         if counted:
-            self._bls_reader.remove_blocked()
+            self._bls_reader.remove_unattended()
         return receive
 
     def send_after_deferred(self, messages: Sequence[ToHost]) -> None:
@@ -215,18 +215,16 @@ class StubRuntime:
         if self._batch and threading.get_ident() == self._main_thread:
             self._send_bls_request(BlsRequest(number, wire, self._batch, True), self._channel.send)
             return response_from_wire(self._wait_for_bls_response(number), self._memory, preferred)
-        received = threading.Lock()
-        received.acquire()
+        waiter = BlsWaiter(self._bls_reader)
         responses: List[WireResponse] = []
 
         def receive(response: Optional[WireResponse], final: bool) -> None:
             assert response is not None
             responses.append(response)
-            received.release()
+            waiter.notify()
 
-        with self._bls_reader.blocking():
-            self._send_numbered_request(number, wire, False, receive, self._channel.send)
-            received.acquire()
+        self._send_numbered_request(number, wire, False, receive, self._channel.send)
+        waiter.wait()
         return response_from_wire(responses[0], self._memory, preferred)
 
     def send_request(
@@ -266,7 +264,7 @@ class StubRuntime:
             send, counted = self._bls_bursts.send, False
         else:
             send, counted = self._channel.send, True
-            self._bls_reader.add_blocked()
+            self._bls_reader.add_unattended()
         self._send_numbered_request(number, request, decoupled, receive, send, counted)
 
     def _send_numbered_request(
@@ -278,7 +276,7 @@ class StubRuntime:
         send: Callable[[Sequence[ToHost]], None],
         counted: bool = False,
     ) -> None:
-        """Sends a request; `counted` if `add_blocked` was called for it."""
+        """Sends a request; `counted` if `add_unattended` was called for it."""
         self._bls_receivers[number] = receive, counted
         try:
             self._send_bls_request(

@@ -37,7 +37,6 @@ class HostProcess:
                 [sys.executable, _ENTRY, str(os.getpid()), *map(str, inherited), *flags],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C at the terminal must reach only the caller
             )
         except OSError as error:
             ours.close()

@@ -53,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     caller, launches, control = map(int, arguments[:3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and stops the host
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.setpgid(0, 0)  # but in the caller's session: docs/explanation/decisions/0031
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process may write to the terminal
     try:
         caller_pidfd = os.pidfd_open(caller)
     except ProcessLookupError:

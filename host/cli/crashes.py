@@ -15,7 +15,7 @@ from host.cli.arguments import parse_texts
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.crashes.quarantine import QuarantinedRequest
 from host.crashes.record import CrashRecord, CrashSummary, DescribedRequest, summarize
-from host.crashes.records import read_records
+from host.crashes.records import read_records, tensor_folder
 from host.errors import HostError, invalid_argument, not_found
 from host.logs.formats import escape_control_characters
 from host.logs.text_table import format_table
@@ -43,7 +43,9 @@ _group = FlagGroup("Crashes")
 
 
 @dataclass
-class _Options:
+class CrashesOptions:
+    """The flags of `pbhost crashes`."""
+
     show: str = _group("", f"Id of the record to show; '{_NEWEST}' for the newest one.")
     model: str = _group("", "Show only records of this model.")
     lift: bool = _group(
@@ -60,7 +62,7 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the records and exits."""
-    (source,), options = parse_texts(arguments, "crashes SOURCE", _ABOUT, _Options)
+    (source,), options = parse_texts(arguments, "crashes SOURCE", _ABOUT, CrashesOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd output
     remote = source.startswith(("http://", "https://"))
     try:
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(0)
 
 
-def _describe(records: _Server | _Directory, options: _Options) -> str:
+def _describe(records: _Server | _Directory, options: CrashesOptions) -> str:
     """The text to print. Raises HostError."""
     as_json = options.format == "json"
     if options.show and options.show != _NEWEST:
@@ -201,6 +203,11 @@ def _format_record(record: CrashRecord) -> str:
     if record.request_count:
         lines.append(f"requests that ran: {record.request_count}")
     lines += format_requests(record.requests)
+    if record.recorded_requests:
+        lines.append(
+            f"tensors of {record.recorded_requests} requests, in the directory of the records:"
+            f" pbhost replay {tensor_folder(Path(), record.id)} --against=URL"
+        )
     for title, texts in (("Python stacks:", record.stacks), ("last output:", record.output)):
         if texts:
             lines += [title, *(f"  {text}" for text in texts)]

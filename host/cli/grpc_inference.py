@@ -127,6 +127,8 @@ def _to_message(request: Inference) -> pb.ModelInferRequest:
 
 
 def _field_of(value: Parameter) -> str:
+    if isinstance(value, int) and value >= 1 << 63:  # the id of a sequence
+        return "uint64_param"
     kinds: tuple[tuple[type, str], ...] = (
         (bool, "bool_param"),  # before int, of which bool is a subclass
         (int, "int64_param"),

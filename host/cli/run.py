@@ -32,6 +32,8 @@ from host.instances.gpus import find_gpus
 from host.models.backends import Backends
 from host.options.flag_parser import SIZE, SWITCH, FlagGroup, integer
 from host.options.options import Options
+from host.recording.folder import RecordingReader
+from host.recording.format import RecordedRequest
 from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource
 
@@ -68,7 +70,9 @@ _group = FlagGroup("Run")
 
 
 @dataclass
-class _Options:
+class RunOptions:
+    """The flags of `pbhost run`."""
+
     input: list[str] = _group(
         [],
         "Input of the request, as NAME=VALUE; repeat the flag for each input.",
@@ -85,19 +89,67 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Runs the model in place of this process, or in a child process with another Python."""
-    (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, _Options)
+    (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, RunOptions)
     try:
-        gpus = asyncio.run(find_gpus(_LEAST_CAPABILITY))
-        source, loaded = _find_model(directory, options, gpus)
-        others = _find_others(directory, options, gpus)
-        job = _write_job(options, source, loaded.config, others)
-        if needs_environment(loaded.config):
-            signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
-            sys.exit(asyncio.run(_run_in_environment(job, loaded.config, Path(source.directory))))
+        _run(directory, options)
     except HostError as error:
         sys.stderr.write(f"pbhost run: {error.message}\n")
         sys.exit(_EXIT_FAILED)
-    os.execv(sys.executable, [sys.executable, str(_ENTRY), str(job)])
+
+
+def _run(
+    directory: Path,
+    options: RunOptions,
+    recorded: Mapping[str, Any] | None = None,
+    contents: Sequence[bytes] = (),
+) -> NoReturn:
+    """Runs the model; `contents` are the inputs of a recorded request. Raises HostError."""
+    gpus = asyncio.run(find_gpus(_LEAST_CAPABILITY))
+    source, loaded = _find_model(directory, options, gpus)
+    others = _find_others(directory, options, gpus)
+    job = {**_describe_job(options, source, loaded.config, others), "recorded": recorded}
+    descriptor = _write_job(job, contents)
+    if needs_environment(loaded.config):
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
+        place = Path(source.directory)
+        sys.exit(asyncio.run(_run_in_environment(descriptor, loaded.config, place)))
+    os.execv(sys.executable, [sys.executable, str(_ENTRY), str(descriptor)])
+
+
+def run_recorded(
+    directory: Path,
+    reader: RecordingReader,
+    request: RecordedRequest,
+    debug: bool,
+    backend_directory: str,
+) -> NoReturn:
+    """Runs a recorded request instead of one from the command line. Raises HostError."""
+    options = RunOptions(pdb=debug, backend_directory=backend_directory)
+    contents = [reader.read_tensor(tensor) for tensor in request.inputs]
+    _run(directory, options, _describe_recorded(request), contents)
+
+
+def _describe_recorded(request: RecordedRequest) -> dict[str, Any]:
+    """Returns the request as the process of the model gets it, without the bytes of its inputs."""
+    parameters = dict(request.parameters)
+    flags = sum(
+        flag
+        for flag, name in ((1, "sequence_start"), (2, "sequence_end"))
+        if parameters.pop(name, False)
+    )
+    parameters.pop("priority", None)
+    return {
+        "inputs": [
+            {"name": one.name, "datatype": one.datatype, "shape": one.shape, "size": one.size}
+            for one in request.inputs
+        ],
+        "request_id": request.id,
+        "correlation_id": parameters.pop("sequence_id", 0),
+        "flags": flags,
+        "timeout": parameters.pop("timeout", 0),
+        "parameters": parameters,
+        "requested_outputs": request.requested_outputs,
+    }
 
 
 async def _run_in_environment(job: int, config: ModelConfig, directory: Path) -> int:
@@ -122,7 +174,7 @@ def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
 
 
 def _find_model(
-    directory: Path, options: _Options, gpus: Sequence[int]
+    directory: Path, options: RunOptions, gpus: Sequence[int]
 ) -> tuple[ModelSource, LoadedConfig]:
     """Finds the model. Raises HostError."""
     if not directory.is_dir():
@@ -132,7 +184,7 @@ def _find_model(
 
 
 def _find_others(
-    directory: Path, options: _Options, gpus: Sequence[int]
+    directory: Path, options: RunOptions, gpus: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
     """Describes the other models of the repository: how to load each one, or why it cannot be."""
     others: dict[str, dict[str, Any]] = {}
@@ -152,7 +204,7 @@ def _find_others(
 
 
 def _read_model(
-    directory: Path, options: _Options, gpus: Sequence[int], version: int | None
+    directory: Path, options: RunOptions, gpus: Sequence[int], version: int | None
 ) -> tuple[ModelSource, LoadedConfig]:
     """Reads the configuration of a model and finds its backend. Raises HostError."""
     loaded = configuration.load_config(
@@ -175,17 +227,13 @@ def _describe(source: ModelSource, config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _write_job(
-    options: _Options,
+def _describe_job(
+    options: RunOptions,
     source: ModelSource,
     config: ModelConfig,
     others: Mapping[str, Mapping[str, Any]],
-) -> int:
-    """Writes the job to a file in memory and returns its descriptor.
-
-    An argument would be too short for large configurations, and the model can read stdin.
-    """
-    job = {
+) -> dict[str, Any]:
+    return {
         **_describe(source, config),
         "others": others,
         "inputs": split_inputs(options.input),
@@ -193,9 +241,16 @@ def _write_job(
         "profile": options.profile and os.path.abspath(options.profile),
         "debug": options.pdb,
     }
+
+
+def _write_job(job: Mapping[str, Any], contents: Sequence[bytes]) -> int:
+    """Writes a line of JSON and bytes of tensors to a file in memory; returns its descriptor.
+
+    An argument would be too short for large configurations, and the model can read stdin.
+    """
     descriptor = os.memfd_create("pbhost-run", 0)
-    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
-        json.dump(job, file)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.writelines([json.dumps(job).encode(), b"\n", *contents])
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
 

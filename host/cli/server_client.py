@@ -6,8 +6,10 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from typing import TypeVar
 
 import msgspec
@@ -69,6 +71,13 @@ class ServerClient:
         every = {**self._headers, **headers}
         return self._send(urllib.request.Request(self._url + path, body, every, method="POST"))
 
+    @contextmanager
+    def stream(self, path: str, body: bytes) -> Iterator[HTTPResponse]:
+        """Sends a body and opens the answer, which the caller reads. Raises HostError."""
+        request = urllib.request.Request(self._url + path, body, self._headers, method="POST")
+        with self._open(request) as response:
+            yield response
+
     def unexpected_answer(self) -> HostError:
         """Returns the error for an answer that no server of this kind sends."""
         return unavailable(
@@ -76,19 +85,29 @@ class ServerClient:
         )
 
     def _send(self, request: urllib.request.Request) -> HttpAnswer:
+        with self._open(request) as response:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            try:
+                return HttpAnswer(headers, response.read())
+            except (OSError, http.client.HTTPException) as error:
+                raise self._no_answer(error) from error
+
+    def _open(self, request: urllib.request.Request) -> HTTPResponse:
         if not self._url.startswith(("http://", "https://")):
             raise invalid_argument(f"expected http://HOST:PORT, got '{self._url}'")
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:
-                headers = {name.lower(): value for name, value in response.headers.items()}
-                return HttpAnswer(headers, response.read())
+            response: HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout)
+            return response
         except urllib.error.HTTPError as error:
             raise invalid_argument(_error_text(error)) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise unavailable(
-                f"no answer from {self._url}: {reason}; is it the address of the HTTP port?"
-            ) from error
+            raise self._no_answer(error) from error
+
+    def _no_answer(self, error: Exception) -> HostError:
+        reason = getattr(error, "reason", error)
+        return unavailable(
+            f"no answer from {self._url}: {reason}; is it the address of the HTTP port?"
+        )
 
 
 def _error_text(error: urllib.error.HTTPError) -> str:

@@ -36,7 +36,8 @@ class CrashRecord(msgspec.Struct, frozen=True):
     process; `status`: its exit status otherwise. `phase`: what the stub was doing. `requests`: the
     first of those that ran; `request_count` counts all of them. `stacks`: the Python stacks of all
     threads, empty if nothing could write them, as after SIGKILL. `output`: the last lines that the
-    model printed or logged.
+    model printed or logged. `recorded_requests`: of how many requests the tensors are in the folder
+    beside the record's file.
     """
 
     id: str
@@ -53,6 +54,7 @@ class CrashRecord(msgspec.Struct, frozen=True):
     requests: list[DescribedRequest]
     stacks: list[str]
     output: list[str]
+    recorded_requests: int = 0
 
 
 class CrashSummary(msgspec.Struct, frozen=True):

@@ -8,13 +8,17 @@ import os
 import re
 import stat
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from host.crashes.record import CrashRecord
+from host.crashes.tensors import CrashedRequest, CrashTensors
 from host.errors import HostError, invalid_argument, not_found
+from host.recording.folder import remove_recording
 
 _log = logging.getLogger("pbhost")
 
@@ -28,13 +32,16 @@ class CrashRecords:
 
     `directory`: where each of them is also a file of JSON, which only its owner can read; "" for
     nowhere. Older files are removed. The records of earlier servers are in the directory, and are
-    read when this object is created. Raises HostError INVALID_ARG if the directory cannot be used.
+    read when this object is created. `tensor_bytes`: up to which the tensors of the requests that
+    ran are kept there with each record. Raises HostError INVALID_ARG if the directory cannot be
+    used.
     """
 
-    def __init__(self, limit: int, directory: str = "") -> None:
+    def __init__(self, limit: int, directory: str = "", tensor_bytes: int = 0) -> None:
         self._records: deque[CrashRecord] = deque(maxlen=limit)
         self._directory = Path(directory) if directory else None
         self._limit = limit
+        self._tensor_bytes = tensor_bytes if limit else 0
         self._writes: set[asyncio.Future[None]] = set()
         if self._directory is not None:
             _prepare(self._directory)
@@ -45,12 +52,16 @@ class CrashRecords:
         """How many records are kept at most."""
         return self._limit
 
-    def add(self, record: CrashRecord) -> None:
-        """Adds a record; its file is written beside the event loop."""
+    def add(self, record: CrashRecord, requests: Sequence[CrashedRequest] = ()) -> None:
+        """Adds a record with the requests that ran; its files are written beside the event loop."""
+        tensors = CrashTensors(requests, self._tensor_bytes)
+        record = structs.replace(record, recorded_requests=len(tensors.requests))
         self._records.append(record)
         if self._directory is not None and self._limit:
             loop = asyncio.get_running_loop()
-            write = loop.run_in_executor(None, _write_record, self._directory, record, self._limit)
+            write = loop.run_in_executor(
+                None, _write_record, self._directory, record, tensors, self._limit
+            )
             self._writes.add(write)
             write.add_done_callback(self._on_written)
 
@@ -79,22 +90,32 @@ class CrashRecords:
             await asyncio.wait(self._writes)
 
 
-def _write_record(directory: Path, record: CrashRecord, limit: int) -> None:
-    """Writes a file, and removes the oldest ones over the limit. Raises OSError."""
+def _write_record(directory: Path, record: CrashRecord, tensors: CrashTensors, limit: int) -> None:
+    """Writes the files of a record, and removes the oldest ones over the limit. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = directory / f".{record.id}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = tensor_folder(directory, record.id)
     try:
+        if tensors.requests:
+            tensors.write(folder)
         with open(os.open(partial, flags, 0o600), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         partial.rename(directory / f"{record.id}{_SUFFIX}")
     except BaseException:  # whatever it was, no half of a file stays; raised again
         with suppress(FileNotFoundError):
             partial.unlink()
+        remove_recording(folder)
         raise
     for path in _record_files(directory)[:-limit]:
+        remove_recording(tensor_folder(directory, path.stem))
         with suppress(FileNotFoundError):  # another server with this directory was faster
             path.unlink()
+
+
+def tensor_folder(directory: Path, identifier: str) -> Path:
+    """Where the tensors of a record's requests are, as a recording."""
+    return directory / f"{identifier}.requests"
 
 
 def _record_files(directory: Path) -> list[Path]:

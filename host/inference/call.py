@@ -356,6 +356,10 @@ class Call:
 
         self.subscribe(deliver)
 
+    def undelivered_responses(self) -> list[InferResponse]:
+        """The responses that are here already, and that the caller has not taken yet."""
+        return [response for response, _ in self._responses if response is not None]
+
     async def _next(self) -> tuple[InferResponse | None, bool]:
         while not self._responses:
             self._waiter = asyncio.get_running_loop().create_future()

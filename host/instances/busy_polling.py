@@ -20,6 +20,8 @@ ConnectionHooks = Callable[[], Callable[[], None]]
 _REPEATS_BEFORE_WAKE = 3  # batches in a row to one stub before it is woken early
 _MAX_USELESS_POLLS = 4  # polls in a row without waiting, which show that there is enough to do
 _BACK_OFF_POLLS = 64  # polls to skip then
+_CONTENDED_SECONDS = 0.001  # a yield that takes longer gave this core to a process that computes
+_CONTENDED_BACK_OFF_POLLS = 1024  # polls to skip then, as the next yields would wait as long
 _MAX_UNANNOUNCED = 16  # frames of work that wait before a busy stub is told of them
 
 
@@ -58,7 +60,8 @@ class BusyPoller:
 
         def on_activity() -> None:
             if self._stubs_awaited:
-                self._polls_to_skip = _BACK_OFF_POLLS  # several requests run: stubs need the cores
+                # Several requests run, so stubs need the cores.
+                self._polls_to_skip = max(self._polls_to_skip, _BACK_OFF_POLLS)
             if self._answered_at:
                 self._client_is_quick = self.clock() - self._answered_at < self.seconds
                 self._answered_at = 0.0
@@ -129,9 +132,15 @@ class BusyPoller:
                 self._useless_polls, self._polls_to_skip = 0, _BACK_OFF_POLLS
             return
         self._useless_polls = 0
-        end = clock() + self.seconds
-        while not poll(0) and clock() < end:
+        now = clock()
+        end = now + self.seconds
+        while not poll(0) and now < end:
+            before = now
             os.sched_yield()  # lets another process use this core, maybe the one that is waited for
+            now = clock()
+            if now - before > _CONTENDED_SECONDS:
+                self._polls_to_skip = _CONTENDED_BACK_OFF_POLLS
+                return
 
 
 class Doorbell:

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -16,6 +17,7 @@ import msgspec
 
 from host.crashes.quarantine import is_caused_by_request
 from host.crashes.record import CrashRecord, describe_requests, find_stacks, format_time
+from host.crashes.tensors import CrashedRequest
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unavailable, unexpected_failure
 from host.inference.call import Call
@@ -508,9 +510,17 @@ class Instance:
         self.batches.fail_prefetched(reason)
 
     def _record_crash(self, code: int, reason: str, state: State, out_of_memory: bool) -> None:
-        requests = [call.request for call in self.batches.started_calls]
+        calls = self.batches.started_calls
+        requests = [call.request for call in calls]
         record = self._describe_crash(code, reason, state, requests)
-        self._services.crash_records.add(record)
+        now, decoupled = time.monotonic_ns(), self.batches.decoupled
+        self._services.crash_records.add(
+            record,
+            [
+                CrashedRequest(call.request, decoupled, (now - call.received_ns) / 1e9)
+                for call in calls
+            ],
+        )
         # Of several requests, nobody can tell which one it was.
         if len(requests) == 1 and is_caused_by_request(code, out_of_memory):
             self.on_lethal_request(requests[0], record)

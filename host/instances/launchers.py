@@ -55,7 +55,6 @@ class _InterpreterSpawner:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=inherited,
-                start_new_session=True,  # Ctrl-C at the terminal is for the host alone
             )
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, popen)

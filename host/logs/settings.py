@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
 from host.logs.formats import FORMATS
 from host.logs.handler import LogHandler
+from host.logs.tail import LogLines
 
 LogSettingValue = bool | int | str
 
@@ -62,6 +63,12 @@ class LogSettings:
             "log_verbose_level": log.verbose_level,
             "log_format": log.log_format,
         }
+
+    def lines_after(self, number: int) -> LogLines:
+        """The lines after the one with a number. Raises HostError if the log keeps no lines."""
+        if self._log.tail is None:
+            raise unavailable("the server keeps no lines of its log; --log-tail-lines was 0")
+        return self._log.tail.lines_after(number)
 
     def update(
         self, given: Mapping[str, object], wording: ErrorTexts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from math import frexp, ldexp
 
 _PER_OCTAVE = 16
@@ -20,11 +21,10 @@ class LatencyCounts(Counter[int]):
 
 def latency_buckets(counts: Counter[int]) -> list[tuple[float, int]]:
     """The upper bound in microseconds and the number of requests of each bucket, ascending."""
-    return [
-        (round(_upper_bound_ns(place) / 1000, 3), count) for place, count in sorted(counts.items())
-    ]
+    return [(_upper_bound_us(place), count) for place, count in sorted(counts.items())]
 
 
-def _upper_bound_ns(place: int) -> float:
+@lru_cache(maxsize=2048)  # many models share the places
+def _upper_bound_us(place: int) -> float:
     exponent, step = divmod(place - _PER_OCTAVE, _PER_OCTAVE)
-    return ldexp(_PER_OCTAVE + step + 1, exponent) / (2 * _PER_OCTAVE)
+    return round(ldexp(_PER_OCTAVE + step + 1, exponent) / (2 * _PER_OCTAVE) / 1000, 3)

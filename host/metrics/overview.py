@@ -31,7 +31,9 @@ class ModelOverview(msgspec.Struct, frozen=True):
     execution. `in_flight`: requests without a complete response, with the pending ones. `success`,
     `failure`: requests. `inferences`, `executions`: batch elements and batches. `request_us`,
     `queue_us`: sums over successful requests. `latency`: upper bounds in microseconds, and the
-    number of successful requests in each bucket that is not empty, ascending.
+    number of successful requests in each bucket that is not empty, ascending. `first_token`,
+    `inter_token`: the same for streamed texts, with empty buckets and wider ones; empty if none was
+    streamed. Their last bucket counts longer times, too.
     """
 
     name: str
@@ -48,6 +50,8 @@ class ModelOverview(msgspec.Struct, frozen=True):
     request_us: int = 0
     queue_us: int = 0
     latency: list[tuple[float, int]] = []
+    first_token: list[tuple[float, int]] = []
+    inter_token: list[tuple[float, int]] = []
     instances: list[InstanceOverview] = []
 
 

@@ -34,6 +34,22 @@ class TokenLatencies:
         return {TIME_TO_FIRST_TOKEN: self.time_to_first_token, INTER_TOKEN: self.inter_token}
 
 
+def token_buckets(histogram: Histogram) -> list[tuple[float, int]]:
+    """The upper bound in microseconds and the count of each bucket up to the last one in use.
+
+    Times over the largest bound are in its bucket. Empty if nothing was counted.
+    """
+    if not any(histogram.counts):
+        return []
+    *counts, beyond = histogram.counts
+    counts[-1] += beyond
+    while not counts[-1]:
+        counts.pop()
+    return [
+        (round(bound * 1e6), count) for bound, count in zip(histogram.bounds, counts, strict=False)
+    ]
+
+
 class TokenTimer:
     """Records the times of one streamed request. `clock` gives seconds."""
 

@@ -122,6 +122,9 @@ class Options:
         check=values.log_format)
     log_file: str = _logging(
         "", "Append the log to this file instead of writing it to the console.")
+    log_tail_lines: int = _logging(
+        500, "Number of the newest log lines that GET /v2/logging/lines sends, for the dashboard;"
+        " 0 turns it off. Triton does not have this flag.", integer(0, 10_000))
 
     model_repository: Sequence[StrPath] = _models(
         [], "Directory that contains model directories. You can repeat this flag.",
@@ -192,6 +195,11 @@ class Options:
         check=values.http_restriction)
     http_api_page: bool = _http(
         True, "Serve GET /docs and GET /openapi.json. Triton does not have this flag.")
+    allow_recording: bool = _http(
+        False, "Let clients record the requests to a model with their tensors, as pbhost record"
+        " does. Restrict the category recording with --http-restricted-api.")
+    http_dashboard: bool = _http(
+        True, "Serve GET /dashboard. Triton does not have this flag.")
     allow_openai: bool = _http(
         True, "Serve the OpenAI routes under /v1 on the HTTP port, and GET /health. Triton does not"
         " have this flag.")
@@ -376,6 +384,10 @@ class Options:
         " ran, and its last output. GET /v2/crashes lists them.", integer(0, 10_000))
     crash_directory: str = _own(
         "", "Directory where each record of a crash is also kept as a file of JSON.")
+    crash_tensor_byte_size: int = _own(
+        0, "Bytes of tensors that are kept with each record of a crash, in --crash-directory: those"
+        " of the requests that the process ran. pbhost replay sends them again. 0 keeps none.",
+        SIZE)
     quarantine_secs: float = _own(
         300.0, "Seconds for which a request is refused after it has ended two processes of its"
         " model. 0 means never.", check=values.not_negative)
@@ -500,6 +512,8 @@ class Options:
         self.exit_on_error = False
 
     def _check_combinations(self) -> None:
+        if self.crash_tensor_byte_size and not self.crash_directory:
+            raise UsageError("--crash-tensor-byte-size needs --crash-directory")
         if self.memory_budget and self.model_namespacing:
             raise UsageError("--memory-budget does not work with --model-namespacing.")
         if self.load_model and self.model_control_mode not in ("explicit", "on-demand"):

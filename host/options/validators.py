@@ -13,7 +13,7 @@ from host.tracing.config import BATCHING, LEVELS
 
 NAMES = (
     "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace,"
-    " logging"
+    " logging, recording"
 )
 CATEGORIES = frozenset(NAMES.split(", "))
 """The categories of requests that can be restricted."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from host.access.api_keys import ApiKeys
 from host.core import Core
-from host.errors import HostError
+from host.errors import HostError, ServiceStartError
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.grpc.aio import GrpcAioFrontend, check_tls_files
 from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_context
@@ -135,11 +135,13 @@ class Endpoints:
             HeaderForwarding(options.http_header_forward_pattern),
             self._model_families,
             options.http_api_page,
+            options.http_dashboard,
             self._receive_budget,
             options.allow_openai,
             self.api_keys if options.api_key_file else None,
             self.api_keys,
             read_origins(options.openai_cors_origins),
+            recording=options.allow_recording,
         )
         self._http = HttpListener(
             app,
@@ -178,11 +180,20 @@ class Endpoints:
         """Logs that the services can be used, in the words of Triton."""
         for service, address in self._addresses():
             _log.info("Started %s at %s", service, address)
-            if service == _HTTP_SERVICE and self._options.http_api_page:
-                scheme = "http" if self._http_tls is None else "https"
-                host = self._options.http_address.removeprefix("ipv6:")
-                name = "localhost" if host in ("0.0.0.0", "[::]") else host
-                _log.info("Models can be tried at %s://%s:%d/docs", scheme, name, self.http_port)
+            if service == _HTTP_SERVICE:
+                self._log_pages()
+
+    def _log_pages(self) -> None:
+        """Logs the addresses of the web pages."""
+        options = self._options
+        scheme = "http" if self._http_tls is None else "https"
+        host = options.http_address.removeprefix("ipv6:")
+        name = "localhost" if host in ("0.0.0.0", "[::]") else host
+        address = f"{scheme}://{name}:{self.http_port}"
+        if options.http_api_page:
+            _log.info("Models can be tried at %s/docs", address)
+        if options.http_dashboard:
+            _log.info("What they do can be watched at %s/dashboard", address)
 
     def _addresses(self) -> Iterator[tuple[str, str]]:
         """Each service that is open, and its address with its port."""
@@ -260,12 +271,14 @@ async def _start_service(service: str, starting: Awaitable[_Started]) -> _Starte
     try:
         return await starting
     except HostError as error:
-        _log_failure(service, error)
-        raise
+        raise _logged_failure(service, error) from error
 
 
-def _log_failure(service: str, error: HostError) -> None:
-    _log.error("failed to start %s service: %s - %s", service, error.code.value, error.message)
+def _logged_failure(service: str, error: HostError, hint: str = "") -> ServiceStartError:
+    """Logs why a service cannot start, with a hint; returns the error to raise."""
+    summary = f"failed to start {service} service"
+    _log.error("%s: %s - %s%s", summary, error.code.value, error.message, hint)
+    return ServiceStartError(error, summary)
 
 
 def _check_address(
@@ -274,13 +287,12 @@ def _check_address(
     try:
         check_address(address, port, reuse_port)
     except HostError as error:
-        _log_failure(service, error)
-        _log.error(
-            "--%s-address=%s --%s-port=%d: this must be an address of this machine, and a port that"
-            " no other process listens on; port 0 selects a free port",
-            flag_prefix, address, flag_prefix, port,
-        )  # fmt: skip
-        raise
+        hint = (
+            f"\n--{flag_prefix}-address={address} --{flag_prefix}-port={port}: this must be an"
+            " address of this machine, and a port that no other process listens on; port 0 selects"
+            " a free port"
+        )
+        raise _logged_failure(service, error, hint) from error
 
 
 async def _check_grpc_tls(options: Options) -> None:

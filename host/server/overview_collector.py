@@ -10,6 +10,7 @@ from importlib.metadata import version
 from host.instances.supervisor import Supervisor
 from host.metrics.latency_counts import latency_buckets
 from host.metrics.overview import InstanceOverview, ModelOverview, ServerOverview
+from host.metrics.token_latencies import token_buckets
 from host.models.python_model import PythonModel
 from host.models.registry import ModelVersion, Registry
 from host.system.resident_memory import resident_bytes
@@ -73,7 +74,7 @@ class OverviewCollector:
         model = known.model
         if model is None:
             return ModelOverview(name, namespace, number, known.state.value, known.reason)
-        totals = model.metrics.totals()
+        totals, tokens = model.metrics.totals(), model.metrics.token_latencies
         supervisors = model.supervisors if isinstance(model, PythonModel) else []
         return ModelOverview(
             name,
@@ -90,6 +91,8 @@ class OverviewCollector:
             request_us=totals.request_ns // 1000,
             queue_us=totals.queue_ns // 1000,
             latency=latency_buckets(totals.latencies),
+            first_token=token_buckets(tokens.time_to_first_token),
+            inter_token=token_buckets(tokens.inter_token),
             instances=[self._describe_instance(one) for one in supervisors],
         )
 

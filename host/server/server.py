@@ -31,6 +31,7 @@ from host.instances.process import Launcher
 from host.instances.terminal import has_terminal
 from host.logs.handler import LogHandler, configure
 from host.logs.settings import LogSettings
+from host.logs.tail import LogTail
 from host.logs.text_table import format_table
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import MachineMetrics
@@ -139,6 +140,8 @@ class Server:
                 f"cannot write the log to '{options.log_file}': {error}"
             ) from error
         self._log.dev = options.dev
+        if options.log_tail_lines:
+            self._log.tail = LogTail(options.log_tail_lines)
         self._watchdog = EventLoopWatchdog()
         try:
             for warning in options.warnings:
@@ -173,7 +176,7 @@ class Server:
                 crash_records=pool.crash_records,
                 describe_activity=pool.describe_activity,
                 overview=OverviewCollector(
-                    options.id, self._registry, options.model_control_mode == "explicit"
+                    options.id, self._registry, mode in ("explicit", "on-demand")
                 ).collect,
                 tracer=tracer,
                 log=LogSettings(self._log, pool.update_log_levels),
@@ -205,7 +208,9 @@ class Server:
                 targets,
                 self._custom_metrics,
                 options.allow_client_shm,
-                CrashRecords(options.crash_records, options.crash_directory),
+                CrashRecords(
+                    options.crash_records, options.crash_directory, options.crash_tensor_byte_size
+                ),
             )
         except OSError as failure:
             if failure.errno != errno.ENOMEM:
@@ -332,8 +337,8 @@ class Server:
         if options.debug_model:
             _warn_about_debugging(options.debug_model, names)
         # A repainted line would overwrite the prompt of a debugger.
-        quiet = options.debug_model or options.dev
-        with nullcontext() if quiet else LoadProgress(self._registry, names):
+        log = None if options.debug_model or options.dev else self._log
+        with nullcontext() if log is None else LoadProgress(self._registry, names, log):
             all_loaded = await families.load_all(names) and all_loaded
         _log.info("%s", self.model_table(), extra={"table": True})
         if not all_loaded:
@@ -408,7 +413,8 @@ class Server:
             for number, version in sorted(entry.versions.items()):
                 status = version.state.value
                 if version.state is not VersionState.READY and version.reason:
-                    status += f": {version.reason}"
+                    # The log has all lines of the reason.
+                    status += f": {version.reason.splitlines()[0]}"
                 rows.append([name, str(number), status])
         rows.sort(key=lambda row: row[0])
         return format_table(["Model", "Version", "Status"], rows)
@@ -452,6 +458,8 @@ class Server:
         Returns whether all work ended within the exit timeout.
         """
         self._state.exiting = True
+        if self._core is not None:
+            self._core.end_recordings()
         try:
             if self._poller is not None:
                 await self._poller.close()

@@ -6,10 +6,12 @@ import http.client
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import openapi_spec_validator
@@ -17,11 +19,9 @@ import pytest
 import schemathesis
 from schemathesis.engine import events, from_schema
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.browser import WebPage, complaints, open_browser
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.openai_models import LETTERS, LETTERS_CONFIG
 
@@ -99,7 +99,7 @@ REFUSED = re.compile(
     r"string correlation ID cannot be longer|failed to load '.*', failed to poll from model repo"
     r"|Unable to open shared memory region|Invalid shared memory region"
     r"|invalid argument for --log_format|explicit model load / unload is not allowed"
-    r"|location can not be updated through network"
+    r"|location can not be updated through network|this server does not record"
 )
 """Paths that respond with a status of 500 or more, even to a well-formed request."""
 
@@ -313,69 +313,15 @@ def test_it_can_be_turned_off(repository: RepositoryBuilder, serve: Serve) -> No
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs the programs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--window-size=1200,1200",
-        f"--user-data-dir={tmp_path_factory.mktemp('browser')}",
-    ):
-        options.add_argument(flag)
-    browser = webdriver.Chrome(options=options, service=Service(driver))
-    yield browser
-    browser.quit()
+    with open_browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
 
 
-class Page:
+class Page(WebPage):
     """The page of a host, about one of its models."""
 
     def __init__(self, browser: webdriver.Chrome, host: RunningHost, place: str = "") -> None:
-        self.browser = browser
-        browser.get("about:blank")
-        browser.get(f"http://{host.http_url}/docs{place}")
-
-    def text(self, selector: str) -> str:
-        return self.browser.find_element(By.CSS_SELECTOR, selector).text
-
-    def wait_for(self, selector: str, pattern: str) -> str:
-        """The text of the first such element, once it matches."""
-        replaced = [StaleElementReferenceException]  # between being found and being read
-        wait = WebDriverWait(self.browser, DEADLINE, 0.05, ignored_exceptions=replaced)
-
-        def matching(browser: webdriver.Chrome) -> str:
-            found = browser.find_elements(By.CSS_SELECTOR, selector)
-            text = found[0].text if found else ""
-            return text if re.search(pattern, text) else ""
-
-        return wait.until(matching, f"{selector} never matched {pattern!r}")
-
-    def fill(self, label: str, value: str) -> None:
-        """Write a value into the field that begins with this label."""
-        for element in self.browser.find_elements(By.TAG_NAME, "label"):
-            if element.text == label or element.text.startswith(f"{label} "):
-                field = self.browser.find_element(By.ID, element.get_attribute("for") or "")
-                field.clear()
-                field.send_keys(value)
-                return
-        pytest.fail(f"no field is labelled {label}")
-
-    def press(self, name: str) -> None:
-        for button in self.browser.find_elements(By.TAG_NAME, "button"):
-            if button.text == name:
-                button.click()
-                return
-        pytest.fail(f"no button is called {name}")
+        super().__init__(browser, host, f"/docs{place}")
 
     def send(self, status: str, **values: str) -> None:
         """Fill in a form and send it; return once the status is of this pattern."""
@@ -395,9 +341,7 @@ def the_browser_has_nothing_to_complain_of(request: pytest.FixtureRequest) -> It
     """Scripts ran, and what the policy forbids was not tried."""
     yield
     if "browser" in request.fixturenames:
-        browser: webdriver.Chrome = request.getfixturevalue("browser")
-        lines = [entry["message"] for entry in browser.get_log("browser")]  # type: ignore[no-untyped-call]  # of selenium
-        assert not [line for line in lines if "the server responded with" not in line]
+        assert not complaints(request.getfixturevalue("browser"))
 
 
 def test_the_page_lists_the_models(host: RunningHost, browser: webdriver.Chrome) -> None:
@@ -573,6 +517,25 @@ def test_the_page_requests_keys(restricted: RunningHost, browser: webdriver.Chro
     assert page.outputs()[0] == ["SUM", "FP32", "[1, 4]", "[[2, 3, 4, 5]]"]
 
 
+def test_the_page_requests_an_api_key(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path, browser: webdriver.Chrome
+) -> None:
+    shutil.copytree(EXAMPLES / "add_sub", repository.path / "add_sub")
+    keys = tmp_path / "keys"
+    keys.write_text("the-only-key\n")
+    page = Page(browser, serve(repository, f"--api-key-file={keys}").wait_started())
+    page.wait_for("#trouble", "^this server needs an API key: Authorization: Bearer KEY$")
+    page.fill("API key", "another-key")
+    page.press("Use")
+    page.wait_for("#trouble", "^unknown API key$")
+    page.fill("API key", "the-only-key")
+    page.press("Use")
+    page.wait_for("h2", "add_sub")
+    page.wait_for("#curl", "Authorization: Bearer the-only-key")
+    page.fill("INPUT0", "[[1, 2, 3, 4]]")
+    page.send("^200 OK")
+
+
 @pytest.fixture(scope="module")
 def chat_host(module_serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> RunningHost:
     keys = tmp_path_factory.mktemp("keys") / "keys"
@@ -720,3 +683,40 @@ def test_a_copy_button_says_that_it_copied(host: RunningHost, browser: webdriver
     page.press("Copy")
     wait_until(lambda: browser.execute_script("return window.copied"), "the copy")
     assert browser.execute_script("return window.copied") == page.text("#curl")
+
+
+def test_the_times_of_tokens_are_shown(chat_host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Chat(browser, chat_host, "letters")
+    page.say("a|b|c")
+    page.wait_for_answer(1, "^abc$")
+    page.wait_for(
+        "#tokens", r"To the first token, p50\s[\d.]+ m?s[\s\S]*Between tokens, p99\s[\d.]+ m?s"
+    )
+    Page(browser, chat_host, "#add_sub/1").wait_for("h2", "^add_sub$")
+    assert not browser.find_elements(By.ID, "tokens")
+
+
+def test_crashes_of_a_model_are_shown(
+    repository: RepositoryBuilder, serve: Serve, browser: webdriver.Chrome
+) -> None:
+    repository.copy("identity", "script")
+    host = serve(repository).wait_started()
+    (stub,) = host.stubs("identity_0")
+    stub.send_signal(signal.SIGABRT)
+    host.wait_for("restarted")
+    page = Page(browser, host, "#identity/1")
+    page.wait_for("#crashes summary", "identity_0 · .*SIGABRT")
+    browser.find_element(By.CSS_SELECTOR, "#crashes summary").click()
+    page.wait_for("#crashes pre", r"Stacks:[\s\S]*File")
+    browser.find_element(By.PARTIAL_LINK_TEXT, "script").click()
+    page.wait_for("h2", "^script$")
+    assert not browser.find_elements(By.ID, "crashes")
+
+
+def test_pages_link_to_each_other_if_both_are_served(
+    host: RunningHost, repository: RepositoryBuilder, serve: Serve
+) -> None:
+    assert b'href="dashboard"' in send_request(host, "GET", "/docs")[2]
+    assert b'href="docs"' in send_request(host, "GET", "/dashboard")[2]
+    alone = serve(repository, "--http-dashboard=false").wait_started()
+    assert b'href="dashboard"' not in send_request(alone, "GET", "/docs")[2]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks.__main__ import REPOSITORY
+from benchmarks.bls import BLS_LOADS, measure_bls
 from benchmarks.encoders import EncodedRequest, Model, v2_grpc, v2_json
 from benchmarks.load import Load, measure
 from benchmarks.memory import Sample
@@ -40,6 +42,13 @@ def test_a_sample_separates_the_host_from_its_stubs(server: RunningServer) -> No
     assert 5 < sample.stubs_pss < sample.stubs_rss
     assert sample.host_descriptors > 10
     assert sample.stubs_descriptors > 10
+
+
+@pytest.mark.parametrize("name", BLS_LOADS)
+def test_every_bls_load_is_measured(server: RunningServer, name: str) -> None:
+    load = BLS_LOADS[name]
+    found = measure_bls(server, replace(load, calls=1, streamed=min(load.streamed, 5)))
+    assert found.rate > 0
 
 
 @pytest.mark.parametrize("protocol", [v2_json, v2_grpc])

@@ -39,6 +39,24 @@ class TritonPythonModel:
             if prompt != b"unfinished":
                 sender.send(flags=FINAL)
 """
+SILENT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        reason = pb_utils.Tensor("finish_reason", np.array([b"stop"], np.object_))
+        return [pb_utils.InferenceResponse([reason]) for _ in requests]
+"""
+SILENT_CONFIG = """
+backend: "python"
+input [ { name: "%s" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [
+  { name: "%s" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "finish_reason" data_type: TYPE_STRING dims: [ 1 ] }
+]
+parameters { key: "OPENAI_CHAT_TEMPLATE" value { string_value: "last" } }
+"""
 WRONG_CONFIG = """
 backend: "python"
 input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
@@ -51,6 +69,10 @@ model_transaction_policy { decoupled: true }
 def host(module_serve: Serve, module_repository: RepositoryBuilder) -> Iterator[RunningHost]:
     add_models(module_repository)
     module_repository.add("wrong", WRONG, WRONG_CONFIG)
+    texts = SILENT_CONFIG % ("text_input", "text_output")
+    module_repository.add("silent_text", SILENT, texts)
+    whole = SILENT_CONFIG % ("openai_request", "openai_response")
+    module_repository.add("silent_json", SILENT, whole)
     yield module_serve(module_repository).wait_started()
 
 
@@ -64,6 +86,19 @@ def test_a_wrong_output_is_an_error_and_never_a_complete_stream(
     assert streamed.status == 200 and "[DONE]" not in streamed.events
     assert streamed.events[-1]["error"]["message"]
     assert complete(host, "a", model="wrong").json["choices"][0]["text"] == "fine"
+
+
+@pytest.mark.parametrize(
+    ("model", "output"), [("silent_text", "text_output"), ("silent_json", "openai_response")]
+)
+def test_a_response_without_the_text_is_an_error(
+    host: RunningHost, model: str, output: str
+) -> None:
+    text = f"model '{model}' gave no output '{output}'"
+    whole = chat(host, "a", model=model)
+    assert (whole.status, whole.error["message"]) == (500, text)
+    streamed = chat(host, "a", model=model, stream=True)
+    assert text.encode() in streamed.body and b"[DONE]" not in streamed.body
 
 
 def test_invalid_utf8_of_a_model_becomes_replacement_characters(host: RunningHost) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from asyncio import gather
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +46,36 @@ def test_chats_and_completions_whole_and_streamed(client: Any) -> None:
         assert stream.get_final_completion().choices[0].message.content == "Hello"
 
 
+def test_answers_are_parsed_as_objects(client: Any) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    city = pydantic.create_model("City", name=(str, ...))
+    line = json.dumps({"content": '{"name": "Oslo"}'})
+    asked = {"model": "agent", "messages": user(line), "response_format": city}
+    parsed = client.chat.completions.parse(**asked).choices[0].message.parsed
+    assert parsed.name == "Oslo"
+    with client.chat.completions.stream(**asked) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed.name == "Oslo"
+    response = client.responses.parse(model="agent", input=line, text_format=city)
+    assert response.output_parsed.name == "Oslo"
+
+
+def test_the_asynchronous_client(host: RunningHost) -> None:
+    async def read() -> list[str]:
+        address = f"http://{host.http_url}/v1"
+        async with openai.AsyncOpenAI(base_url=address, api_key="any", timeout=DEADLINE) as client:
+            made = [
+                client.completions.create(model="letters", prompt=f"{number}|b")
+                for number in range(8)
+            ]
+            stream = await client.chat.completions.create(
+                model="letters", messages=user("Hel|lo"), stream=True
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            return ["".join(pieces), *(whole.choices[0].text for whole in await gather(*made))]
+
+    assert asyncio.run(read()) == ["Hello", *(f"{number}b" for number in range(8))]
+
+
 def test_models_are_listed_and_retrieved(client: Any) -> None:
     assert "letters" in [model.id for model in client.models.list()]
     assert client.models.retrieve("acme/letters").id == "acme/letters"
@@ -56,6 +89,12 @@ def test_errors_are_the_exceptions_of_the_client(client: Any) -> None:
         client.completions.create(model="letters", prompt="a", suffix="b")
     with pytest.raises(openai.InternalServerError, match="the model is tired"):
         client.completions.create(model="letters", prompt="FAIL")
+    with pytest.raises(openai.NotFoundError) as named:
+        client.completions.create(model="ghost", prompt="a", extra_headers={"x-request-id": "me"})
+    assert missing.value.request_id.startswith("req_") and named.value.request_id == "me"
+    with pytest.raises(openai.InternalServerError) as failed:
+        client.chat.completions.create(model="letters", messages=user("FAIL"))
+    assert failed.value.request_id.startswith("chatcmpl-")
 
 
 def test_an_error_within_a_stream_is_raised(client: Any) -> None:

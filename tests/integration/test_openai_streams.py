@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
@@ -94,3 +95,15 @@ def test_a_client_that_does_not_read_stops_the_model(host: RunningHost) -> None:
     ended = host.wait_for(r"flood ended after (\d+)")
     assert int(ended.group(1)) < 20000
     wait_until(lambda: used_arenas(host) == before, "the memory of the responses")
+
+
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(host: RunningHost) -> None:
+    body = b'{"model": "letters", "prompt": "a|b", "stream": true}'
+    name, port = host.http_url.split(":")
+    with socket.create_connection((name, int(port)), DEADLINE) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.0\r\n")
+        connection.sendall(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        with connection.makefile("rb") as reader:
+            head, _, events = reader.read().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    assert events.startswith(b"data: {") and events.endswith(b"\n\ndata: [DONE]\n\n")

@@ -128,6 +128,21 @@ def test_children_of_a_model_are_killed_with_its_stub_and_with_the_host(
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_stub_leads_a_group_in_the_session_of_the_host(
+    start_parent: StartParent, start: str
+) -> None:
+    """Linux may share the CPU time between sessions, so that host and stub would wait longer."""
+    host = start_parent(f"--stub-start={start}").host
+    pid = host.stubs("parent_0")[0].pid
+    assert os.getpgid(pid) == pid
+    assert os.getsid(pid) == os.getsid(host.process.pid)
+    ignored = re.search(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    assert ignored is not None
+    for number in (signal.SIGTTIN, signal.SIGTTOU):  # of a terminal of that session
+        assert int(ignored[1], 16) >> (number - 1) & 1
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_children_of_a_model_do_not_outlive_a_killed_host(
     start_parent: StartParent, start: str
 ) -> None:

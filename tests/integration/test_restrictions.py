@@ -32,6 +32,7 @@ CATEGORIES = {
     "statistics": ["ModelStatistics"],
     "trace": ["TraceSetting"],
     "logging": ["LogSettings"],
+    "recording": [],
 }
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 RPCS = {rpc: category for category, rpcs in CATEGORIES.items() for rpc in rpcs}
@@ -181,6 +182,7 @@ ENDPOINTS = {
     "statistics": ["GET /v2/models/stats", "GET /v2/models/misbehave/stats"],
     "trace": ["GET /v2/trace/setting", "POST /v2/models/misbehave/trace/setting"],
     "logging": ["GET /v2/logging", "POST /v2/logging"],
+    "recording": ["POST /v2/models/misbehave/record"],
 }
 PATHS = [(path, category) for category, paths in ENDPOINTS.items() for path in paths]
 

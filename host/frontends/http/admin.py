@@ -6,6 +6,7 @@ import base64
 import binascii
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -111,6 +112,11 @@ class AdminHandler:
         """Answer with what the models and their instances do, in numbers."""
         await exchange.send_json(msgspec.json.encode(self._core.overview()))
 
+    async def log_lines(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with the lines of the log that the client does not have yet."""
+        after = _read_line_number(exchange.query())
+        await exchange.send_json(msgspec.json.encode(self._core.log.lines_after(after)))
+
     async def crashes(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with a line for each record of a crash, the newest first."""
         summaries = [summarize(record) for record in self._core.crash_records.newest()]
@@ -140,6 +146,14 @@ class AdminHandler:
         )
         document = json.parse(body) if body else {}
         return document if isinstance(document, dict) else {}
+
+
+def _read_line_number(query: str) -> int:
+    """Return the number of a query `after=NUMBER`, 0 without one. Raises HostError."""
+    text = dict(parse_qsl(query, keep_blank_values=True)).get("after", "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise invalid_argument(f"'after' must be the number of a line of the log, got '{text}'")
+    return int(text)
 
 
 async def _send_health(exchange: HttpExchange, good: bool) -> None:

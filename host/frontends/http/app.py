@@ -16,12 +16,14 @@ from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
 from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler
 from host.frontends.http.api_page import page
+from host.frontends.http.dashboard import page as dashboard_page
 from host.frontends.http.exchange import ClientDisconnected, HttpExchange
 from host.frontends.http.fast_path import FastInference
 from host.frontends.http.generate import GenerateHandler
 from host.frontends.http.infer import InferHandler
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.load_report import load_report
+from host.frontends.http.recording import RecordingHandler
 from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.settings import SettingsHandler
 from host.frontends.http.shared_memory import SharedMemoryHandler
@@ -57,11 +59,13 @@ class HttpApp:
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
         families: Callable[[], Iterable[MetricFamily]] = tuple,
         api_page: bool = True,
+        dashboard: bool = True,
         receive_budget: ReceiveBudget | None = None,
         openai: bool = True,
         api_keys: ApiKeys | None = None,
         openai_keys: ApiKeys | None = None,
         openai_cors_origins: Iterable[str] = (),
+        recording: bool = False,
     ) -> None:
         self._receive_budget = receive_budget or ReceiveBudget()
         self._restrictions = restrictions
@@ -98,9 +102,15 @@ class HttpApp:
             else None
         )
         api_page_handler = page.ApiPageHandler(
-            core, restrictions, self._openai.describe_paths if self._openai is not None else None
+            core,
+            restrictions,
+            self._openai.describe_paths if self._openai is not None else None,
+            dashboard,
         )
-        self._api_page_routes = page.ROUTES if api_page else {}
+        self._page_routes = {
+            **(page.ROUTES if api_page else {}),
+            **(dashboard_page.ROUTES if dashboard else {}),
+        }
         self._handlers: dict[Endpoint, Handler] = {
             routes.SERVER_LIVE: admin.live,
             routes.SERVER_READY: admin.ready,
@@ -124,15 +134,18 @@ class HttpApp:
             routes.CUDA_UNREGISTER: memory.cuda_unregister,
             routes.TRACE_SETTING: settings.trace_setting,
             routes.LOG_SETTINGS: settings.log_settings,
+            routes.LOG_LINES: admin.log_lines,
             routes.STACKS: admin.stacks,
             routes.OVERVIEW: admin.overview,
             routes.CRASHES: admin.crashes,
             routes.CRASH: admin.crash,
+            routes.RECORD: RecordingHandler(core, recording).record,
             routes.QUARANTINE: admin.quarantine,
             routes.LIFT_QUARANTINE: admin.lift_quarantine,
             page.ROOT: api_page_handler.root,
             page.DOCS: api_page_handler.docs,
             page.OPENAPI: api_page_handler.openapi,
+            dashboard_page.DASHBOARD: dashboard_page.DashboardHandler(api_page).dashboard,
         }
 
     @property
@@ -166,7 +179,7 @@ class HttpApp:
                 await exchange.send_error(unexpected_failure(error))
 
     async def _handle_request(self, exchange: HttpExchange, path: bytes) -> None:
-        route = find_route(path) or self._api_page_routes.get(path)
+        route = find_route(path) or self._page_routes.get(path)
         if route is None and self._openai is not None:
             openai_route = find_openai_route(path)
             if openai_route is not None:

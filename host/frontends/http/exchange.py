@@ -95,6 +95,11 @@ class HttpExchange:
         """Return the value of a header; `name` is in lowercase."""
         return self.headers.get(name.encode("utf-8", "surrogateescape"))
 
+    def query(self) -> str:
+        """Return the part of the URL after `?`, not decoded; empty without one."""
+        query: bytes = self._scope["query_string"]
+        return query.decode("latin-1")
+
     def count_request(self) -> AbstractContextManager[None]:
         """Count an inference request of the client while the context is open.
 

@@ -43,12 +43,14 @@ MODEL_CONFIG = Endpoint(_GET, "model-config", True)
 STATISTICS = Endpoint(_GET, "statistics", True)
 TRACE_SETTING = Endpoint(_GET_OR_POST, "trace", True)
 LOG_SETTINGS = Endpoint(_GET_OR_POST, "logging")
+LOG_LINES = Endpoint(_GET, "logging", True)
 STACKS = Endpoint(_GET, "logging", True)
 OVERVIEW = Endpoint(_GET, "statistics", True)
 CRASHES = Endpoint(_GET, "logging")
 CRASH = Endpoint(_GET, "logging")
 QUARANTINE = Endpoint(_GET, "logging")
-LIFT_QUARANTINE = Endpoint(_POST, "model-repository")
+RECORD = Endpoint(_POST, "recording", True)
+LIFT_QUARANTINE = Endpoint(_POST, "model-repository", True)
 INFER = Endpoint(_POST, "inference", True)
 GENERATE = Endpoint(_POST, "inference", True)
 GENERATE_STREAM = Endpoint(_POST, "inference", True)
@@ -70,6 +72,7 @@ _SERVER_ENDPOINTS = {
     "/models/stats": STATISTICS,
     "/trace/setting": TRACE_SETTING,
     "/logging": LOG_SETTINGS,
+    "/logging/lines": LOG_LINES,
     "/crashes": CRASHES,
     "/quarantine": QUARANTINE,
     "/quarantine/lift": LIFT_QUARANTINE,
@@ -82,6 +85,7 @@ _MODEL_ENDPOINTS = {
     "config": MODEL_CONFIG,
     "stats": STATISTICS,
     "stacks": STACKS,
+    "record": RECORD,
     "infer": INFER,
     "generate": GENERATE,
     "generate_stream": GENERATE_STREAM,

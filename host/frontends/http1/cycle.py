@@ -170,7 +170,7 @@ class RequestResponseCycle:
 
     def _build_response_head(self, status: int, headers: Iterable[Header]) -> None:
         lines = [STATUS_LINES[status]]
-        self._chunked = True
+        self._chunked = self.scope["http_version"] != "1.0"  # such a client reads to the end
         for name, value in headers:
             lines += (name, b": ", value, b"\r\n")
             if name == b"content-length":

@@ -88,9 +88,14 @@ class BodyReader:
         )
 
 
-def read_request_id(exchange: HttpExchange, default: str) -> str:
-    """Return `x-request-id` of the client, if it has 1 to 128 visible characters."""
-    return visible_request_id(exchange.header("x-request-id")) or default
+def set_request_id(exchange: HttpExchange, default: str) -> str:
+    """Return the id of a request, and answer it as `x-request-id`.
+
+    The id is that of the client, if it has 1 to 128 visible characters.
+    """
+    request_id = visible_request_id(exchange.header("x-request-id")) or default
+    exchange.response_headers += ((b"x-request-id", request_id.encode()),)
+    return request_id
 
 
 def visible_request_id(header: bytes | None) -> str:

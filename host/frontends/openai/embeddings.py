@@ -20,7 +20,7 @@ from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http.traced import receive_started, trace_request, trace_response
-from host.frontends.openai.bodies import BodyReader, read_request_id
+from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract, Input
 from host.frontends.openai.errors import (
     from_host_error,
@@ -67,7 +67,7 @@ class EmbeddingsHandler:
             fields, texts, requests = await prepare
         else:
             fields, texts, requests = prepare_requests(contract, sent, version, self._bodies)
-        request_id = read_request_id(exchange, new_request_id())
+        request_id = set_request_id(exchange, new_request_id())
         for request in requests:
             request.id = request_id
         if self._forwarding:
@@ -85,8 +85,7 @@ class EmbeddingsHandler:
                 else await asyncio.to_thread(write_answer, *arguments)
             )
             with trace_response(requests[0]):
-                headers = ((b"x-request-id", request_id.encode()),)
-                await exchange.send_response(JSON, (body,), headers)
+                await exchange.send_response(JSON, (body,))
 
     async def _infer_all(
         self, contract: Contract, requests: Sequence[InferRequest]

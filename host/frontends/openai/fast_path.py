@@ -107,7 +107,8 @@ class FastEmbeddings:
             self._open_requests.request_finished()
             if isinstance(response, HostError):
                 ended = call.cancelled
-                done(*_error_answer(unavailable("Server exiting") if ended else response))
+                error = unavailable("Server exiting") if ended else response
+                done(*_error_answer(error, request_id))
             elif output_size(response) <= MAX_INLINE_BYTES:
                 done(*_answer(contract, fields, name, response, request_id))
             else:
@@ -140,18 +141,18 @@ def _answer(
     try:
         body = write_answer(contract, fields, 1, name, (response,))
     except (OpenAIError, HostError) as error:
-        return _error_answer(error)
+        return _error_answer(error, request_id)
     except Exception as error:  # a defect of ours; the client must get an answer
         _log.error("unexpected failure of an OpenAI request", exc_info=error)
-        return _error_answer(unexpected_failure(error))
+        return _error_answer(unexpected_failure(error), request_id)
     return _HEAD % (STATUS_LINES[200], JSON, len(body), request_id), (body,)
 
 
-def _error_answer(error: OpenAIError | HostError) -> tuple[bytes, Sequence[bytes]]:
+def _error_answer(
+    error: OpenAIError | HostError, request_id: bytes
+) -> tuple[bytes, Sequence[bytes]]:
     if isinstance(error, HostError):
         error = from_host_error(error)
     body = error.body()
-    lines = [STATUS_LINES[error.status], b"content-type: %b\r\n" % JSON]
-    lines += [b"content-length: %d\r\n" % len(body)]
-    lines += [b"%b: %b\r\n" % header for header in error.headers]
-    return b"".join(lines), (body,)
+    head = _HEAD % (STATUS_LINES[error.status], JSON, len(body), request_id)
+    return head + b"".join(b"%b: %b\r\n" % header for header in error.headers), (body,)

@@ -16,7 +16,7 @@ from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http.traced import receive_started, trace_request, trace_response
 from host.frontends.openai.answers import Answer, sum_usage
-from host.frontends.openai.bodies import BodyReader, read_request_id
+from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import OpenAIError, from_host_error, invalid_value
 from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields, too_deep
@@ -29,6 +29,7 @@ from host.frontends.openai.inputs import (
     wanted_tools,
     wants_logprobs,
 )
+from host.frontends.openai.keep_alive import KeepAlive
 from host.frontends.openai.logprobs import LogprobsWriter
 from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import Delta, JsonReader, ResponseReader, TextReader
@@ -122,7 +123,7 @@ class GenerationHandler:
         fields = prepare_fields(contract, fields, route)
         options = fields.get("stream_options", {})
         answer = answer or Answer(route, name, bool(options.get("include_usage")))
-        request_id = read_request_id(exchange, answer.id)
+        request_id = set_request_id(exchange, answer.id)
         prompts: Sequence[str | list[int] | None]
         if route == CHAT:
             takes_prompt = contract.takes("prompt") and not contract.takes_whole_request
@@ -146,14 +147,13 @@ class GenerationHandler:
             forwarded = self._forwarding.to_parameters(exchange.raw_headers())
             for request in generation.requests:
                 request.parameters.update(forwarded)
-        headers: tuple[Header, ...] = ((b"x-request-id", request_id.encode()),)
         deltas = self._deltas(generation)
         with trace_request(tracing, exchange, generation.requests[0], receive_started_ns):
             async with aclosing(deltas):
                 if streamed:
-                    await self._stream(exchange, answer, generation, deltas, headers)
+                    await self._stream(exchange, answer, generation, deltas)
                 else:
-                    await self._send_whole(exchange, answer, generation, deltas, headers)
+                    await self._send_whole(exchange, answer, generation, deltas)
 
     def _check_sizes(
         self, contract: Contract, fields: Fields, prompts: Sequence[Any], size: int
@@ -178,7 +178,6 @@ class GenerationHandler:
         answer: _Writer,
         generation: _Generation,
         deltas: AsyncIterator[list[Delta]],
-        headers: tuple[Header, ...],
     ) -> None:
         joined: list[Delta] = []
         async for some in deltas:
@@ -186,7 +185,7 @@ class GenerationHandler:
         usage = await self._usage(generation)
         with trace_response(generation.requests[0]):
             body = answer.whole(joined, usage)
-            await exchange.send_response(JSON, (body,), headers)
+            await exchange.send_response(JSON, (body,))
 
     async def _stream(
         self,
@@ -194,22 +193,28 @@ class GenerationHandler:
         answer: _Writer,
         generation: _Generation,
         deltas: AsyncIterator[list[Delta]],
-        headers: tuple[Header, ...],
     ) -> None:
         """Send the events. An error after the head is an event, and the stream has no `[DONE]`."""
+        keep_alive: KeepAlive | None = None
         try:
             async for some in deltas:
-                if not exchange.response_started:
-                    await exchange.start_response(_EVENT_STREAM, (*_STREAM_HEADERS, *headers))
+                if keep_alive is None:
+                    await exchange.start_response(_EVENT_STREAM, _STREAM_HEADERS)
+                    keep_alive = KeepAlive(exchange)
                 events = b"".join(map(answer.chunks, some))
                 if events:
                     with trace_response(generation.requests[0]):
                         await exchange.send_chunk(events)
-            await exchange.send_chunk(answer.end(await self._usage(generation)), more=False)
+                    keep_alive.chunk_sent()
+            end = answer.end(await self._usage(generation))
         except OpenAIError as error:
-            if not exchange.response_started:
+            if keep_alive is None:
                 raise
-            await exchange.send_chunk(answer.failure(error), more=False)
+            end = answer.failure(error)
+        finally:
+            if keep_alive is not None:
+                keep_alive.close()
+        await exchange.send_chunk(end, more=False)
 
     async def _usage(self, generation: _Generation) -> dict[str, Any] | None:
         """Return the usage that the model counted; if it counted none, that of its tokenizer."""

@@ -12,15 +12,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from host.frontends.openai.errors import OpenAIError, model_failure
+from host.frontends.openai.jinja_sandbox import make_sandbox
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 Render = Callable[[Mapping[str, Any]], str]
 """Renders a template with its variables. Blocks. Raises OpenAIError."""
-
-_MAX_REPEATED = 1 << 20
-"""Elements of a repeated text or list."""
 
 
 def compile_template(text: str, model: str, max_size: int) -> Render:
@@ -76,9 +74,7 @@ def _line(error: Exception) -> str:
 
 def _make_environment() -> Any:
     from jinja2 import nodes
-    from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
         """Ignores the tag `generation`, which marks the texts of assistants for training."""
@@ -92,21 +88,7 @@ def _make_environment() -> Any:
             )
             return body
 
-    class Sandbox(ImmutableSandboxedEnvironment):
-        """Refuses operations whose result takes much memory at once."""
-
-        intercepted_binops = frozenset(["*", "**"])
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            for one, other in ((left, right), (right, left)):
-                if hasattr(one, "__len__") and isinstance(other, int):
-                    if len(one) * other > _MAX_REPEATED:
-                        raise SecurityError("a repeated text or list is too long")
-            if operator == "**" and isinstance(right, int) and abs(right) > 64:
-                raise SecurityError("the exponent is too large")
-            return super().call_binop(context, operator, left, right)
-
-    environment = Sandbox(
+    environment = make_sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

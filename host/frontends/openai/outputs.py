@@ -93,6 +93,7 @@ class TextReader:
         self._limit = limit
         self._reason: str | None = None
         self._has_tool_calls = False
+        self._has_text = False
         self._prompt_tokens: int | None = None
         self._completion_tokens: int | None = None
 
@@ -112,6 +113,7 @@ class TextReader:
         for tensor in response.outputs:
             match self._contract.outputs.get(tensor.name):
                 case "text":
+                    self._has_text = True
                     piece = self._search.feed(self._decoder.decode(self._single(tensor)))
                     self._add_text(message, piece)
                 case "logprobs" if self._logprobs is not None:
@@ -170,6 +172,8 @@ class TextReader:
 
     def finish(self) -> list[Delta]:
         """Return the held text and the finish reason."""
+        if not (self._has_text or self._has_tool_calls):
+            check_decoupled(self._contract, "text")
         message: dict[str, Any] = {}
         if not self._search.found:
             rest = self._search.feed(self._decoder.decode(b"", True)) + self._search.flush()
@@ -252,6 +256,7 @@ class JsonReader:
         self._choices = choices
         self._reasons: dict[int, str | None] = {first: None}
         self._have_tool_calls: set[int] = set()
+        self._has_response = False
 
     def read(self, response: InferResponse) -> list[Delta]:
         """Return what a response adds. Raises OpenAIError."""
@@ -260,6 +265,7 @@ class JsonReader:
         for tensor in response.outputs:
             if self._contract.outputs.get(tensor.name) != "response":
                 continue
+            self._has_response = True
             for text in read_texts(tensor):
                 if text:
                     deltas += self._read_object(tensor.name, text)
@@ -267,6 +273,8 @@ class JsonReader:
 
     def finish(self) -> list[Delta]:
         """Return the finish reason of each choice."""
+        if not self._has_response:
+            check_decoupled(self._contract, "response")
         return [
             Delta(index, {}, reason or self._default_reason(index))
             for index, reason in sorted(self._reasons.items())
@@ -335,6 +343,16 @@ def _join(message: dict[str, Any], rest: dict[str, Any]) -> None:
     """Append the members of a delta to those of another one."""
     for name, value in rest.items():
         message[name] = message[name] + value if name in message else value
+
+
+def check_decoupled(contract: Contract, meaning: str) -> None:
+    """Raise OpenAIError for a model that gave no output of a meaning, unless it is decoupled.
+
+    A decoupled model may have nothing to say.
+    """
+    if not contract.decoupled:
+        name = next(name for name, given in contract.outputs.items() if given == meaning)
+        raise model_failure(f"model '{contract.model}' gave no output '{name}'")
 
 
 def raise_error(response: InferResponse) -> None:

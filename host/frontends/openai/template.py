@@ -133,15 +133,18 @@ async def probe_template(model: str, template: ChatTemplate, seconds: float = _T
     with_tools = {**fields, "tools": [{"type": "function", "function": tool}]}
     for text, probe in ((template.text, fields), (template.tool_use_text, with_tools)):
         try:
-            render = compile_template(text, model, _MAX_PROBE_SIZE)
-            variables = _variables(template, text, probe)
-            await run_with_time_limit(partial(render, variables), seconds, model)
+            render = partial(_render_once, text, model, _variables(template, text, probe))
+            await run_with_time_limit(render, seconds, model)
         except ValueError as error:
             return f"'{template.file}', {error}"
         except OpenAIError as error:
             if error.status >= 500:
                 return f"'{template.file}': {error.message}"
     return ""
+
+
+def _render_once(text: str, model: str, variables: dict[str, Any]) -> str:
+    return compile_template(text, model, _MAX_PROBE_SIZE)(variables)
 
 
 class TemplateTimeout(OpenAIError):

@@ -15,7 +15,7 @@ from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.traced import receive_started, trace_request, trace_response
 from host.frontends.openai.answers import event
-from host.frontends.openai.bodies import BodyReader, read_request_id
+from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import (
     OpenAIError,
@@ -61,26 +61,25 @@ class TranscriptionHandler:
         )
         fields = check_fields(sent, TRANSCRIPTIONS, contract.defaults)
         _check_support(contract, fields)
-        request_id = read_request_id(exchange, f"trsc-{uuid.uuid4().hex}")
+        request_id = set_request_id(exchange, f"trsc-{uuid.uuid4().hex}")
         prompt = fields.get("prompt")
         request = await asyncio.to_thread(
             build_request, contract, fields, TRANSCRIPTIONS, prompt, version, request_id
         )
         if self._forwarding:
             request.parameters.update(self._forwarding.to_parameters(exchange.raw_headers()))
-        headers = ((b"x-request-id", request_id.encode()),)
         transcript = _Transcript(contract)
         pieces = self._pieces(request, transcript)
         with trace_request(tracing, exchange, request, receive_started_ns):
             async with aclosing(pieces):
                 if fields.get("stream"):
-                    await _stream(exchange, pieces, headers)
+                    await _stream(exchange, pieces)
                     return
                 text = "".join([piece async for piece in pieces])
             body = transcript.write(fields, text)
             kind = _TEXT if fields.get("response_format") in ("text", "srt", "vtt") else JSON
             with trace_response(request):
-                await exchange.send_response(kind, (body,), headers)
+                await exchange.send_response(kind, (body,))
 
     async def _pieces(
         self, request: InferRequest, transcript: _Transcript
@@ -96,18 +95,14 @@ class TranscriptionHandler:
         yield transcript.finish()
 
 
-async def _stream(
-    exchange: HttpExchange,
-    pieces: AsyncGenerator[str, None],
-    headers: tuple[tuple[bytes, bytes], ...],
-) -> None:
+async def _stream(exchange: HttpExchange, pieces: AsyncGenerator[str, None]) -> None:
     """Send the text as events. An error after the head is an event, and nothing follows it."""
     texts: list[str] = []
-    no_cache = (b"cache-control", b"no-cache")
+    headers = ((b"cache-control", b"no-cache"),)
     try:
         async for piece in pieces:
             if not exchange.response_started:
-                await exchange.start_response(_EVENT_STREAM, (no_cache, *headers))
+                await exchange.start_response(_EVENT_STREAM, headers)
             if piece:
                 texts.append(piece)
                 await exchange.send_chunk(event({"type": "transcript.text.delta", "delta": piece}))

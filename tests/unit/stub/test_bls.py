@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -302,6 +304,127 @@ def test_an_iterator_of_the_loop_can_be_read_while_the_loop_is_blocked(
     host.send_bls(m.BlsResponse(request.number, wire_response(2), False))
     host.send_bls(m.BlsResponse(request.number, wire_response(3)))
     assert output_value(host.receive(m.Response)) == 6
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_threads_that_wait_at_once_get_their_own_answers(
+    start_stub: StartStub, reverse: bool
+) -> None:
+    """One of them reads for all, and hands over to another one when it has its own answer."""
+
+    def call(value: int) -> int:
+        return value_of(bls_request(value).exec()) + value_of(bls_request(value).exec())
+
+    def execute(requests: Requests) -> Responses:
+        calls = [start_thread(partial(call, value)) for value in range(8)]
+        return [response(int(all(one.result(DEADLINE) == 2 * i for i, one in enumerate(calls))))]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(1))
+    for _ in range(2):
+        sent = receive_requests(host, 8)
+        sent.sort(key=lambda request: request.number, reverse=reverse)
+        answers = [
+            m.BlsResponse(request.number, wire_response(int(request.request.id.split("-")[1])))
+            for request in sent
+        ]
+        host.send_bls(*answers[:3])
+        for answer in answers[3:]:
+            host.send_bls(answer)
+    assert output_value(host.receive(m.Response)) == 1
+
+
+def test_threads_wait_on_when_their_answers_come_by_zeromq(start_stub: StartStub) -> None:
+    """The thread that reads for the others sleeps on the ring, where its answer does not come."""
+
+    def execute(requests: Requests) -> Responses:
+        calls = [start_thread(exec_on_the_loop) for _ in range(3)]
+        return [response(sum(one.result(DEADLINE) for one in calls))]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(1))
+    first, second, third = receive_requests(host, 3)
+    host.begin_bls_overflow()
+    host.send_service(m.BlsResponse(first.number, wire_response(1)))
+    host.send_service(m.BlsResponse(second.number, wire_response(20)))
+    host.end_bls_overflow()
+    host.send_bls(m.BlsResponse(third.number, wire_response(300)))
+    assert output_value(host.receive(m.Response)) == 321
+
+
+def test_threads_and_iterators_wait_at_the_same_time(start_stub: StartStub) -> None:
+    """An iterator needs the service thread, which takes over from a thread that reads, and back."""
+
+    def execute(requests: Requests) -> Responses:
+        before = start_thread(exec_on_the_loop)
+        answers = bls_request().exec(decoupled=True)
+        after = start_thread(exec_on_the_loop)
+        total = sum(map(value_of, answers)) + before.result(DEADLINE) + after.result(DEADLINE)
+        return [response(total + exec_in_a_thread())]
+
+    host = start_stub(execute)
+    host.send_batch(wire_request(1))
+    before, iterated = sorted(receive_requests(host, 2), key=lambda one: one.decoupled)
+    host.send_bls(m.BlsResponse(iterated.number, wire_response(1), False))
+    after = host.receive(m.BlsRequest)
+    host.send_bls(m.BlsResponse(iterated.number, wire_response(20)))
+    host.send_bls(m.BlsResponse(after.number, wire_response(300)))
+    host.send_bls(m.BlsResponse(before.number, wire_response(4000)))
+    host.send_bls(m.BlsResponse(host.receive(m.BlsRequest).number, wire_response(50_000)))
+    assert output_value(host.receive(m.Response)) == 54_321
+
+
+def test_no_finaliser_of_the_model_runs_while_answers_are_read(start_stub: StartStub) -> None:
+    """It may wait for an answer itself, and the thread that reads would wait for itself."""
+    finalised: Future[int] = Future()
+
+    class Caller:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            finalised.set_result(value_of(bls_request().exec()))
+
+    class Loop(asyncio.SelectorEventLoop):
+        # Its base relates the types of the callback and of its arguments.
+        def call_soon_threadsafe(  # type: ignore[override]
+            self,
+            callback: Callable[..., object],
+            *args: Any,
+            context: contextvars.Context | None = None,
+        ) -> asyncio.Handle:
+            Caller()
+            for _ in range(2):
+                [[] for _ in range(10)]  # enough for a collection
+            return super().call_soon_threadsafe(callback, *args, context=context)
+
+    async def call() -> int:
+        return value_of(await bls_request().async_exec())
+
+    def call_on_own_loop() -> int:
+        loop = Loop()
+        try:
+            return loop.run_until_complete(call())
+        finally:
+            loop.close()
+
+    def execute(requests: Requests) -> Responses:
+        value = start_thread(call_on_own_loop).result(DEADLINE)
+        gc.collect()
+        return [response(value)]
+
+    host = start_stub(execute)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        host.send_batch(wire_request(1))
+        for value in (3, 4):
+            request = host.receive(m.BlsRequest)
+            send_answer(host, request, m.BlsResponse(request.number, wire_response(value)))
+        assert output_value(host.receive(m.Response)) == 3
+    finally:
+        gc.set_threshold(*thresholds)
+    assert finalised.result(DEADLINE) == 4
 
 
 @pytest.mark.parametrize("on_loop", [False, True])

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from host.core import Core
 from host.frontends.http import json_text as json
 from host.frontends.http.api_page.document import DescribePaths, openapi_document
-from host.frontends.http.exchange import JSON, Header, HttpExchange
+from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
+from host.frontends.http.web_page import HTML, NO_CACHE, WebPage
 from host.frontends.restrictions import Restrictions
-
-_FILE = Path(__file__).with_name("page.html")
-_HTML = b"text/html; charset=utf-8"
-_NO_CACHE: Header = (b"cache-control", b"no-cache")  # the loaded models change
 
 DOCS = Endpoint(("GET",), "")  # the page has no data of the server, so it is never restricted
 OPENAPI = Endpoint(("GET",), "metadata", True)
@@ -39,44 +33,27 @@ class ApiPageHandler:
         core: Core,
         restrictions: Restrictions,
         describe_others: DescribePaths | None = None,
+        dashboard: bool = True,
     ) -> None:
-        """`describe_others` describes the paths of other APIs."""
+        """`describe_others` describes the paths of other APIs.
+
+        `dashboard`: whether the server has the page that the link leads to.
+        """
         self._core = core
         self._describe_others = describe_others
         self._restrictions = restrictions
-        self._page = _FILE.read_bytes()
-        self._headers: list[Header] = [
-            (b"content-security-policy", _policy(self._page)),
-            (b"x-content-type-options", b"nosniff"),
-            (b"referrer-policy", b"no-referrer"),
-            _NO_CACHE,
-        ]
+        without = b"" if dashboard else b'<a href="dashboard">Dashboard</a>'
+        self._page = WebPage(Path(__file__).with_name("page.html"), without)
 
     async def docs(self, exchange: HttpExchange, route: Route) -> None:
         """Send the page. It is the same for all servers, and reads the OpenAPI document."""
-        await exchange.send_response(_HTML, (self._page,), self._headers)
+        await self._page.send(exchange)
 
     async def root(self, exchange: HttpExchange, route: Route) -> None:
         """Send the client to the page; relative, as a proxy may have added a prefix."""
-        await exchange.send_response(_HTML, (), [(b"location", b"docs")], 307)
+        await exchange.send_response(HTML, (), [(b"location", b"docs")], 307)
 
     async def openapi(self, exchange: HttpExchange, route: Route) -> None:
         """Send the OpenAPI document of the models that are loaded now."""
         body = json.dump(openapi_document(self._core, self._restrictions, self._describe_others))
-        await exchange.send_response(JSON, (body,), [_NO_CACHE])
-
-
-def _policy(page: bytes) -> bytes:
-    """Return a content security policy that allows only the scripts and styles of the page."""
-    hashes = {
-        kind: " ".join(
-            f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
-            for text in re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), page, re.DOTALL)
-        )
-        for kind in ("script", "style")
-    }
-    return (
-        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']};"
-        " img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
-        " frame-ancestors 'none'; require-trusted-types-for 'script'"
-    ).encode()
+        await exchange.send_response(JSON, (body,), [NO_CACHE])

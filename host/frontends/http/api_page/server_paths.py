@@ -39,6 +39,12 @@ def server_paths(operations: Operations) -> dict[str, Schema]:
                 reference("Statistics"), errors=(503,),
             )
         },
+        "/v2/overview": {
+            "get": make(
+                "statistics", _SERVER, "Get what the models and their instances do, in numbers",
+                {"type": "object"},
+            )
+        },
         **_crashes(operations),
         **_control(operations),
         **_memory(operations),
@@ -59,9 +65,25 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
     summaries = {"crashes": {"type": "array", "items": reference("CrashSummary")}}
     activity = {"instances": {"type": "array", "items": reference("InstanceActivity")}}
     quarantined = {"requests": {"type": "array", "items": reference("QuarantinedRequest")}}
+    number, count = {"type": "number"}, {"type": "integer"}
+    settings = _object(
+        {"seconds": number, "sample": number, "max_requests": count, "max_bytes": count}
+    )
     activities = {**_object(activity), "required": ["instances"]}
     model = path_parameter("model", "The name of a model.")
+    after = {
+        "name": "after",
+        "in": "query",
+        "description": "The number of the last line that the client has.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1},
+    }
     return {
+        "/v2/logging/lines": {
+            "get": operations.operation(
+                "logging", _SERVER, "Get the last lines of the log", reference("LogLines"),
+                errors=(400, 503), parameters=[after],
+            )
+        },
         "/v2/stacks": {
             "get": operations.operation(
                 "logging", _SERVER, "Get what all instances do now", activities
@@ -71,6 +93,12 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
             "get": operations.operation(
                 "logging", _SERVER, "Get what the instances of a model do now", activities,
                 errors=(404,), parameters=[model],
+            )
+        },
+        "/v2/models/{model}/record": {
+            "post": operations.operation(
+                "recording", _SERVER, "Record the requests to a model, and stream the recording",
+                errors=(400, 404, 501), body=json_body(settings, False), parameters=[model],
             )
         },
         "/v2/quarantine": {
@@ -250,6 +278,7 @@ def schemas() -> dict[str, Schema]:
         "requests": requests,
         "stacks": names,
         "output": names,
+        "recorded_requests": integer,
     }
     quarantined = {
         "model": STRING,
@@ -281,6 +310,10 @@ def schemas() -> dict[str, Schema]:
         "Statistics": {
             **_object({"model_stats": {"type": "array", "items": {"type": "object"}}}),
             "required": ["model_stats"],
+        },
+        "LogLines": {
+            **_object({"last": COUNT, "missed": COUNT, "lines": names}),
+            "required": ["last", "missed", "lines"],
         },
         "CrashSummary": {**_object(crash), "required": list(crash)},
         "QuarantinedRequest": {**_object(quarantined), "required": list(quarantined)},

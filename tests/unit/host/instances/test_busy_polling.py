@@ -24,11 +24,12 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1.0
+        self.step = 1e-6
         self.reads = 0
 
     def __call__(self) -> float:
         self.reads += 1
-        self.now += 1e-6
+        self.now += self.step
         return self.now
 
 
@@ -207,6 +208,40 @@ def test_no_early_wake_when_busy_polling_is_off(scene: Scene) -> None:
     scene.send_requests(5)
     scene.client()
     assert not scene.stub.was_woken_early()
+
+
+def was_polled(scene: Scene) -> bool:
+    """Whether the event loop polls for the stub's response before it sleeps."""
+    polled = False
+
+    async def main() -> None:
+        nonlocal polled
+        started = scene.clock.now
+        scene.stub.doorbell.announce_frame()
+        os.eventfd_read(scene.stub.event)
+        before = scene.clock.reads
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        polled = scene.clock.reads > before
+        scene.clock.step = 1e-6
+        scene.clock.now = started  # however long that took, the stub has responded quickly
+        scene.stub.doorbell.stub_answered()
+
+    run(main())
+    return polled
+
+
+def test_no_polling_for_a_while_after_another_process_took_the_core(scene: Scene) -> None:
+    run(warm_up(scene))
+    assert was_polled(scene)
+    scene.clock.step = 0.003  # a yield takes as long as the time slice of another process
+    assert was_polled(scene)
+    assert not any(was_polled(scene) for _ in range(200))
+
+
+async def warm_up(scene: Scene) -> None:
+    """The stub responds quickly, and so is polled for."""
+    scene.stub.work()
 
 
 # Telling of work

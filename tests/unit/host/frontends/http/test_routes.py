@@ -16,6 +16,8 @@ from host.frontends.http.routes import Endpoint, Route, find_route
         (b"/v2/health/ready", routes.SERVER_READY, "", ""),
         (b"/v2/models/stats", routes.STATISTICS, "", ""),
         (b"/v2/logging", routes.LOG_SETTINGS, "", ""),
+        (b"/v2/logging/lines", routes.LOG_LINES, "", ""),
+        (b"/v2/overview", routes.OVERVIEW, "", ""),
         (b"/v2/trace/setting", routes.TRACE_SETTING, "", ""),
         (b"/v2/models/m/trace/setting", routes.TRACE_SETTING, "m", ""),
         (b"/v2/models/m", routes.MODEL_METADATA, "m", ""),

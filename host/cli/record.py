@@ -1,0 +1,182 @@
+"""`pbhost record`: records requests to a model of a running server, and their responses."""
+
+from __future__ import annotations
+
+import http.client
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+from urllib.parse import quote
+
+import msgspec
+
+from host.cli.arguments import parse_texts
+from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
+from host.errors import HostError, invalid_argument, unavailable
+from host.options.flag_parser import SIZE, FlagGroup, InvalidValue, integer
+from host.recording.folder import LINES_NAME, RecordingWriter
+from host.recording.format import (
+    MAX_LINE_BYTES,
+    RecordedRequest,
+    RecordingEnd,
+    damaged,
+    decode_line,
+)
+from host.recording.recorder import RecordingSettings
+
+_CHUNK = 1 << 20
+_SILENCE_SECONDS = 30.0  # after the end of the recording, until the server is taken not to answer
+
+_ABOUT = f"""\
+Records requests to a model of a running server, with their tensors and their responses, into
+DIRECTORY. URL is the address of the server's HTTP port; requests over gRPC and HTTP are recorded.
+The server must run with --allow-recording=true.
+
+The directory gets two files, which only you can read: {LINES_NAME} has a line of JSON for each
+request, and tensors.bin the bytes of all tensors. They contain what the clients sent. `pbhost
+replay` sends the requests again.
+
+examples:
+  pbhost record http://localhost:8000 out/ --model=resnet --seconds=60 --sample=0.01
+  pbhost replay out/ --against=http://localhost:9000
+
+exit status: 0 the requests were recorded, or Ctrl-C has ended that; 1 the server does not record,
+or the files cannot be written; 2 the command line is invalid"""
+
+
+def _check_positive(number: float) -> None:
+    if number <= 0:
+        raise InvalidValue(f"expected a number greater than 0, got {number:g}")
+
+
+def _check_share(number: float) -> None:
+    if not 0 < number <= 1:
+        raise InvalidValue(f"expected a number greater than 0 and at most 1, got {number:g}")
+
+
+_DEFAULT = RecordingSettings()
+_group = FlagGroup("Recording")
+
+
+@dataclass
+class RecordOptions:
+    """The flags of `pbhost record`."""
+
+    model: str = _group("", "Model whose requests are recorded. Required.")
+    version: int | None = _group(
+        None, "Record only requests that ask for this version of the model.", SIZE
+    )
+    seconds: float = _group(_DEFAULT.seconds, "Duration.", check=_check_positive)
+    sample: float = _group(
+        _DEFAULT.sample,
+        "Share of the requests that is recorded, from 0 to 1. Of a sequence, all are or none.",
+        check=_check_share,
+    )
+    max_requests: int = _group(
+        _DEFAULT.max_requests, "Number of requests after which the recording ends.", integer(1)
+    )
+    max_bytes: int = _group(
+        _DEFAULT.max_bytes, "Bytes of tensors before which the recording ends.", integer(1)
+    )
+    header: list[str] = _group([], HEADER_HELP, check=check_headers)
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Records and exits."""
+    (url, directory), options = parse_texts(
+        arguments, "record URL DIRECTORY", _ABOUT, RecordOptions
+    )
+    if not options.model:
+        sys.stderr.write("pbhost record: --model is required\n")
+        sys.exit(2)
+    download = _Download(Path(directory), options)
+    try:
+        download.run(ServerClient(url, options.header, options.seconds + _SILENCE_SECONDS))
+    except HostError as error:
+        sys.stderr.write(f"pbhost record: {error.message}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        pass
+    sys.stdout.write(f"{download.describe()}\n")
+    sys.exit(0)
+
+
+class _Download:
+    """Receives a recording and writes it."""
+
+    def __init__(self, directory: Path, options: RecordOptions) -> None:
+        self._directory = directory
+        self._options = options
+        self._requests = self._size = 0
+        self._end: RecordingEnd | None = None
+
+    def run(self, client: ServerClient) -> None:
+        """Raises HostError."""
+        options = self._options
+        if (self._directory / LINES_NAME).exists():
+            raise invalid_argument(
+                f"'{self._directory}' has a recording already; choose another directory"
+            )
+        settings = RecordingSettings(
+            options.seconds, options.sample, options.max_requests, options.max_bytes
+        )
+        path = f"/v2/models/{quote(options.model, safe='')}"
+        if options.version is not None:
+            path += f"/versions/{options.version}"
+        with client.stream(f"{path}/record", msgspec.json.encode(settings)) as source:
+            try:
+                with RecordingWriter(self._directory) as writer:
+                    self._write(source, writer)
+            except http.client.HTTPException as error:
+                raise unavailable(f"the server has ended the recording early: {error}") from error
+            except TimeoutError as error:
+                raise unavailable("the server sends nothing any more") from error
+            except OSError as error:
+                raise unavailable(
+                    f"cannot write the recording to '{self._directory}': {error.strerror or error}"
+                ) from error
+
+    def _write(self, source: BinaryIO, writer: RecordingWriter) -> None:
+        while text := source.readline(MAX_LINE_BYTES + 1):
+            if len(text) > MAX_LINE_BYTES:
+                raise damaged(f"a line has more than {MAX_LINE_BYTES} bytes")
+            line = decode_line(text)
+            if isinstance(line, RecordedRequest):
+                self._copy_tensors(line, source, writer)
+                self._requests += 1
+            writer.write_line(line)
+            if isinstance(line, RecordingEnd):
+                self._end = line
+                return
+        raise unavailable(
+            f"the server has ended the recording early; {self._requests} requests are in"
+            f" '{self._directory}'"
+        )
+
+    def _copy_tensors(
+        self, request: RecordedRequest, source: BinaryIO, writer: RecordingWriter
+    ) -> None:
+        for tensor in request.tensors():
+            if tensor.offset != self._size or tensor.size > self._options.max_bytes - self._size:
+                raise damaged(f"the server sent tensor '{tensor.name}' at a wrong place")
+            self._size += tensor.size
+            left = tensor.size
+            while left:
+                data = source.read(min(left, _CHUNK))
+                if not data:
+                    raise http.client.IncompleteRead(b"", left)
+                writer.write_bytes(data)
+                left -= len(data)
+
+    def describe(self) -> str:
+        """What was recorded, in a sentence."""
+        end = self._end
+        recorded = f"{self._requests} request{'s' if self._requests != 1 else ''}"
+        seen = f" of {end.seen}" if end is not None else ""
+        text = f"recorded {recorded}{seen}, {self._size} bytes of tensors, in {self._directory}"
+        if end is None:
+            return f"{text}: interrupted"
+        dropped = f"; {end.dropped} dropped or unfinished" if end.dropped else ""
+        return f"{text}: {end.reason}{dropped}"

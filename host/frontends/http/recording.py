@@ -1,0 +1,69 @@
+"""The endpoint that records requests to a model (docs/reference/protocol.md, 7.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from host.core import Core
+from host.errors import invalid_argument, unsupported
+from host.frontends.http.exchange import HttpExchange
+from host.frontends.http.infer import json_too_large
+from host.frontends.http.routes import Route
+from host.inference.request import Buffer
+from host.recording.recorder import RecordingSettings
+
+_KIND = b"application/x-pbhost-recording"
+_MAX_BODY_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 20
+
+
+class RecordingHandler:
+    """Sends recordings while they are made. `allowed`: whether the server may record."""
+
+    def __init__(self, core: Core, allowed: bool) -> None:
+        self._core = core
+        self._allowed = allowed
+
+    async def record(self, exchange: HttpExchange, route: Route) -> None:
+        """Record requests to a model, and stream them; a disconnect of the client ends that.
+
+        Raises HostError.
+        """
+        settings = _read_settings(
+            await exchange.read_body(
+                _MAX_BODY_BYTES, lambda size: json_too_large(size, _MAX_BODY_BYTES)
+            )
+        )
+        if not self._allowed:
+            raise unsupported("this server does not record; start it with --allow-recording=true")
+        with self._core.record(route.resource, route.version, settings) as recording:
+            await exchange.start_response(_KIND)
+            async for parts in recording.lines():
+                await _send(exchange, parts)
+            await exchange.send_chunk(b"", more=False)
+
+
+def _read_settings(body: bytes) -> RecordingSettings:
+    """Raises HostError INVALID_ARG."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=RecordingSettings)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_argument(f"invalid settings of a recording: {error}") from error
+
+
+async def _send(exchange: HttpExchange, parts: Sequence[Buffer]) -> None:
+    """Send a line and its tensors: small ones together, and large ones in pieces."""
+    joined: list[Buffer] = []
+    size = 0
+    for part in parts:
+        for begin in range(0, len(part), _CHUNK_BYTES):
+            piece = part[begin : begin + _CHUNK_BYTES]
+            joined.append(piece)
+            size += len(piece)
+            if size >= _CHUNK_BYTES:
+                await exchange.send_chunk(b"".join(joined))
+                joined, size = [], 0
+    if joined:
+        await exchange.send_chunk(b"".join(joined))

@@ -1,0 +1,50 @@
+"""A web page that is one file: it needs nothing from elsewhere, and says so in its policy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+from host.frontends.http.exchange import Header, HttpExchange
+
+HTML = b"text/html; charset=utf-8"
+NO_CACHE: Header = (b"cache-control", b"no-cache")  # the page fits the version of the server
+
+
+class WebPage:
+    """An HTML file, and the headers that it is sent with."""
+
+    def __init__(self, file: Path, without: bytes = b"") -> None:
+        """`without`: HTML that is left out, such as a link to a page that is turned off.
+
+        Raises OSError if the file cannot be read.
+        """
+        self._page = file.read_bytes().replace(without, b"")
+        self._headers: list[Header] = [
+            (b"content-security-policy", _policy(self._page)),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+            NO_CACHE,
+        ]
+
+    async def send(self, exchange: HttpExchange) -> None:
+        """Send the page."""
+        await exchange.send_response(HTML, (self._page,), self._headers)
+
+
+def _policy(page: bytes) -> bytes:
+    """Return a content security policy that allows only the scripts and styles of the page."""
+    hashes = {
+        kind: " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+            for text in re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), page, re.DOTALL)
+        )
+        for kind in ("script", "style")
+    }
+    return (
+        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']};"
+        " img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ).encode()

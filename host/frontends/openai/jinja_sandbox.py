@@ -1,0 +1,163 @@
+"""A sandbox of Jinja whose single operations take neither much memory nor much time.
+
+An operation of Python cannot be interrupted, and stops all other threads while it runs: the time
+limit of a rendering works only between operations. So their results are limited here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sized
+from functools import wraps
+from typing import Any
+
+_MAX_REPEATED = 1 << 20
+"""Elements of a repeated or padded text, or of a repeated list."""
+_MAX_JOINED = 1 << 27
+"""Characters, or elements, of what several texts or lists become together."""
+_MAX_BITS = 1 << 16
+"""Bits of an integer."""
+
+_LARGE_WIDTH = re.compile(r"[0-9]{7}|[*]")  # of a format; `*` takes it from the values
+_FORMAT_FIELD = re.compile(r"%[^%a-zA-Z]*")
+_PADDING_FILTERS = ("batch", "center", "indent", "slice", "truncate", "wordwrap")
+
+
+def make_sandbox(**options: Any) -> Any:
+    """Return the environment; `options` are those of `jinja2.Environment`."""
+    from jinja2.compiler import CodeGenerator
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generator(CodeGenerator):
+        """Compiles `~` to a call of the sandbox."""
+
+        def visit_Concat(self, node: Any, frame: Any) -> None:
+            self.write("environment.concat((")
+            for part in node.nodes:
+                self.write("str(")
+                self.visit(part, frame)
+                self.write("), ")
+            self.write("))")
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Refuses operations whose result takes much memory."""
+
+        intercepted_binops = frozenset(["+", "*", "**", "%"])
+        code_generator_class = Generator
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _check_operation(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+        def call(__self, __context: Any, __function: Any, *args: Any, **named: Any) -> Any:
+            owner = getattr(__function, "__self__", None)
+            if isinstance(owner, str):
+                _check_text_method(owner, __function.__name__, args)
+            return super().call(__context, __function, *args, **named)
+
+        def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+            format_text = super().wrap_str_format(value)
+            if format_text is None:
+                return None
+            text = value.__self__
+
+            def checked(*args: Any, **named: Any) -> str:
+                if _LARGE_WIDTH.search(text):
+                    raise _too_large("a width")
+                _check_numbers((*args, *named.values()))
+                return format_text(*args, **named)
+
+            return checked
+
+        @staticmethod
+        def concat(parts: Iterable[str]) -> str:
+            """Join texts: those of `~`, of macros and of blocks."""
+            parts = list(parts)
+            if sum(map(len, parts)) > _MAX_JOINED:
+                raise _too_large("a joined text")
+            return "".join(parts)
+
+    # Without `optimized`, constant expressions are computed while a template is compiled.
+    environment = Sandbox(optimized=False, **options)
+    for name in _PADDING_FILTERS:
+        environment.filters[name] = _check_arguments(environment.filters[name])
+    for name in ("join", "replace"):
+        environment.filters[name] = _check_joining(environment.filters[name], name)
+    environment.filters["format"] = _format
+    del environment.globals["lipsum"]
+    return environment
+
+
+def _too_large(what: str) -> Exception:
+    from jinja2.exceptions import SecurityError
+
+    return SecurityError(f"{what} is too large")
+
+
+def _check_operation(operator: str, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        if operator == "*":
+            bits = left.bit_length() + right.bit_length()
+        else:
+            bits = left.bit_length() * abs(right) if operator == "**" else 0
+        if bits > _MAX_BITS:
+            raise _too_large("an integer")
+    elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+        if len(left) + len(right) > _MAX_JOINED:
+            raise _too_large("a joined text or list")
+    elif operator == "*":
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, Sized) and isinstance(other, int):
+                if len(one) * other > _MAX_REPEATED:
+                    raise _too_large("a repeated text or list")
+    elif operator == "%" and isinstance(left, str):
+        _check_format(left)
+
+
+def _check_text_method(text: str, name: str, args: tuple[Any, ...]) -> None:
+    _check_numbers(args)
+    if name == "join" and args and len(text) > _MAX_REPEATED // 1024:
+        raise _too_large("a separator")
+    if name == "replace" and len(args) > 1 and isinstance(args[1], str):
+        if (text.count(str(args[0])) * len(args[1])) > _MAX_JOINED:
+            raise _too_large("a replaced text")
+
+
+def _check_numbers(values: Iterable[Any]) -> None:
+    if any(isinstance(value, int) and abs(value) > _MAX_REPEATED for value in values):
+        raise _too_large("a number")
+
+
+def _check_format(text: str) -> None:
+    if any(map(_LARGE_WIDTH.search, _FORMAT_FIELD.findall(text))):
+        raise _too_large("a width")
+
+
+def _check_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that checks its numbers, but not the value that it filters."""
+
+    @wraps(function)  # also the marks of Jinja on the function
+    def checked(value: Any, *args: Any, **named: Any) -> Any:
+        _check_numbers((*args, *named.values()))
+        return function(value, *args, **named)
+
+    return checked
+
+
+def _check_joining(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return the filter `join` or `replace` with the check of the method of that name."""
+
+    @wraps(function)
+    def checked(context: Any, value: Any, *args: Any, **named: Any) -> Any:
+        texts = tuple(map(str, (*args, *named.values())))
+        owner = texts[0] if name == "join" and texts else str(value)
+        _check_text_method(owner, name, texts)
+        return function(context, value, *args, **named)
+
+    return checked
+
+
+def _format(text: Any, *args: Any, **named: Mapping[str, Any]) -> str:
+    """The filter `format`: the operator `%`."""
+    _check_format(str(text))
+    return str(text) % (named or args)
