@@ -148,7 +148,13 @@ def test_requests_of_models_are_split(host: RunningHost) -> None:
 
 
 def test_the_shares_change_while_the_server_runs(host: RunningHost) -> None:
-    none = {"stable": 2, "canary": None, "shadow": None, "requests": [], "comparisons": []}
+    none: dict[str, Any] = {
+        "stable": 2,
+        "canary": None,
+        "shadow": None,
+        "requests": [],
+        "comparisons": [],
+    }
     assert traffic(host, "plain").json == none
     assert set(ask(host, "plain", *[0] * 4)) == {"2"}
     reply = traffic(host, "plain", {"canary": {"version": 2, "percent": 50}})
