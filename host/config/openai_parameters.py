@@ -13,7 +13,7 @@ from typing import Any
 from host.config.findings import Finding, Findings
 from host.config.schema import ModelConfig
 
-ROUTES = ("chat", "completions", "embeddings", "transcriptions")
+ROUTES = ("chat", "completions", "embeddings", "transcriptions", "images", "speech")
 """The routes that `OPENAI` can list."""
 
 TOOL_PARSERS = ("hermes", "llama3", "mistral")

@@ -44,8 +44,8 @@ WRONG = {
     "named": (WHOLE, WHOLE_CONFIG + parameter("OPENAI_NAMES", "letters")),
 }
 TEXTS = {
-    "chats": "OPENAI of model 'chats' must list chat, completions, embeddings, transcriptions, or"
-    " be off; got 'chats', did you mean 'chat'?",
+    "chats": "OPENAI of model 'chats' must list chat, completions, embeddings, transcriptions,"
+    " images, speech, or be off; got 'chats', did you mean 'chat'?",
     "completed": "OPENAI_INPUTS of model 'completed' names input 'text_inpt', which the model does"
     " not have; did you mean 'text_input'?",
     "default": "OPENAI_DEFAULTS of model 'default' is no JSON object",

@@ -12,7 +12,15 @@ from host.frontends.http.api_page.operations import (
     Schema,
     json_body,
 )
-from host.frontends.openai.fields import CHAT, COMPLETIONS, EMBEDDINGS, TRANSCRIPTIONS
+from host.frontends.openai.fields import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    IMAGES,
+    MAX_IMAGES,
+    SPEECH,
+    TRANSCRIPTIONS,
+)
 
 TAG = "OpenAI clients"
 
@@ -85,6 +93,18 @@ def openai_paths(names: Mapping[str, Sequence[str]], operations: Operations) -> 
             {"input": _TEXTS, "encoding_format": {"enum": ["float", "base64"]}},
             {"input": "Hello"},
         )  # fmt: skip
+    if models := names.get(IMAGES):
+        paths["/v1/images/generations"] = _post(
+            operations, "Ask a model for images", models,
+            {"prompt": STRING, "n": {"type": "integer", "minimum": 1, "maximum": MAX_IMAGES}},
+            {"prompt": "A cat"},
+        )  # fmt: skip
+    if models := names.get(SPEECH):
+        paths["/v1/audio/speech"] = _post(
+            operations, "Ask a model to speak a text", models,
+            {"input": STRING, "voice": STRING}, {"input": "Hello", "voice": "default"},
+            {"audio/*": {}},
+        )  # fmt: skip
     if models := names.get(TRANSCRIPTIONS):
         paths["/v1/audio/transcriptions"] = _transcriptions(operations, models)
     if paths:
@@ -99,6 +119,7 @@ def _post(
     models: Sequence[str],
     properties: Mapping[str, Schema],
     example: Mapping[str, object],
+    answer: Schema | None = None,
 ) -> Schema:
     """Return the path item of an inference route; the first property is required."""
     schema: Schema = {
@@ -106,7 +127,7 @@ def _post(
         "properties": {"model": {"enum": list(models)}, **properties},
         "required": ["model", next(iter(properties))],
     }
-    answer: Schema = {JSON: {"schema": _OBJECT}}
+    answer = {JSON: {"schema": _OBJECT}} if answer is None else answer
     if "stream" in properties:
         answer[EVENTS] = {}
     operation = operations.operation(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from host.access.api_keys import ApiKeys
 from host.core import Core
@@ -14,7 +15,7 @@ from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http import json_text as json
 from host.frontends.http.api_page.operations import Operations, Schema
 from host.frontends.http.exchange import JSON, HttpExchange
-from host.frontends.http.routes import Route
+from host.frontends.http.routes import Endpoint, Route
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai import routes
 from host.frontends.openai.api_paths import openai_paths
@@ -25,8 +26,10 @@ from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_m
 from host.frontends.openai.fast_path import FastEmbeddings
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
+from host.frontends.openai.images import ImageHandler
 from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.response_fields import RESPONSES
+from host.frontends.openai.speech import SpeechHandler
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.openai.transcriptions import TranscriptionHandler
 from host.frontends.restrictions import Restrictions
@@ -38,6 +41,11 @@ _GENERATION = {
     routes.COMPLETIONS: COMPLETIONS,
     routes.RESPONSES: RESPONSES,
 }
+
+
+class _Handler(Protocol):
+    async def answer(self, exchange: HttpExchange) -> None:
+        """Answer one request. Raises OpenAIError or HostError."""
 
 
 class OpenAIApp:
@@ -66,7 +74,18 @@ class OpenAIApp:
         bodies = BodyReader(max_input_size)
         prompts = PromptRenderer(core, max_input_size, self._models.withdraw_chat)
         self._generation = GenerationHandler(core, self._models, bodies, forwarding, prompts)
-        self._embeddings = EmbeddingsHandler(core, self._models, bodies, forwarding)
+        handlers: dict[
+            Endpoint, Callable[[Core, ModelDirectory, BodyReader, HeaderForwarding], _Handler]
+        ] = {
+            routes.EMBEDDINGS: EmbeddingsHandler,
+            routes.TRANSCRIPTIONS: TranscriptionHandler,
+            routes.IMAGES: ImageHandler,
+            routes.SPEECH: SpeechHandler,
+        }
+        self._handlers = {
+            endpoint: handler(core, self._models, bodies, forwarding)
+            for endpoint, handler in handlers.items()
+        }
         origins = tuple(cors_origins)
         self._cross_origin = CrossOrigin(origins)
         enabled = keys is None and not origins
@@ -75,7 +94,6 @@ class OpenAIApp:
         )
         self.fast_path = fast_embeddings.find_handler
         """Finds the handler of a request without a task (`host.frontends.http1.header_cache`)."""
-        self._transcriptions = TranscriptionHandler(core, self._models, bodies, forwarding)
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
         """Answer one request."""
@@ -145,10 +163,9 @@ class OpenAIApp:
         self._open_requests.count += 1
         try:
             with exchange.count_request():
-                if route.endpoint is routes.EMBEDDINGS:
-                    await self._embeddings.answer(exchange)
-                elif route.endpoint is routes.TRANSCRIPTIONS:
-                    await self._transcriptions.answer(exchange)
+                handler = self._handlers.get(route.endpoint)
+                if handler is not None:
+                    await handler.answer(exchange)
                 else:
                     await self._generation.answer(exchange, _GENERATION[route.endpoint])
         finally:

@@ -28,7 +28,9 @@ from host.frontends.openai.fields import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    IMAGES,
     KNOWN_FIELDS,
+    SPEECH,
     TRANSCRIPTIONS,
     check_known_fields,
 )
@@ -36,7 +38,7 @@ from host.frontends.openai.form import MISSING_PACKAGE, can_parse_forms
 from host.inference.tensor_spec import wire_name
 from host.repository.chat_template import ChatTemplate
 
-_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, TRANSCRIPTIONS)
+_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, TRANSCRIPTIONS, IMAGES, SPEECH)
 
 _SOURCES = {
     "prompt": "prompt",
@@ -72,11 +74,11 @@ _SOURCES = {
 
 _GENERATION = (CHAT, COMPLETIONS)
 _ROUTES_OF_SOURCE: Mapping[str, Sequence[str]] = {
-    "prompt": (CHAT, COMPLETIONS, EMBEDDINGS),
+    "prompt": (CHAT, COMPLETIONS, EMBEDDINGS, IMAGES, SPEECH),
     "messages": (CHAT,),
     "request": _GENERATION,
     "tokens": (COMPLETIONS,),
-    "input": (EMBEDDINGS,),
+    "input": (EMBEDDINGS, SPEECH),
     "embedding_request": (EMBEDDINGS,),
     "images": (CHAT,),
     "audio": (CHAT, TRANSCRIPTIONS),
@@ -108,8 +110,14 @@ _MEANINGS = {
 }
 """What an output means, by its name in lowercase."""
 
-_TRANSCRIPTION_MEANINGS = {name: name for name in ("segments", "words", "language", "duration")}
-"""Further meanings of outputs, by name, of models that `OPENAI` lists for transcriptions."""
+_MEANINGS_OF_ROUTES = {
+    TRANSCRIPTIONS: {name: name for name in ("segments", "words", "language", "duration")},
+    IMAGES: dict.fromkeys(["image", "images"], "image"),
+    SPEECH: dict.fromkeys(["audio", "speech"], "audio"),
+}
+"""Further meanings of outputs, by name, of models whose `OPENAI` lists a route."""
+_MEDIA = {IMAGES: "image", SPEECH: "audio"}
+"""The meaning of the output of a route whose answers are files."""
 
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
 
@@ -168,7 +176,10 @@ class Contract:
         return replace(
             self,
             defaults={**self.defaults, "lora_name": adapter},
-            refusals={EMBEDDINGS: text, TRANSCRIPTIONS: text, **self.refusals},
+            refusals={
+                **dict.fromkeys(set(_ROUTES) - {CHAT, COMPLETIONS}, text),
+                **self.refusals,
+            },
         )
 
     @property
@@ -212,7 +223,7 @@ def compile_contract(
 def check_defaults(config: ModelConfig) -> Findings:
     """Check the values of the fields of `OPENAI_DEFAULTS`."""
     try:
-        check_known_fields(default_fields(config))
+        check_known_fields(default_fields(config), asked_routes(config))
     except OpenAIError as error:
         yield Finding(
             f"OPENAI_DEFAULTS of model '{config.name}': {error.message}",
@@ -272,9 +283,9 @@ class _Compiler:
         config = self._config
         chosen = name_pairs(config, OUTPUTS)
         self._check_names(OUTPUTS, "output", chosen, [entry.name for entry in config.output])
-        meanings = _MEANINGS
-        if TRANSCRIPTIONS in (self._asked or ()):
-            meanings = {**_MEANINGS, **_TRANSCRIPTION_MEANINGS}
+        meanings = dict(_MEANINGS)
+        for route in self._asked or ():
+            meanings |= _MEANINGS_OF_ROUTES.get(route, {})
         known = sorted(set(meanings.values()))
         for name, meaning in chosen.items():
             if meaning not in known:
@@ -395,6 +406,8 @@ class _Compiler:
             if len(self._texts) != 1:
                 return f"{model} has no output that could be the text; say which in OPENAI_OUTPUTS"
             return "" if can_parse_forms() else f"{model} cannot be asked: {MISSING_PACKAGE}"
+        if route in _MEDIA:
+            return self._media_refusal(route, model)
         if "response" not in given and len(self._texts) > 1:
             names = ", ".join(f"'{name}'" for name in self._texts)
             return (
@@ -414,6 +427,29 @@ class _Compiler:
             if self._asked is None:
                 return _no_template(self._name)
             return f"{model} takes a prompt and has no chat template: {_ADD_TEMPLATE}"
+        return ""
+
+    def _media_refusal(self, route: str, model: str) -> str:
+        """Return why the model cannot make files of texts; "" if it can."""
+        sources = ("input", "prompt") if route == SPEECH else ("prompt",)
+        texts = [entry for entry in self.inputs if entry.source in sources]
+        if not texts:
+            return f"{model} has no input '{sources[0]}'; say in OPENAI_INPUTS which input takes it"
+        if all(entry.datatype != "BYTES" for entry in texts):
+            return (
+                f"source '{texts[0].source}' is text, but input '{texts[0].name}' of model"
+                f" '{self._name}' is TYPE_{texts[0].datatype}"
+            )
+        meaning = _MEDIA[route]
+        types = {entry.name: wire_name(entry.data_type) for entry in self._config.output}
+        files = [name for name, given in self.outputs.items() if given == meaning]
+        if not files:
+            return f"{model} has no output '{meaning}'; say in OPENAI_OUTPUTS which output gives it"
+        if types[files[0]] != "BYTES":
+            return (
+                f"output '{files[0]}' of model '{self._name}' must have the bytes of files as"
+                f" TYPE_STRING, but is TYPE_{types[files[0]]}"
+            )
         return ""
 
     def _check_required(

@@ -7,11 +7,23 @@ checked here pass as they are: models may have inputs of any name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from host.errors import HostError
 from host.frontends.http import json_text as json
+from host.frontends.openai.checks import (
+    Check,
+    array,
+    boolean,
+    check_member,
+    integer,
+    json_object,
+    not_empty_string,
+    number,
+    one_of,
+    string,
+)
 from host.frontends.openai.errors import (
     OpenAIError,
     invalid_json,
@@ -21,19 +33,19 @@ from host.frontends.openai.errors import (
 )
 
 Fields = dict[str, Any]
-Check = Callable[[str, Any], None]
-"""Checks the value at a place of the body, such as `messages[0].role`. Raises OpenAIError."""
-
 CHAT, COMPLETIONS, EMBEDDINGS = "chat", "completions", "embeddings"
-TRANSCRIPTIONS = "transcriptions"
+TRANSCRIPTIONS, IMAGES, SPEECH = "transcriptions", "images", "speech"
 MAX_CHOICES = 128
 """The maximum number of choices of a request, over all its prompts."""
+MAX_IMAGES = 10
+"""The maximum number of images of one request."""
 MAX_TEXTS = 2048
 """The maximum number of texts of one embeddings request."""
 
 _MAX_STOPS = 16
 _INT64 = 1 << 63
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+_IMAGE_SIZE = re.compile(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -83,14 +95,22 @@ def _defaults(defaults: Mapping[str, Any], sent: Fields, route: str) -> Fields:
     return chosen
 
 
-def check_known_fields(fields: Mapping[str, Any]) -> None:
-    """Check the values of fields of any route, as default values. Raises OpenAIError."""
+def check_known_fields(fields: Mapping[str, Any], routes: Collection[str] | None) -> None:
+    """Check the values of fields as default values of `routes`; None means any route.
+
+    A value must fit one of the routes that have the field. Raises OpenAIError.
+    """
+    known = [route for route in _CHECKS if routes is None or route in routes]
     for name, value in fields.items():
-        check = next(
-            (_CHECKS[route][name] for route in _JSON_ROUTES if name in _CHECKS[route]), None
-        )
-        if check is not None:
-            check(name, value)
+        complaints: list[OpenAIError] = []
+        checks = [_CHECKS[route][name] for route in known or _CHECKS if name in _CHECKS[route]]
+        for check in checks:
+            try:
+                check(name, value)
+            except OpenAIError as error:
+                complaints.append(error)
+        if checks and len(complaints) == len(checks):
+            raise complaints[0]
 
 
 def _check_contradictions(fields: Fields, route: str) -> None:
@@ -118,128 +138,57 @@ def _check_contradictions(fields: Fields, route: str) -> None:
             raise invalid_value("'best_of' must be 1", "best_of")
 
 
-# Scalars
-
-
-def _string(place: str, value: Any) -> None:
-    if type(value) is not str:
-        raise invalid_type(place, "a string", value)
-
-
-def _boolean(place: str, value: Any) -> None:
-    if type(value) is not bool:
-        raise invalid_type(place, "a boolean", value)
-
-
-def _number(low: float, high: float) -> Check:
-    def check(place: str, value: Any) -> None:
-        if type(value) not in (int, float):
-            raise invalid_type(place, "a number", value)
-        if not low <= value <= high:
-            raise invalid_value(f"'{place}' must be from {low} to {high}, got {value}", place)
-
-    return check
-
-
-def _integer(low: int, high: int | None = None) -> Check:
-    def check(place: str, value: Any) -> None:
-        if type(value) is not int:
-            raise invalid_type(place, "an integer", value)
-        if value < low or (high is not None and value > high):
-            limits = f"{low} or more" if high is None else f"from {low} to {high}"
-            raise invalid_value(f"'{place}' must be {limits}, got {value}", place)
-
-    return check
-
-
-def _one_of(allowed: Sequence[str]) -> Check:
-    def check(place: str, value: Any) -> None:
-        _string(place, value)
-        if value not in allowed:
-            names = ", ".join(f"'{name}'" for name in allowed)
-            raise invalid_value(f"'{place}' must be one of {names}; got '{value[:80]}'", place)
-
-    return check
-
-
-def _not_empty_string(place: str, value: Any) -> None:
-    _string(place, value)
-    if not value:
-        raise invalid_value(f"'{place}' must not be empty", place)
-
-
-# Arrays and objects
-
-
-def _array(place: str, value: Any, low: int, high: int | None) -> None:
-    if type(value) is not list:
-        raise invalid_type(place, "an array", value)
-    if len(value) < low or (high is not None and len(value) > high):
-        limits = f"{low} or more" if high is None else f"from {low} to {high}"
-        raise invalid_value(f"'{place}' must have {limits} elements, got {len(value)}", place)
-
-
-def _object(place: str, value: Any) -> None:
-    if not isinstance(value, dict):
-        raise invalid_type(place, "an object", value)
-
-
-def _check_member(place: str, owner: Any, name: str, check: Check, required: bool = True) -> None:
-    value = owner.get(name)
-    if value is not None:
-        check(f"{place}.{name}", value)
-    elif required:
-        raise missing_field(f"{place}.{name}")
+# Fields of generation
 
 
 def _stop(place: str, value: Any) -> None:
     if type(value) is str:
-        _not_empty_string(place, value)
+        not_empty_string(place, value)
         return
     if type(value) is not list:
         raise invalid_type(place, "a string or an array of strings", value)
-    _array(place, value, 1, _MAX_STOPS)
+    array(place, value, 1, _MAX_STOPS)
     for index, text in enumerate(value):
-        _not_empty_string(f"{place}[{index}]", text)
+        not_empty_string(f"{place}[{index}]", text)
 
 
 def _stream_options(place: str, value: Any) -> None:
-    _object(place, value)
+    json_object(place, value)
     for name in ("include_usage", "include_obfuscation"):
-        _check_member(place, value, name, _boolean, required=False)
+        check_member(place, value, name, boolean, required=False)
 
 
 def _logit_bias(place: str, value: Any) -> None:
-    _object(place, value)
+    json_object(place, value)
     for token, bias in value.items():
-        _number(-100, 100)(f"{place}.{token[:80]}", bias)
+        number(-100, 100)(f"{place}.{token[:80]}", bias)
 
 
 def _metadata(place: str, value: Any) -> None:
-    _object(place, value)
+    json_object(place, value)
     for name, text in value.items():
-        _string(f"{place}.{name[:80]}", text)
+        string(f"{place}.{name[:80]}", text)
 
 
 def _tools(place: str, value: Any) -> None:
-    _array(place, value, 1, 128)
+    array(place, value, 1, 128)
     for index, tool in enumerate(value):
         inner = f"{place}[{index}]"
-        _object(inner, tool)
-        _check_member(inner, tool, "type", _one_of(("function",)))
-        _check_member(inner, tool, "function", _function)
+        json_object(inner, tool)
+        check_member(inner, tool, "type", one_of(("function",)))
+        check_member(inner, tool, "function", _function)
 
 
 def _function(place: str, value: Any) -> None:
-    _object(place, value)
-    _check_member(place, value, "name", _tool_name)
-    _check_member(place, value, "description", _string, required=False)
-    _check_member(place, value, "parameters", _object, required=False)
-    _check_member(place, value, "strict", _boolean, required=False)
+    json_object(place, value)
+    check_member(place, value, "name", _tool_name)
+    check_member(place, value, "description", string, required=False)
+    check_member(place, value, "parameters", json_object, required=False)
+    check_member(place, value, "strict", boolean, required=False)
 
 
 def _tool_name(place: str, value: Any) -> None:
-    _string(place, value)
+    string(place, value)
     if not _TOOL_NAME.fullmatch(value):
         raise invalid_value(
             f"'{place}' must have 1 to 64 characters of a-z, A-Z, 0-9, '_' and '-'", place
@@ -248,58 +197,58 @@ def _tool_name(place: str, value: Any) -> None:
 
 def _tool_choice(place: str, value: Any) -> None:
     if type(value) is str:
-        _one_of(("none", "auto", "required"))(place, value)
+        one_of(("none", "auto", "required"))(place, value)
         return
     if not isinstance(value, dict):
         raise invalid_type(place, "a string or an object", value)
-    _check_member(place, value, "type", _one_of(("function",)))
-    _check_member(place, value, "function", _object)
-    _check_member(f"{place}.function", value["function"], "name", _tool_name)
+    check_member(place, value, "type", one_of(("function",)))
+    check_member(place, value, "function", json_object)
+    check_member(f"{place}.function", value["function"], "name", _tool_name)
 
 
 def _response_format(place: str, value: Any) -> None:
-    _object(place, value)
-    _check_member(place, value, "type", _one_of(("text", "json_object", "json_schema")))
+    json_object(place, value)
+    check_member(place, value, "type", one_of(("text", "json_object", "json_schema")))
     if value["type"] == "json_schema":
-        _check_member(place, value, "json_schema", _object)
+        check_member(place, value, "json_schema", json_object)
         inner, schema = f"{place}.json_schema", value["json_schema"]
-        _check_member(inner, schema, "name", _tool_name)
-        _check_member(inner, schema, "schema", _object, required=False)
-        _check_member(inner, schema, "strict", _boolean, required=False)
-        _check_member(inner, schema, "description", _string, required=False)
+        check_member(inner, schema, "name", _tool_name)
+        check_member(inner, schema, "schema", json_object, required=False)
+        check_member(inner, schema, "strict", boolean, required=False)
+        check_member(inner, schema, "description", string, required=False)
 
 
 # Messages
 
 
 def _messages(place: str, value: Any) -> None:
-    _array(place, value, 1, None)
+    array(place, value, 1, None)
     for index, message in enumerate(value):
         _message(f"{place}[{index}]", message)
 
 
 def _message(place: str, value: Any) -> None:
-    _object(place, value)
-    _check_member(place, value, "role", _one_of(_ROLES))
+    json_object(place, value)
+    check_member(place, value, "role", one_of(_ROLES))
     role = value["role"]
     if role == "tool":
-        _check_member(place, value, "tool_call_id", _string)
-    _check_member(place, value, "name", _string, required=False)
-    _check_member(place, value, "tool_calls", _tool_calls, required=False)
+        check_member(place, value, "tool_call_id", string)
+    check_member(place, value, "name", string, required=False)
+    check_member(place, value, "tool_calls", _tool_calls, required=False)
     may_lack_content = role == "assistant" and value.get("tool_calls") is not None
-    _check_member(place, value, "content", _content, required=not may_lack_content)
+    check_member(place, value, "content", _content, required=not may_lack_content)
 
 
 def _tool_calls(place: str, value: Any) -> None:
-    _array(place, value, 1, None)
+    array(place, value, 1, None)
     for index, call in enumerate(value):
         inner = f"{place}[{index}]"
-        _object(inner, call)
-        _check_member(inner, call, "id", _string)
-        _check_member(inner, call, "type", _one_of(("function",)))
-        _check_member(inner, call, "function", _object)
-        _check_member(f"{inner}.function", call["function"], "name", _string)
-        _check_member(f"{inner}.function", call["function"], "arguments", _string)
+        json_object(inner, call)
+        check_member(inner, call, "id", string)
+        check_member(inner, call, "type", one_of(("function",)))
+        check_member(inner, call, "function", json_object)
+        check_member(f"{inner}.function", call["function"], "name", string)
+        check_member(f"{inner}.function", call["function"], "arguments", string)
 
 
 def _content(place: str, value: Any) -> None:
@@ -307,19 +256,19 @@ def _content(place: str, value: Any) -> None:
         return
     if type(value) is not list:
         raise invalid_type(place, "a string or an array", value)
-    _array(place, value, 1, None)
+    array(place, value, 1, None)
     for index, part in enumerate(value):
         inner = f"{place}[{index}]"
-        _object(inner, part)
-        _check_member(inner, part, "type", _one_of(tuple(_PARTS)))
+        json_object(inner, part)
+        check_member(inner, part, "type", one_of(tuple(_PARTS)))
         name, check = _PARTS[part["type"]]
-        _check_member(inner, part, name, check)
+        check_member(inner, part, name, check)
 
 
 def _image_url(place: str, value: Any) -> None:
-    _object(place, value)
-    _check_member(place, value, "url", _string)
-    _check_member(place, value, "detail", _string, required=False)
+    json_object(place, value)
+    check_member(place, value, "url", string)
+    check_member(place, value, "detail", string, required=False)
     if not value["url"].startswith("data:image/"):
         raise invalid_value(
             "images must be sent along, as data:image/...;base64,...: this server fetches nothing",
@@ -328,17 +277,17 @@ def _image_url(place: str, value: Any) -> None:
 
 
 def _input_audio(place: str, value: Any) -> None:
-    _object(place, value)
-    _check_member(place, value, "data", _string)
-    _check_member(place, value, "format", _one_of(("wav", "mp3")))
+    json_object(place, value)
+    check_member(place, value, "data", string)
+    check_member(place, value, "format", one_of(("wav", "mp3")))
 
 
 _PARTS: dict[str, tuple[str, Check]] = {
-    "text": ("text", _string),
-    "refusal": ("refusal", _string),
+    "text": ("text", string),
+    "refusal": ("refusal", string),
     "image_url": ("image_url", _image_url),
     "input_audio": ("input_audio", _input_audio),
-    "file": ("file", _object),
+    "file": ("file", json_object),
 }
 
 
@@ -347,7 +296,7 @@ _PARTS: dict[str, tuple[str, Check]] = {
 
 def _texts(high: int, may_be_empty: bool) -> Check:
     """Check a text, an array of texts, an array of token ids, or an array of such arrays."""
-    text = _string if may_be_empty else _not_empty_string
+    text = string if may_be_empty else not_empty_string
 
     def check(place: str, value: Any) -> None:
         if type(value) is str:
@@ -358,7 +307,7 @@ def _texts(high: int, may_be_empty: bool) -> Check:
         if value and type(value[0]) is int:
             _token_ids(place, value)
             return
-        _array(place, value, 1, high)
+        array(place, value, 1, high)
         is_text = type(value[0]) is str
         for index, element in enumerate(value):
             (text if is_text else _token_ids)(f"{place}[{index}]", element)
@@ -367,9 +316,9 @@ def _texts(high: int, may_be_empty: bool) -> Check:
 
 
 def _token_ids(place: str, value: Any) -> None:
-    _array(place, value, 1, None)
+    array(place, value, 1, None)
     for index, token in enumerate(value):
-        _integer(0, _INT64 - 1)(f"{place}[{index}]", token)
+        integer(0, _INT64 - 1)(f"{place}[{index}]", token)
 
 
 # Sounds
@@ -382,77 +331,109 @@ def _sound(place: str, value: Any) -> None:
         raise invalid_value(f"'{place}' must not be empty", place)
 
 
+def _size(place: str, value: Any) -> None:
+    string(place, value)
+    if value != "auto" and not _IMAGE_SIZE.fullmatch(value):
+        text = f"'{place}' must be auto, or look like 1024x1024; got '{value[:80]}'"
+        raise invalid_value(text, place)
+
+
 def _granularities(place: str, value: Any) -> None:
-    _array(place, value, 1, 2)
+    array(place, value, 1, 2)
     for index, entry in enumerate(value):
-        _one_of(("word", "segment"))(f"{place}[{index}]", entry)
+        one_of(("word", "segment"))(f"{place}[{index}]", entry)
 
 
 _COMMON: dict[str, Check] = {
-    "model": _string,
-    "stream": _boolean,
+    "model": string,
+    "stream": boolean,
     "stream_options": _stream_options,
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1),
-    "frequency_penalty": _number(-2, 2),
-    "presence_penalty": _number(-2, 2),
-    "seed": _integer(-_INT64, _INT64 - 1),
+    "temperature": number(0, 2),
+    "top_p": number(0, 1),
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "seed": integer(-_INT64, _INT64 - 1),
     "stop": _stop,
-    "n": _integer(1, MAX_CHOICES),
+    "n": integer(1, MAX_CHOICES),
     "logit_bias": _logit_bias,
-    "user": _string,
+    "user": string,
 }
 _CHECKS: dict[str, dict[str, Check]] = {
     CHAT: {
         **_COMMON,
         "messages": _messages,
-        "max_completion_tokens": _integer(1),
-        "max_tokens": _integer(1),
-        "logprobs": _boolean,
-        "top_logprobs": _integer(0, 20),
+        "max_completion_tokens": integer(1),
+        "max_tokens": integer(1),
+        "logprobs": boolean,
+        "top_logprobs": integer(0, 20),
         "tools": _tools,
         "tool_choice": _tool_choice,
-        "parallel_tool_calls": _boolean,
+        "parallel_tool_calls": boolean,
         "response_format": _response_format,
-        "safety_identifier": _string,
-        "prompt_cache_key": _string,
+        "safety_identifier": string,
+        "prompt_cache_key": string,
         "metadata": _metadata,
-        "reasoning_effort": _string,
-        "verbosity": _string,
-        "modalities": lambda place, value: _array(place, value, 1, None),
-        "audio": _object,
-        "prediction": _object,
-        "web_search_options": _object,
-        "service_tier": _string,
-        "store": _boolean,
+        "reasoning_effort": string,
+        "verbosity": string,
+        "modalities": lambda place, value: array(place, value, 1, None),
+        "audio": json_object,
+        "prediction": json_object,
+        "web_search_options": json_object,
+        "service_tier": string,
+        "store": boolean,
     },
     COMPLETIONS: {
         **_COMMON,
         "prompt": _texts(MAX_CHOICES, may_be_empty=True),
-        "max_tokens": _integer(0),
-        "logprobs": _integer(0, 5),
-        "echo": _boolean,
-        "suffix": _string,
-        "best_of": _integer(1),
+        "max_tokens": integer(0),
+        "logprobs": integer(0, 5),
+        "echo": boolean,
+        "suffix": string,
+        "best_of": integer(1),
     },
     EMBEDDINGS: {
-        "model": _string,
+        "model": string,
         "input": _texts(MAX_TEXTS, may_be_empty=False),
-        "dimensions": _integer(1),
-        "encoding_format": _one_of(("float", "base64")),
-        "user": _string,
+        "dimensions": integer(1),
+        "encoding_format": one_of(("float", "base64")),
+        "user": string,
     },
     TRANSCRIPTIONS: {
-        "model": _string,
+        "model": string,
         "file": _sound,
-        "language": _string,
-        "prompt": _string,
-        "response_format": _one_of(("json", "text", "srt", "verbose_json", "vtt")),
-        "temperature": _number(0, 1),
+        "language": string,
+        "prompt": string,
+        "response_format": one_of(("json", "text", "srt", "verbose_json", "vtt")),
+        "temperature": number(0, 1),
         "timestamp_granularities": _granularities,
-        "stream": _boolean,
-        "include": lambda place, value: _array(place, value, 0, None),
-        "chunking_strategy": _string,
+        "stream": boolean,
+        "include": lambda place, value: array(place, value, 0, None),
+        "chunking_strategy": string,
+    },
+    IMAGES: {
+        "model": string,
+        "prompt": not_empty_string,
+        "n": integer(1, MAX_IMAGES),
+        "size": _size,
+        "quality": string,
+        "style": string,
+        "background": string,
+        "moderation": string,
+        "output_format": one_of(("png", "jpeg", "webp")),
+        "output_compression": integer(0, 100),
+        "response_format": one_of(("b64_json", "url")),
+        "stream": boolean,
+        "partial_images": integer(0, 3),
+        "user": string,
+    },
+    SPEECH: {
+        "model": string,
+        "input": not_empty_string,
+        "voice": string,
+        "instructions": string,
+        "response_format": one_of(("mp3", "opus", "aac", "flac", "wav", "pcm")),
+        "speed": number(0.25, 4),
+        "stream_format": one_of(("audio", "sse")),
     },
 }
 _REQUIRED = {
@@ -460,12 +441,14 @@ _REQUIRED = {
     COMPLETIONS: ("model", "prompt"),
     EMBEDDINGS: ("model", "input"),
     TRANSCRIPTIONS: ("model", "file"),
+    IMAGES: ("model", "prompt"),
+    SPEECH: ("model", "input"),
 }
 KNOWN_FIELDS = {
     route: frozenset(checks) | {"functions", "function_call"} for route, checks in _CHECKS.items()
 }
 """The fields of OpenAI by route."""
-_JSON_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS)
+_JSON_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, IMAGES, SPEECH)
 _OTHER_FIELDS = {
     route: frozenset().union(*(KNOWN_FIELDS[other] for other in _JSON_ROUTES)) - known
     for route, known in KNOWN_FIELDS.items()
@@ -475,7 +458,7 @@ _OTHER_FIELDS = {
 
 def scheduling_field(name: str, value: Any) -> int:
     """Return the value of `priority`, or of `timeout` in microseconds. Raises OpenAIError."""
-    _integer(0, (1 << 64) - 1)(name, value)
+    integer(0, (1 << 64) - 1)(name, value)
     return int(value)
 
 
@@ -483,7 +466,7 @@ def model_name(fields: Fields) -> str:
     """Return the model that a request names. Raises OpenAIError."""
     if "model" not in fields:
         raise missing_field("model")
-    _string("model", fields["model"])
+    string("model", fields["model"])
     return str(fields["model"])
 
 

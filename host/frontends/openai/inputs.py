@@ -17,7 +17,9 @@ from host.frontends.openai.errors import invalid_type, invalid_value, unsupporte
 from host.frontends.openai.fields import (
     CHAT,
     COMPLETIONS,
+    IMAGES,
     KNOWN_FIELDS,
+    SPEECH,
     TRANSCRIPTIONS,
     Fields,
     scheduling_field,
@@ -55,7 +57,18 @@ SCHEDULING_FIELDS = ("priority", "timeout")
 
 _DEFAULT_MAX_TOKENS = {CHAT: 1024}
 _COMPLETION_TOKENS = 16
-_ROUTE_PARAMETERS = {CHAT: "chat/completions", TRANSCRIPTIONS: "audio/transcriptions"}
+_ROUTE_PARAMETERS = {
+    CHAT: "chat/completions",
+    TRANSCRIPTIONS: "audio/transcriptions",
+    IMAGES: "images/generations",
+    SPEECH: "audio/speech",
+}
+_NO_PARAMETERS = {
+    TRANSCRIPTIONS: ("file", "include", "chunking_strategy"),
+    IMAGES: ("moderation", "partial_images"),
+    SPEECH: ("stream_format",),
+}
+"""Fields that are neither refused nor become parameters, by route."""
 
 
 def prepare_fields(contract: Contract, fields: Fields, route: str) -> Fields:
@@ -226,7 +239,7 @@ def build_parameters(
     for name, value in fields.items():
         if name in filled or name in _NEVER_PARAMETERS or name in SCHEDULING_FIELDS or carried:
             continue
-        if route == TRANSCRIPTIONS and name in ("file", "include", "chunking_strategy"):
+        if name in _NO_PARAMETERS.get(route, ()):
             continue
         if sampling and (name in _SAMPLING or name not in KNOWN_FIELDS[route]):
             continue

@@ -11,6 +11,8 @@ COMPLETIONS = Endpoint(("POST",), "inference")
 EMBEDDINGS = Endpoint(("POST",), "inference")
 RESPONSES = Endpoint(("POST",), "inference")
 TRANSCRIPTIONS = Endpoint(("POST",), "inference")
+IMAGES = Endpoint(("POST",), "inference")
+SPEECH = Endpoint(("POST",), "inference")
 LOAD_MODEL = Endpoint(("POST",), "model-repository")
 UNLOAD_MODEL = Endpoint(("POST",), "model-repository")
 MODELS = Endpoint(("GET",), "metadata")
@@ -25,6 +27,8 @@ _FIXED = {
     b"/v1/embeddings": Route(EMBEDDINGS),
     b"/v1/responses": Route(RESPONSES),
     b"/v1/audio/transcriptions": Route(TRANSCRIPTIONS),
+    b"/v1/images/generations": Route(IMAGES),
+    b"/v1/audio/speech": Route(SPEECH),
     b"/v1/models": Route(MODELS),
     b"/health": Route(HEALTH),
     b"/health/ready": Route(HEALTH),

@@ -17,7 +17,8 @@ TEXT = (
     ' output [{ name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }]'
 )
 WRONG_OPENAI = (
-    "OPENAI of model 'm' must list chat, completions, embeddings, transcriptions, or be off; got"
+    "OPENAI of model 'm' must list chat, completions, embeddings, transcriptions, images, speech,"
+    " or be off; got"
 )
 
 

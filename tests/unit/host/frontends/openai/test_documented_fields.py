@@ -11,7 +11,9 @@ from host.frontends.openai.fields import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    IMAGES,
     KNOWN_FIELDS,
+    SPEECH,
     TRANSCRIPTIONS,
 )
 from host.frontends.openai.inputs import SCHEDULING_FIELDS
@@ -24,6 +26,8 @@ TABLES = {
     "Of embeddings:": KNOWN_FIELDS[EMBEDDINGS] - OLD,
     "## Responses": KNOWN_RESPONSE_FIELDS,
     "## Transcriptions": KNOWN_FIELDS[TRANSCRIPTIONS] - OLD,
+    "## Images": KNOWN_FIELDS[IMAGES] - OLD,
+    "## Speech": KNOWN_FIELDS[SPEECH] - OLD,
 }
 
 
