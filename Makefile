@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo serve test faults test-backends test-tensorflow test-vllm openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: demo serve test faults test-backends test-tensorflow test-image test-vllm openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -65,6 +65,9 @@ test-tensorflow:  ## the backend of that name, in an environment of its own: the
 	test -x .venv-tensorflow/bin/python || $(PYTHON) -m venv .venv-tensorflow
 	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' 'tritonclient[http]' pytest pytest-timeout hypothesis psutil
 	.venv-tensorflow/bin/python -m pytest tests/integration/test_backend_tensorflow.py
+
+test-image: $(VENV)/test.stamp  ## build the image and run it; needs root, buildah, mmdebstrap and runc
+	PBHOST_TEST_IMAGE=1 $(BIN)/python -m pytest -q --timeout=1500 tests/image
 
 test-vllm:  ## examples/vllm over vLLM on the CPU, in an environment of its own: the library is large
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
