@@ -127,7 +127,9 @@ class GenerationHandler:
         prompts: Sequence[str | list[int] | None]
         if route == CHAT:
             takes_prompt = contract.takes("prompt") and not contract.takes_whole_request
-            render = self._prompts.render(contract, fields, version, large) if takes_prompt else None
+            render = (
+                self._prompts.render(contract, fields, version, large) if takes_prompt else None
+            )
             prompts = [await render if render is not None else None]
         else:
             prompts = _prompts(fields["prompt"])
