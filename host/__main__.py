@@ -30,6 +30,8 @@ Usage: pbhost serve --model-repository=DIR [options]
            show what the instances of a running server do now
        pbhost top URL [options]
            show rates, latencies, queues and memory of a running server
+       pbhost completion bash|zsh|fish
+           print the completion of this command line for a shell
        pbhost record URL DIRECTORY --model=NAME [options]
            record requests to a running server, with their tensors
        pbhost replay DIRECTORY --against=URL | --run=MODEL_DIR [options]
@@ -50,6 +52,7 @@ _SUBCOMMANDS = (
     "top",
     "record",
     "replay",
+    "completion",
 )
 
 
@@ -80,6 +83,7 @@ def _run(command: str, arguments: list[str]) -> NoReturn:
     # Imported here, because they import the libraries.
     from host.cli import (
         check,
+        completion,
         config,
         crashes,
         infer,
@@ -102,6 +106,7 @@ def _run(command: str, arguments: list[str]) -> NoReturn:
         "crashes": crashes.main,
         "stacks": stacks.main,
         "top": top.main,
+        "completion": completion.main,
         "record": record.main,
         "replay": replay.main,
     }

@@ -47,6 +47,14 @@ class TooManyRequests(HostError):
         self.retry_after = retry_after
 
 
+class ServiceStartError(HostError):
+    """A service cannot start. The log has the reason; `summary` only names the service."""
+
+    def __init__(self, error: HostError, summary: str) -> None:
+        super().__init__(error.code, error.message)
+        self.summary = summary
+
+
 def invalid_argument(message: str) -> HostError:
     """The caller sent something invalid."""
     return HostError(ErrorCode.INVALID_ARG, message)

@@ -14,6 +14,7 @@ from host.errors import HostError, invalid_argument
 from host.lint.ensembles import check_ensembles
 from host.lint.model import CheckedModel, LintSettings, check_model
 from host.lint.problem import Problem
+from host.logs.colours import Colour, paint, shows_colours
 from host.models.backends import Backends
 from host.options.flag_parser import SWITCH, FlagGroup, one_of
 from host.options.template_values import read_variables
@@ -41,7 +42,9 @@ _group = FlagGroup("Check")
 
 
 @dataclass
-class _Options:
+class CheckOptions:
+    """The flags of `pbhost check`."""
+
     strict: bool = _group(False, "Report warnings as errors.", SWITCH)
     format: str = _group(
         "text", "Output format: text or json.", check=one_of("format", "text", "json")
@@ -55,7 +58,7 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the problems and exits; the status tells CI whether there are errors."""
-    repositories, options = parse_arguments(arguments, "check REPOSITORY ...", _ABOUT, _Options)
+    repositories, options = parse_arguments(arguments, "check REPOSITORY ...", _ABOUT, CheckOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd file names
     try:
         scan = _scan(repositories)
@@ -69,7 +72,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
         counts = {"models": len(scan.models), "errors": errors, "warnings": len(facts) - errors}
         sys.stdout.write(json.dumps({**counts, "problems": facts}, indent=2) + "\n")
     else:
-        lines = [f"{problem.format_line}\n" for problem in problems]
+        shown = shows_colours(sys.stdout)
+        lines = [
+            paint(problem.format_line, Colour.YELLOW if problem.warning else Colour.RED, shown)
+            + "\n"
+            for problem in problems
+        ]
         counted = (
             _with_count(len(scan.models), "model"),
             _with_count(errors, "error"),
@@ -93,7 +101,7 @@ def _scan(paths: Sequence[Path]) -> RepositoryScan:
     return Repository(paths).scan()
 
 
-def _problems(scan: RepositoryScan, options: _Options) -> list[Problem]:
+def _problems(scan: RepositoryScan, options: CheckOptions) -> list[Problem]:
     """Returns all problems, sorted and without duplicates."""
     settings = LintSettings(
         Backends(Path(options.backend_directory)),

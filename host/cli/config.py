@@ -63,7 +63,9 @@ _group = FlagGroup("Configuration")
 
 
 @dataclass
-class _Options:
+class ConfigOptions:
+    """The flags of `pbhost config`."""
+
     format: str = _group(
         "pbtxt", "Output format: pbtxt or json.", check=one_of("format", "pbtxt", "json")
     )
@@ -74,7 +76,7 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints one configuration and exits."""
-    (target,), options = parse_arguments(arguments, "config MODEL_DIR|FILE", _ABOUT, _Options)
+    (target,), options = parse_arguments(arguments, "config MODEL_DIR|FILE", _ABOUT, ConfigOptions)
     logger = logging.getLogger("pbhost")
     logger.addHandler(logging.StreamHandler(sys.stderr))
     logger.setLevel(logging.INFO)
@@ -109,13 +111,13 @@ def _from_file(path: Path) -> ModelConfig:
         raise HostError(error.code, f"{path}: {error.message}") from None
 
 
-def _from_folder(directory: Path, options: _Options) -> ModelConfig:
+def _from_folder(directory: Path, options: ConfigOptions) -> ModelConfig:
     """Returns the configuration that a server would use for a model. Raises HostError."""
     reject_repository(directory)
     return asyncio.run(_complete_config(directory.absolute(), options))
 
 
-async def _complete_config(directory: Path, options: _Options) -> ModelConfig:
+async def _complete_config(directory: Path, options: ConfigOptions) -> ModelConfig:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

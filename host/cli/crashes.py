@@ -43,7 +43,9 @@ _group = FlagGroup("Crashes")
 
 
 @dataclass
-class _Options:
+class CrashesOptions:
+    """The flags of `pbhost crashes`."""
+
     show: str = _group("", f"Id of the record to show; '{_NEWEST}' for the newest one.")
     model: str = _group("", "Show only records of this model.")
     lift: bool = _group(
@@ -60,7 +62,7 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the records and exits."""
-    (source,), options = parse_texts(arguments, "crashes SOURCE", _ABOUT, _Options)
+    (source,), options = parse_texts(arguments, "crashes SOURCE", _ABOUT, CrashesOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd output
     remote = source.startswith(("http://", "https://"))
     try:
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(0)
 
 
-def _describe(records: _Server | _Directory, options: _Options) -> str:
+def _describe(records: _Server | _Directory, options: CrashesOptions) -> str:
     """The text to print. Raises HostError."""
     as_json = options.format == "json"
     if options.show and options.show != _NEWEST:

@@ -79,7 +79,9 @@ _group = FlagGroup("Request")
 
 
 @dataclass
-class _Options:
+class InferOptions:
+    """The flags of `pbhost infer`."""
+
     input: list[str] = _group(
         [],
         "Input of the request, as NAME=VALUE; repeat the flag for each input.",
@@ -104,7 +106,7 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the responses and exits."""
-    (url, model), options = parse_texts(arguments, "infer URL MODEL", _ABOUT, _Options)
+    (url, model), options = parse_texts(arguments, "infer URL MODEL", _ABOUT, InferOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
     if not URL.fullmatch(url):
         _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
@@ -121,7 +123,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(_EXIT_FAILED if failed else _EXIT_OK)
 
 
-def _infer(client: InferenceClient, model: str, options: _Options) -> bool:
+def _infer(client: InferenceClient, model: str, options: InferOptions) -> bool:
     """Sends the request and prints the responses; returns whether one of them is an error.
 
     Raises HostError and InvalidInput.

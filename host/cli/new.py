@@ -62,7 +62,9 @@ def _check_model(name: Any) -> None:
 
 
 @dataclass
-class _Options:
+class NewOptions:
+    """The flags of `pbhost new`."""
+
     kind: str = _group("plain", f"One of {', '.join(_MODEL_NAMES)}.", check=_check_kind)
     model: str = _group("", "Name of the model; by default, it depends on the kind.",
                         check=_check_model)  # fmt: skip
@@ -70,7 +72,7 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Writes the folder, prints what to do next, and exits."""
-    (directory,), options = parse_arguments(arguments, "new DIR", _ABOUT, _Options)
+    (directory,), options = parse_arguments(arguments, "new DIR", _ABOUT, NewOptions)
     model = options.model or _MODEL_NAMES[options.kind]
     try:
         directory.mkdir(parents=True)

@@ -61,7 +61,9 @@ _group = FlagGroup("Recording")
 
 
 @dataclass
-class _Options:
+class RecordOptions:
+    """The flags of `pbhost record`."""
+
     model: str = _group("", "Model whose requests are recorded. Required.")
     version: int | None = _group(
         None, "Record only requests that ask for this version of the model.", SIZE
@@ -83,7 +85,9 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Records and exits."""
-    (url, directory), options = parse_texts(arguments, "record URL DIRECTORY", _ABOUT, _Options)
+    (url, directory), options = parse_texts(
+        arguments, "record URL DIRECTORY", _ABOUT, RecordOptions
+    )
     if not options.model:
         sys.stderr.write("pbhost record: --model is required\n")
         sys.exit(2)
@@ -102,7 +106,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 class _Download:
     """Receives a recording and writes it."""
 
-    def __init__(self, directory: Path, options: _Options) -> None:
+    def __init__(self, directory: Path, options: RecordOptions) -> None:
         self._directory = directory
         self._options = options
         self._requests = self._size = 0

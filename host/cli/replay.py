@@ -76,7 +76,9 @@ _group = FlagGroup("Replay")
 
 
 @dataclass
-class _Options:
+class ReplayOptions:
+    """The flags of `pbhost replay`."""
+
     against: str = _group(
         "",
         "Address of the server: http://HOST:PORT, or grpc://HOST:PORT, which decoupled models need;"
@@ -116,7 +118,7 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Replays the recording and exits."""
-    (directory,), options = parse_texts(arguments, "replay DIRECTORY", _ABOUT, _Options)
+    (directory,), options = parse_texts(arguments, "replay DIRECTORY", _ABOUT, ReplayOptions)
     if bool(options.against) == bool(options.run):
         sys.stderr.write("pbhost replay: give either --against=URL or --run=MODEL_DIR\n")
         sys.exit(2)
@@ -147,7 +149,7 @@ def _find_request(reader: RecordingReader, number: int) -> RecordedRequest:
     raise not_found(f"the recording has {count} requests, and no request {number}")
 
 
-def _send(reader: RecordingReader, options: _Options) -> ReplayResult:
+def _send(reader: RecordingReader, options: ReplayOptions) -> ReplayResult:
     """Raises HostError."""
     connect = GrpcInferenceClient if options.against.startswith("grpc") else HttpInferenceClient
     client: InferenceClient = connect(options.against, options.header, options.timeout)

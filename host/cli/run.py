@@ -70,7 +70,9 @@ _group = FlagGroup("Run")
 
 
 @dataclass
-class _Options:
+class RunOptions:
+    """The flags of `pbhost run`."""
+
     input: list[str] = _group(
         [],
         "Input of the request, as NAME=VALUE; repeat the flag for each input.",
@@ -87,7 +89,7 @@ class _Options:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Runs the model in place of this process, or in a child process with another Python."""
-    (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, _Options)
+    (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, RunOptions)
     try:
         _run(directory, options)
     except HostError as error:
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 def _run(
     directory: Path,
-    options: _Options,
+    options: RunOptions,
     recorded: Mapping[str, Any] | None = None,
     contents: Sequence[bytes] = (),
 ) -> NoReturn:
@@ -122,7 +124,7 @@ def run_recorded(
     backend_directory: str,
 ) -> NoReturn:
     """Runs a recorded request instead of one from the command line. Raises HostError."""
-    options = _Options(pdb=debug, backend_directory=backend_directory)
+    options = RunOptions(pdb=debug, backend_directory=backend_directory)
     contents = [reader.read_tensor(tensor) for tensor in request.inputs]
     _run(directory, options, _describe_recorded(request), contents)
 
@@ -172,7 +174,7 @@ def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
 
 
 def _find_model(
-    directory: Path, options: _Options, gpus: Sequence[int]
+    directory: Path, options: RunOptions, gpus: Sequence[int]
 ) -> tuple[ModelSource, LoadedConfig]:
     """Finds the model. Raises HostError."""
     if not directory.is_dir():
@@ -182,7 +184,7 @@ def _find_model(
 
 
 def _find_others(
-    directory: Path, options: _Options, gpus: Sequence[int]
+    directory: Path, options: RunOptions, gpus: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
     """Describes the other models of the repository: how to load each one, or why it cannot be."""
     others: dict[str, dict[str, Any]] = {}
@@ -202,7 +204,7 @@ def _find_others(
 
 
 def _read_model(
-    directory: Path, options: _Options, gpus: Sequence[int], version: int | None
+    directory: Path, options: RunOptions, gpus: Sequence[int], version: int | None
 ) -> tuple[ModelSource, LoadedConfig]:
     """Reads the configuration of a model and finds its backend. Raises HostError."""
     loaded = configuration.load_config(
@@ -226,7 +228,7 @@ def _describe(source: ModelSource, config: ModelConfig) -> dict[str, Any]:
 
 
 def _describe_job(
-    options: _Options,
+    options: RunOptions,
     source: ModelSource,
     config: ModelConfig,
     others: Mapping[str, Mapping[str, Any]],

@@ -13,12 +13,13 @@ from typing import NoReturn
 
 import uvloop
 
-from host.errors import HostError
+from host.errors import HostError, ServiceStartError
 from host.logs.formats import format_json
 from host.logs.writer import write_if_room
 from host.options.command_line import parse
 from host.options.options import Options, UsageError
 from host.server.server import Server
+from host.system.service_manager import ServiceManager
 from stub.wire.heap import freeze_gc, tune_malloc
 
 
@@ -27,12 +28,20 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         options = parse(arguments)
     except UsageError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{_describe(error)}\n")
         sys.exit(1)
     _raise_file_limit()
     tune_malloc(one_heap=True)
     freeze_gc()
     sys.exit(uvloop.run(_serve(options)))
+
+
+def _describe(error: UsageError) -> str:
+    """Returns one line about invalid options; for `--help`, the whole text."""
+    if not error.detail:
+        return str(error)
+    parts = [*error.detail.splitlines(), *error.advice.splitlines(), "See pbhost serve --help"]
+    return "pbhost serve: " + "; ".join(part.strip().rstrip(".") for part in parts)
 
 
 def _raise_file_limit() -> None:
@@ -44,8 +53,17 @@ def _raise_file_limit() -> None:
 async def _serve(options: Options) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit status. SIGHUP reads files again."""
     stop = asyncio.Event()
-    server = Server(options)
-    _install_signal_handlers(stop, server)
+    manager = ServiceManager()
+    manager.start_watchdog()
+    try:
+        return await _serve_until(stop, Server(options), manager)
+    finally:
+        manager.close()
+
+
+async def _serve_until(stop: asyncio.Event, server: Server, manager: ServiceManager) -> int:
+    _install_signal_handlers(stop, server, manager)
+    manager.starting()
     starting = asyncio.ensure_future(server.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -53,6 +71,11 @@ async def _serve(options: Options) -> int:
         starting.cancel()
     try:
         await starting
+    except ServiceStartError as error:  # the log has the reason
+        stopping.cancel()
+        reason = f"{error.code.value} - {error.message}"
+        if server.options.log_error and not server.options.log_file:
+            reason = error.summary
     except HostError as error:
         stopping.cancel()
         reason = f"{error.code.value} - {error.message}"
@@ -62,9 +85,11 @@ async def _serve(options: Options) -> int:
     except asyncio.CancelledError:
         return 0  # stopped while loading; `start` has cleaned up
     else:
+        manager.started()
         await stopping
         return 0 if await server.stop() else 1
-    sys.stderr.write(_line(options, logging.ERROR, f"error: creating server: {reason}"))
+    manager.failed(reason)
+    sys.stderr.write(_line(server.options, logging.ERROR, f"error: creating server: {reason}"))
     return 1
 
 
@@ -77,18 +102,24 @@ def _line(options: Options, level: int, text: str) -> str:
     return f"{format_json(record)}\n"
 
 
-def _install_signal_handlers(stop: asyncio.Event, server: Server) -> None:
+def _install_signal_handlers(stop: asyncio.Event, server: Server, manager: ServiceManager) -> None:
     loop = asyncio.get_running_loop()
     reloads: set[asyncio.Task[None]] = set()
 
     def received(number: int) -> None:
         if not stop.is_set():
             stop.set()
+            manager.stopping()
             line = _line(server.options, logging.INFO, f"Signal ({number}) received.")
             write_if_room(sys.stdout.fileno(), line.encode())
 
+    async def reload_files() -> None:
+        manager.reloading()
+        await server.reload_files()
+        manager.reloaded()
+
     def reload() -> None:
-        task = loop.create_task(server.reload_files())
+        task = loop.create_task(reload_files())
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 

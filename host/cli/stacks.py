@@ -36,7 +36,9 @@ _group = FlagGroup("Stacks")
 
 
 @dataclass
-class _Options:
+class StacksOptions:
+    """The flags of `pbhost stacks`."""
+
     model: str = _group("", "Show only instances of this model.")
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
     format: str = _group(
@@ -50,7 +52,7 @@ class _Answer(msgspec.Struct):
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints what the instances do and exits."""
-    (url,), options = parse_texts(arguments, "stacks URL", _ABOUT, _Options)
+    (url,), options = parse_texts(arguments, "stacks URL", _ABOUT, StacksOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     path = f"/v2/models/{quote(options.model, safe='')}/stacks" if options.model else "/v2/stacks"
     try:

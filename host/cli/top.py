@@ -63,7 +63,9 @@ def _check_interval(seconds: float) -> None:
 
 
 @dataclass
-class _Options:
+class TopOptions:
+    """The flags of `pbhost top`."""
+
     once: bool = _group(
         False, "Print one table of what happens during one interval, and exit.", SWITCH
     )
@@ -87,7 +89,7 @@ class _Column:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Shows the models and exits."""
-    (url,), options = parse_texts(arguments, "top URL", _ABOUT, _Options)
+    (url,), options = parse_texts(arguments, "top URL", _ABOUT, TopOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     client = ServerClient(url, options.header)
     try:
@@ -116,7 +118,7 @@ def _read(client: ServerClient) -> ServerOverview:
 
 def _repeat(
     client: ServerClient,
-    options: _Options,
+    options: TopOptions,
     show: Callable[[list[str]], None],
     wait: Callable[[], bool],
 ) -> None:
@@ -184,7 +186,7 @@ def _size() -> os.terminal_size:
 
 
 def _describe(
-    before: ServerOverview | None, now: ServerOverview, options: _Options, size: os.terminal_size
+    before: ServerOverview | None, now: ServerOverview, options: TopOptions, size: os.terminal_size
 ) -> list[str]:
     """The lines of one table, at most as wide and as high as the terminal."""
     rows = [row for row in compute_rates(before, now) if options.model in row.model.name]

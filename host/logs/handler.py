@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-from host.logs.colours import shows_colours
+from host.logs.colours import Colour, paint, shows_colours
 from host.logs.development import format_dev
 from host.logs.formats import format_json, format_text
 from host.logs.tail import LogTail
@@ -17,7 +17,9 @@ from host.logs.writer import LogWriter
 LOGGER = logging.getLogger("pbhost")
 
 _CONSOLE = (1, 2)  # the descriptors of stdout and stderr
-_LOAD_FAILURE_SOURCE = "user_model.py:0"  # of a line of a stub, which the host repeats
+_LOAD_FAILURE_SOURCE = "user_model.py:0"  # of a line of a stub, which the host tells as an error
+CLEAR_LINE = "\r\x1b[K"
+"""Moves the cursor of a terminal to the start of its line, and clears the line."""
 _CLOSE_SECONDS = 2.0  # for the lines that a slow console or disk has not taken yet
 
 
@@ -58,6 +60,7 @@ class LogHandler(logging.Handler):
         self.warning = options.log_warning
         self.error = options.log_error
         self.log_format = options.log_format
+        self.progress_line = False  # whether a line without an end may be on the terminal
         self.dev = False  # whether lines are those of development mode, unless they are JSON
         self.tail: LogTail | None = None  # keeps the last lines
         self._verbose_level = 0
@@ -114,7 +117,7 @@ class LogHandler(logging.Handler):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the settings let the record through."""
-        if self.dev and getattr(record, "source", "") == _LOAD_FAILURE_SOURCE:
+        if not self._verbose_level and getattr(record, "source", "") == _LOAD_FAILURE_SOURCE:
             return False
         return hasattr(record, "printed") or self.writes_level(record.levelno)
 
@@ -151,7 +154,12 @@ class LogHandler(logging.Handler):
         if self.dev:
             stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
             return format_dev(record, self._file is None and shows_colours(stream))
-        return format_text(record, self.log_format, self._escape)
+        text = format_text(record, self.log_format, self._escape)
+        colour = _level_colour(record)
+        if colour is None or self._file is not None or not shows_colours(sys.stderr):
+            return text
+        first, newline, rest = text.partition("\n")
+        return paint(first, colour) + newline + rest
 
     def _write(self, text: str, problem: bool) -> None:
         if self._file is not None:
@@ -164,6 +172,8 @@ class LogHandler(logging.Handler):
         descriptor = _console_descriptor(stream)
         if descriptor is not None:
             stream.flush()  # what others have printed comes first
+            if self.progress_line and stream.isatty():
+                text = CLEAR_LINE + text
             encoding = stream.encoding or "ascii"
             self._writer(descriptor).write(text.encode(encoding, "backslashreplace"))
             return
@@ -219,6 +229,13 @@ def is_level_written(level: int) -> bool:
             for handler in LOGGER.handlers
         )
     )
+
+
+def _level_colour(record: logging.LogRecord) -> Colour | None:
+    """The colour of a record at a terminal; None for what is no problem of the server."""
+    if record.levelno < logging.WARNING or hasattr(record, "printed"):
+        return None
+    return Colour.RED if record.levelno >= logging.ERROR else Colour.YELLOW
 
 
 def _console_descriptor(stream: TextIO) -> int | None:

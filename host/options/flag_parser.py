@@ -65,6 +65,13 @@ class Flag:
     reason: str = ""
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that are possible, if they are few; otherwise empty."""
+        if self.kind is BOOLEAN:
+            return ("true", "false")
+        return self.check.choices if isinstance(self.check, Choices) else ()
+
+    @property
     def status_text(self) -> str:
         """A sentence about a flag without its usual effect; empty for other flags."""
         if self.status is Status.HONOURED:
@@ -172,14 +179,22 @@ def _read_float(text: str) -> float:
     return value
 
 
-def one_of(flag: str, *choices: str) -> Callable[[Any], None]:
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Checks that the value of a flag is one of the choices. `flag`: its name in the error."""
+
+    flag: str
+    choices: tuple[str, ...]
+
+    def __call__(self, value: Any) -> None:
+        """Raises InvalidValue for another value."""
+        if value not in self.choices:
+            raise InvalidValue(f"invalid argument for --{self.flag}")
+
+
+def one_of(flag: str, *choices: str) -> Choices:
     """Returns a check that the value of a flag is one of the choices."""
-
-    def check(value: Any) -> None:
-        if value not in choices:
-            raise InvalidValue(f"invalid argument for --{flag}")
-
-    return check
+    return Choices(flag, choices)
 
 
 def check_values(owner: Any, flags: Iterable[Flag]) -> None:

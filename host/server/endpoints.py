@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from host.access.api_keys import ApiKeys
 from host.core import Core
-from host.errors import HostError
+from host.errors import HostError, ServiceStartError
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.grpc.aio import GrpcAioFrontend, check_tls_files
 from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_context
@@ -271,12 +271,14 @@ async def _start_service(service: str, starting: Awaitable[_Started]) -> _Starte
     try:
         return await starting
     except HostError as error:
-        _log_failure(service, error)
-        raise
+        raise _logged_failure(service, error) from error
 
 
-def _log_failure(service: str, error: HostError) -> None:
-    _log.error("failed to start %s service: %s - %s", service, error.code.value, error.message)
+def _logged_failure(service: str, error: HostError, hint: str = "") -> ServiceStartError:
+    """Logs why a service cannot start, with a hint; returns the error to raise."""
+    summary = f"failed to start {service} service"
+    _log.error("%s: %s - %s%s", summary, error.code.value, error.message, hint)
+    return ServiceStartError(error, summary)
 
 
 def _check_address(
@@ -285,13 +287,12 @@ def _check_address(
     try:
         check_address(address, port, reuse_port)
     except HostError as error:
-        _log_failure(service, error)
-        _log.error(
-            "--%s-address=%s --%s-port=%d: this must be an address of this machine, and a port that"
-            " no other process listens on; port 0 selects a free port",
-            flag_prefix, address, flag_prefix, port,
-        )  # fmt: skip
-        raise
+        hint = (
+            f"\n--{flag_prefix}-address={address} --{flag_prefix}-port={port}: this must be an"
+            " address of this machine, and a port that no other process listens on; port 0 selects"
+            " a free port"
+        )
+        raise _logged_failure(service, error, hint) from error
 
 
 async def _check_grpc_tls(options: Options) -> None:

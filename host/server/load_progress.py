@@ -8,15 +8,20 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
+from host.logs.handler import CLEAR_LINE, LogHandler
 from host.models.registry import Registry, VersionState
 
 _REFRESH_SECONDS = 0.2
 
 
 class LoadProgress:
-    """While entered, repaints `loaded 3/20, loading: a, b`; silent if stderr is no terminal."""
+    """While entered, repaints `loaded 3/20, loading: a, b`; silent if stderr is no terminal.
 
-    def __init__(self, registry: Registry, names: Sequence[str]) -> None:
+    Lines of `log` overwrite it.
+    """
+
+    def __init__(self, registry: Registry, names: Sequence[str], log: LogHandler) -> None:
+        self._log = log
         self._registry = registry
         self._names = names
         self._shown = sys.stderr.isatty()
@@ -24,6 +29,7 @@ class LoadProgress:
 
     def __enter__(self) -> LoadProgress:
         if self._shown:
+            self._log.progress_line = True
             self._refresh()
         return self
 
@@ -35,7 +41,8 @@ class LoadProgress:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            sys.stderr.write("\r\x1b[K")
+            self._log.progress_line = False
+            sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
 
     def _refresh(self) -> None:
@@ -46,6 +53,6 @@ class LoadProgress:
         loading = [name for name, known in states.items() if VersionState.LOADING in known]
         loaded = sum(VersionState.READY in known for known in states.values())
         text = f"loaded {loaded}/{len(self._names)}, loading: {', '.join(loading)}"
-        sys.stderr.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
+        sys.stderr.write(CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
         sys.stderr.flush()
         self._timer = asyncio.get_running_loop().call_later(_REFRESH_SECONDS, self._refresh)

@@ -333,8 +333,8 @@ class Server:
         if options.debug_model:
             _warn_about_debugging(options.debug_model, names)
         # A repainted line would overwrite the prompt of a debugger.
-        quiet = options.debug_model or options.dev
-        with nullcontext() if quiet else LoadProgress(self._registry, names):
+        log = None if options.debug_model or options.dev else self._log
+        with nullcontext() if log is None else LoadProgress(self._registry, names, log):
             all_loaded = await families.load_all(names) and all_loaded
         _log.info("%s", self.model_table(), extra={"table": True})
         if not all_loaded:
@@ -409,7 +409,8 @@ class Server:
             for number, version in sorted(entry.versions.items()):
                 status = version.state.value
                 if version.state is not VersionState.READY and version.reason:
-                    status += f": {version.reason}"
+                    # The log has all lines of the reason.
+                    status += f": {version.reason.splitlines()[0]}"
                 rows.append([name, str(number), status])
         rows.sort(key=lambda row: row[0])
         return format_table(["Model", "Version", "Status"], rows)

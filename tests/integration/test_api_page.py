@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import openapi_spec_validator
@@ -97,7 +98,7 @@ REFUSED = re.compile(
     r"string correlation ID cannot be longer|failed to load '.*', failed to poll from model repo"
     r"|Unable to open shared memory region|Invalid shared memory region"
     r"|invalid argument for --log_format|explicit model load / unload is not allowed"
-    r"|location can not be updated through network"
+    r"|location can not be updated through network|this server does not record"
 )
 """Paths that respond with a status of 500 or more, even to a well-formed request."""
 
@@ -513,6 +514,25 @@ def test_the_page_requests_keys(restricted: RunningHost, browser: webdriver.Chro
     page.wait_for("#curl", "infer-key: another one")
     page.send("^200 OK")
     assert page.outputs()[0] == ["SUM", "FP32", "[1, 4]", "[[2, 3, 4, 5]]"]
+
+
+def test_the_page_requests_an_api_key(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path, browser: webdriver.Chrome
+) -> None:
+    shutil.copytree(EXAMPLES / "add_sub", repository.path / "add_sub")
+    keys = tmp_path / "keys"
+    keys.write_text("the-only-key\n")
+    page = Page(browser, serve(repository, f"--api-key-file={keys}").wait_started())
+    page.wait_for("#trouble", "^this server needs an API key: Authorization: Bearer KEY$")
+    page.fill("API key", "another-key")
+    page.press("Use")
+    page.wait_for("#trouble", "^unknown API key$")
+    page.fill("API key", "the-only-key")
+    page.press("Use")
+    page.wait_for("h2", "add_sub")
+    page.wait_for("#curl", "Authorization: Bearer the-only-key")
+    page.fill("INPUT0", "[[1, 2, 3, 4]]")
+    page.send("^200 OK")
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ def test_files_and_classes_that_are_not_there_are_named(
         config="backend: 'python' default_model_filename: 'model.txt'",
         files={"1/model.txt": ""},
     )
-    host = serve(repository, "--exit-on-error=false").wait_started()
+    host = serve(repository, "--exit-on-error=false", "--log-verbose=1").wait_started()
     for name, text in {
         "wrong_class": "AttributeError: module '1.model' has no attribute 'TritonPythonModel'",
         "wrong_suffix": "Model name must end with '.py'. Model name is \"model.txt\".",

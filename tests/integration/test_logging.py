@@ -402,4 +402,5 @@ def test_in_json_every_line_is_json_also_of_a_signal_and_of_a_failed_start(
     wait_until(lambda: "creating server" in failed.output, "the error")
     lines = [json.loads(line)["message"] for line in (*host.lines, *failed.lines)]
     assert "Signal (15) received." in lines
-    assert lines[-1].startswith("error: creating server: Unavailable - Socket '192.0.2.1:0'")
+    assert lines[-1] == "error: creating server: failed to start HTTP service"
+    assert "Unavailable - Socket '192.0.2.1:0'" in lines[-2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client as http_client
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -102,7 +101,8 @@ def test_a_port_is_not_shared_with_a_host_that_does_not_allow_it(
     assert second.process.wait(DEADLINE) == 1
     text = f"Unavailable - Socket '127.0.0.1:{first.port}' already in use "
     assert f"failed to start GRPC service: {text}" in second.output
-    assert f"error: creating server: {text}" in second.output
+    assert "error: creating server: failed to start GRPC service" in second.output
+    assert second.output.count("already in use") == 1
 
 
 @pytest.mark.parametrize("endpoint", ["grpc", "http", "metrics"])
@@ -113,7 +113,7 @@ def test_an_address_of_another_machine_is_not_reported_as_a_port_in_use(
     host = serve(repository, engine, f"--{endpoint}-address=192.0.2.1")
     assert host.process.wait(DEADLINE) == 1
     assert (
-        "error: creating server: Unavailable - Socket '192.0.2.1:0' cannot be opened: Cannot assign"
+        "service: Unavailable - Socket '192.0.2.1:0' cannot be opened: Cannot assign"
         " requested address"
     ) in host.output
     assert "loading: identity" not in host.output
@@ -130,7 +130,7 @@ def test_a_port_in_use_is_reported_before_models_load(
         assert host.process.wait(DEADLINE) == 1
     service = {"grpc": "GRPC", "http": "HTTP", "metrics": "Metrics"}[endpoint]
     text = f"Unavailable - Socket '127.0.0.1:{port}' already in use "
-    host.wait_for(re.escape(f"error: creating server: {text}"))
+    host.wait_for(f"error: creating server: failed to start {service} service")
     assert f"failed to start {service} service: {text}" in host.output
     assert (
         f"--{endpoint}-address=127.0.0.1 --{endpoint}-port={port}:"
@@ -201,7 +201,7 @@ def test_two_hosts_share_an_http_port_if_both_allow_it(
     assert third.process.wait(DEADLINE) == 1
     text = f"Unavailable - Socket '127.0.0.1:{port}' already in use "
     assert f"failed to start HTTP service: {text}" in third.output
-    assert f"error: creating server: {text}" in third.output
+    assert "error: creating server: failed to start HTTP service" in third.output
 
 
 # Connections

@@ -247,7 +247,7 @@ def test_a_file_of_https_that_cannot_be_read_ends_the_start_before_models_load(
         " No such file or directory"
     )
     assert f"failed to start HTTP service: {complaint}" in output
-    assert f"error: creating server: {complaint}" in output
+    assert output.endswith("error: creating server: failed to start HTTP service")
     assert "READY" not in output
 
 
@@ -274,7 +274,7 @@ def test_a_file_that_cannot_be_read_counts_as_empty_and_then_nothing_can_start(
     complaint = f"{flag}: '/nowhere.pem' cannot be read: No such file or directory"
     assert f"{complaint}; treating it as empty" in output
     assert f"failed to start GRPC service: Invalid argument - {complaint}" in output
-    assert f"error: creating server: Invalid argument - {complaint}" in output
+    assert output.endswith("error: creating server: failed to start GRPC service")
 
 
 def test_a_flag_that_is_missing_is_named(
@@ -282,8 +282,8 @@ def test_a_flag_that_is_missing_is_named(
 ) -> None:
     output = ended(serve(empty, "--grpc-use-ssl=true", f"--grpc-server-cert={ours['server.pem']}"))
     assert (
-        "error: creating server: Invalid argument - --grpc-server-key: TLS needs a PEM file, but"
-        " no path is given"
+        "failed to start GRPC service: Invalid argument - --grpc-server-key: TLS needs a PEM file,"
+        " but no path is given"
     ) in output
 
 
