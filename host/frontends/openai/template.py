@@ -39,7 +39,8 @@ class PromptRenderer:
     """Renders prompts by the templates of models, in threads.
 
     `max_size`: characters of a prompt. `withdraw`: gets a template that ran for too long three
-    times, for requests that are not large, and the reason to refuse chats. Belongs to the event loop.
+    times, for requests that are not large, and the reason to refuse chats. Belongs to the event
+    loop.
     """
 
     def __init__(
