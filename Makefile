@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo serve test faults test-backends test-tensorflow test-vllm openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: demo serve test faults test-backends test-tensorflow test-image test-vllm openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,9 @@ test-tensorflow:  ## the backend of that name, in an environment of its own: the
 	test -x .venv-tensorflow/bin/python || $(PYTHON) -m venv .venv-tensorflow
 	.venv-tensorflow/bin/python -m pip install -q -e '.[tensorflow]' 'tritonclient[http]' pytest pytest-timeout hypothesis psutil
 	.venv-tensorflow/bin/python -m pytest tests/integration/test_backend_tensorflow.py
+
+test-image: $(VENV)/test.stamp  ## build the image and run it; needs root, buildah, mmdebstrap and runc
+	PBHOST_TEST_IMAGE=1 $(BIN)/python -m pytest -q --timeout=1500 tests/image
 
 # Builds of torchvision and others from PyPI may not fit PyTorch for the CPU; texts need none of them.
 .venv-vllm/test.stamp: pyproject.toml

@@ -1,0 +1,202 @@
+"""The manifests in deploy/: valid, consistent with each other, and with flags that exist."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from host.metrics.catalogue import CATALOGUE
+from host.options.command_line import parse
+from host.options.options import Options
+from tests.conftest import DEADLINE, ROOT
+from tests.deploy.schemas import kserve_errors, load_manifests, validate_kubernetes
+
+DEPLOY = ROOT / "deploy"
+KUSTOMIZE = DEPLOY / "kustomize"
+RUNTIMES = sorted((DEPLOY / "kserve").glob("runtime*.yaml"))
+SERVICES = sorted((DEPLOY / "kserve").glob("inference-service*.yaml"))
+LABELS = {"app.kubernetes.io/name": "pbhost"}
+CUSTOM = "ServiceMonitor"
+"""A resource whose schema is not at hand."""
+
+
+def name_of(path: Path) -> str:
+    return path.stem
+
+
+def build(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """What `kubectl apply -k` would send, by kind and name."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    command = ["kubectl", "kustomize", str(KUSTOMIZE / folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr
+    manifests = load_manifests(done.stdout)
+    return {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+
+
+def options_of(container: dict[str, Any]) -> Options:
+    """The options of a container, which starts the server by Triton's name of it."""
+    return read_flags(container["args"], {each["mountPath"] for each in container["volumeMounts"]})
+
+
+def read_flags(arguments: list[str], mounts: set[str]) -> Options:
+    """The options of a command line; its repository is one of the mounts, or KServe's."""
+    program, *flags = arguments
+    assert program == "tritonserver"
+    flag, repository = flags[0].split("=")
+    assert flag in ("--model-repository", "--model-store")
+    assert repository in mounts | {"/mnt/models"}
+    return parse([f"{flag}={ROOT / 'model_repository'}", *flags[1:]])
+
+
+def check_container(container: dict[str, Any], grace_seconds: int) -> None:
+    """Checks ports, probes and grace period against the flags."""
+    options = options_of(container)
+    named = {each["name"]: each["containerPort"] for each in container.get("ports", [])}
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        port = container[probe]["httpGet"]["port"]
+        assert named.get(port, port) == options.http_port
+    assert container["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
+    assert container["startupProbe"]["httpGet"]["path"] == "/v2/health/live"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
+    assert options.exit_delay_secs + options.exit_timeout_secs + 5 < grace_seconds
+    assert options.exit_delay_secs >= container["readinessProbe"]["periodSeconds"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert "/tmp" in {each["mountPath"] for each in container["volumeMounts"]}
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/autoscaling", "overlays/monitoring"])
+def test_what_kustomize_builds_is_valid(folder: str) -> None:
+    manifests = build(folder)
+    assert len(manifests) >= 5
+    for (kind, _), manifest in manifests.items():
+        if kind != CUSTOM:
+            validate_kubernetes(manifest)
+
+
+def test_unknown_fields_are_errors() -> None:
+    """Of both validators: they would accept anything otherwise."""
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate_kubernetes(service | {"spec": {"prots": []}})
+    (runtime,) = load_manifests(RUNTIMES[0].read_text())
+    runtime["spec"]["containers"][0]["imgae"] = "pbhost"
+    assert "imgae" in "".join(kserve_errors(runtime))
+
+
+def test_the_deployment_and_its_services_fit_together() -> None:
+    manifests = build("base")
+    pod = manifests["Deployment", "pbhost"]["spec"]["template"]
+    assert pod["metadata"]["labels"] == LABELS
+    (container,) = pod["spec"]["containers"]
+    check_container(container, pod["spec"]["terminationGracePeriodSeconds"])
+    options = options_of(container)
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports == {
+        "http": options.http_port,
+        "grpc": options.grpc_port,
+        "metrics": options.metrics_port,
+    }
+    selected = [
+        manifests["Deployment", "pbhost"]["spec"]["selector"]["matchLabels"],
+        manifests["Service", "pbhost"]["spec"]["selector"],
+        manifests["Service", "pbhost-grpc"]["spec"]["selector"],
+        manifests["PodDisruptionBudget", "pbhost"]["spec"]["selector"]["matchLabels"],
+        manifests["NetworkPolicy", "pbhost"]["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert selected == [LABELS] * 5
+    headless = manifests["Service", "pbhost-grpc"]["spec"]
+    assert headless["clusterIP"] == "None"
+    assert options.grpc_max_connection_age > 0
+    for service in (headless, manifests["Service", "pbhost"]["spec"]):
+        for port in service["ports"]:
+            assert port["port"] == ports[port["targetPort"]]
+    allowed = [
+        port["port"]
+        for rule in manifests["NetworkPolicy", "pbhost"]["spec"]["ingress"]
+        for port in rule["ports"]
+    ]
+    assert sorted(allowed) == sorted(ports)
+
+
+def test_the_autoscaler_follows_a_metric_of_the_server() -> None:
+    manifests = build("overlays/autoscaling")
+    scaler = manifests["HorizontalPodAutoscaler", "pbhost"]["spec"]
+    target = scaler["scaleTargetRef"]
+    assert "replicas" not in manifests[target["kind"], target["name"]]["spec"]
+    (metric,) = scaler["metrics"]
+    assert metric["pods"]["metric"]["name"] in CATALOGUE
+
+
+def test_prometheus_finds_the_metrics_port() -> None:
+    manifests = build("overlays/monitoring")
+    monitor = manifests["ServiceMonitor", "pbhost"]["spec"]
+    service = manifests["Service", "pbhost"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+@pytest.mark.parametrize("path", [*RUNTIMES, *SERVICES], ids=name_of)
+def test_manifests_for_kserve_are_valid(path: Path) -> None:
+    for manifest in load_manifests(path.read_text()):
+        assert kserve_errors(manifest) == []
+
+
+@pytest.mark.parametrize("path", RUNTIMES, ids=name_of)
+def test_runtimes_start_a_server_where_kserve_expects_it(path: Path) -> None:
+    (runtime,) = load_manifests(path.read_text())
+    (container,) = runtime["spec"]["containers"]
+    options = options_of(container)
+    assert container["name"] == "kserve-container"
+    assert (options.http_port, options.grpc_port) == (8080, 9000)
+    annotations = runtime["spec"]["annotations"]
+    assert annotations["prometheus.kserve.io/port"] == str(options.metrics_port)
+    explicit = path.name == "runtime-explicit.yaml"
+    assert options.model_control_mode == ("explicit" if explicit else "none")
+    check_container(container, 45)
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=name_of)
+def test_services_name_a_runtime_and_a_protocol_of_it(path: Path) -> None:
+    runtimes = {
+        runtime["metadata"]["name"]: runtime["spec"]
+        for each in RUNTIMES
+        for runtime in load_manifests(each.read_text())
+    }
+    (service,) = load_manifests(path.read_text())
+    predictor = service["spec"]["predictor"]
+    model = predictor["model"]
+    runtime = runtimes[model["runtime"]]
+    assert model["protocolVersion"] in runtime["protocolVersions"]
+    assert model["modelFormat"]["name"] in {f["name"] for f in runtime["supportedModelFormats"]}
+    check_container(runtime["containers"][0], predictor["terminationGracePeriodSeconds"])
+    for port in model.get("ports", []):
+        assert port["containerPort"] == options_of(runtime["containers"][0]).grpc_port
+
+
+def test_compose_mounts_files_that_exist() -> None:
+    folder = DEPLOY / "compose"
+    compose = yaml.safe_load((folder / "compose.yaml").read_text())
+    services = compose["services"]
+    assert (folder / services["pbhost"]["build"]["context"] / "Containerfile").is_file()
+    options = read_flags(services["pbhost"]["command"], {"/models"})
+    named = set(compose["volumes"])
+    for service in services.values():
+        for volume in service["volumes"]:
+            source = volume.replace("${MODELS:-../../model_repository}", "../../model_repository")
+            source = source.split(":")[0]
+            assert source in named or (folder / source).exists(), volume
+    prometheus = yaml.safe_load((folder / "prometheus.yaml").read_text())
+    ((targets,),) = [each["static_configs"] for each in prometheus["scrape_configs"]]
+    assert targets["targets"] == [f"pbhost:{options.metrics_port}"]
+    for rule in prometheus["rule_files"]:
+        mounted = Path(rule).relative_to("/etc/prometheus/pbhost")
+        assert (DEPLOY / "prometheus" / mounted).is_file()
