@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -682,3 +683,40 @@ def test_a_copy_button_says_that_it_copied(host: RunningHost, browser: webdriver
     page.press("Copy")
     wait_until(lambda: browser.execute_script("return window.copied"), "the copy")
     assert browser.execute_script("return window.copied") == page.text("#curl")
+
+
+def test_the_times_of_tokens_are_shown(chat_host: RunningHost, browser: webdriver.Chrome) -> None:
+    page = Chat(browser, chat_host, "letters")
+    page.say("a|b|c")
+    page.wait_for_answer(1, "^abc$")
+    page.wait_for(
+        "#tokens", r"To the first token, p50\s[\d.]+ m?s[\s\S]*Between tokens, p99\s[\d.]+ m?s"
+    )
+    Page(browser, chat_host, "#add_sub/1").wait_for("h2", "^add_sub$")
+    assert not browser.find_elements(By.ID, "tokens")
+
+
+def test_crashes_of_a_model_are_shown(
+    repository: RepositoryBuilder, serve: Serve, browser: webdriver.Chrome
+) -> None:
+    repository.copy("identity", "script")
+    host = serve(repository).wait_started()
+    (stub,) = host.stubs("identity_0")
+    stub.send_signal(signal.SIGABRT)
+    host.wait_for("restarted")
+    page = Page(browser, host, "#identity/1")
+    page.wait_for("#crashes summary", "identity_0 · .*SIGABRT")
+    browser.find_element(By.CSS_SELECTOR, "#crashes summary").click()
+    page.wait_for("#crashes pre", r"Stacks:[\s\S]*File")
+    browser.find_element(By.PARTIAL_LINK_TEXT, "script").click()
+    page.wait_for("h2", "^script$")
+    assert not browser.find_elements(By.ID, "crashes")
+
+
+def test_pages_link_to_each_other_if_both_are_served(
+    host: RunningHost, repository: RepositoryBuilder, serve: Serve
+) -> None:
+    assert b'href="dashboard"' in send_request(host, "GET", "/docs")[2]
+    assert b'href="docs"' in send_request(host, "GET", "/dashboard")[2]
+    alone = serve(repository, "--http-dashboard=false").wait_started()
+    assert b'href="dashboard"' not in send_request(alone, "GET", "/docs")[2]

@@ -44,9 +44,7 @@ async def run_behind_uvicorn(
         await server.asgi_application(scope, receive, send_checked)
 
     async with host.Server(options(repository)) as server:
-        config = uvicorn.Config(
-            with_checks, port=0, lifespan="on", log_level="warning", **settings
-        )
+        config = uvicorn.Config(with_checks, port=0, lifespan="on", log_level="warning", **settings)
         other = uvicorn.Server(config)
         serving = asyncio.create_task(other._serve())  # `serve` would take the signals
         try:

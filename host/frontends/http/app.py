@@ -102,7 +102,10 @@ class HttpApp:
             else None
         )
         api_page_handler = page.ApiPageHandler(
-            core, restrictions, self._openai.describe_paths if self._openai is not None else None
+            core,
+            restrictions,
+            self._openai.describe_paths if self._openai is not None else None,
+            dashboard,
         )
         self._page_routes = {
             **(page.ROUTES if api_page else {}),
@@ -131,6 +134,7 @@ class HttpApp:
             routes.CUDA_UNREGISTER: memory.cuda_unregister,
             routes.TRACE_SETTING: settings.trace_setting,
             routes.LOG_SETTINGS: settings.log_settings,
+            routes.TRAFFIC: settings.traffic,
             routes.LOG_LINES: admin.log_lines,
             routes.STACKS: admin.stacks,
             routes.OVERVIEW: admin.overview,
@@ -142,7 +146,7 @@ class HttpApp:
             page.ROOT: api_page_handler.root,
             page.DOCS: api_page_handler.docs,
             page.OPENAPI: api_page_handler.openapi,
-            dashboard_page.DASHBOARD: dashboard_page.DashboardHandler().dashboard,
+            dashboard_page.DASHBOARD: dashboard_page.DashboardHandler(api_page).dashboard,
         }
 
     @property

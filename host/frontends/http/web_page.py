@@ -16,9 +16,12 @@ NO_CACHE: Header = (b"cache-control", b"no-cache")  # the page fits the version 
 class WebPage:
     """An HTML file, and the headers that it is sent with."""
 
-    def __init__(self, file: Path) -> None:
-        """Raises OSError if the file cannot be read."""
-        self._page = file.read_bytes()
+    def __init__(self, file: Path, without: bytes = b"") -> None:
+        """`without`: HTML that is left out, such as a link to a page that is turned off.
+
+        Raises OSError if the file cannot be read.
+        """
+        self._page = file.read_bytes().replace(without, b"")
         self._headers: list[Header] = [
             (b"content-security-policy", _policy(self._page)),
             (b"x-content-type-options", b"nosniff"),

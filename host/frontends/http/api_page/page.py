@@ -33,12 +33,17 @@ class ApiPageHandler:
         core: Core,
         restrictions: Restrictions,
         describe_others: DescribePaths | None = None,
+        dashboard: bool = True,
     ) -> None:
-        """`describe_others` describes the paths of other APIs."""
+        """`describe_others` describes the paths of other APIs.
+
+        `dashboard`: whether the server has the page that the link leads to.
+        """
         self._core = core
         self._describe_others = describe_others
         self._restrictions = restrictions
-        self._page = WebPage(Path(__file__).with_name("page.html"))
+        without = b"" if dashboard else b'<a href="dashboard">Dashboard</a>'
+        self._page = WebPage(Path(__file__).with_name("page.html"), without)
 
     async def docs(self, exchange: HttpExchange, route: Route) -> None:
         """Send the page. It is the same for all servers, and reads the OpenAPI document."""

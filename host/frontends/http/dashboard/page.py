@@ -18,8 +18,10 @@ ROUTES: Mapping[bytes, Route] = {b"/dashboard": Route(DASHBOARD)}
 class DashboardHandler:
     """Handles the endpoint of the page."""
 
-    def __init__(self) -> None:
-        self._page = WebPage(Path(__file__).with_name("page.html"))
+    def __init__(self, api_page: bool) -> None:
+        """`api_page`: whether the server has the page to try models."""
+        without = b"" if api_page else b'<a href="docs">Try models</a>'
+        self._page = WebPage(Path(__file__).with_name("page.html"), without)
 
     async def dashboard(self, exchange: HttpExchange, route: Route) -> None:
         """Send the page. It is the same for all servers."""
