@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pb_utils import _runtime
 from pb_utils._iterator import ResponseIterator
 from pb_utils._model_exception import TritonModelException
+from pb_utils._response import InferenceResponse
 from pb_utils._stream import ResponseStream, call_soon_on
 
 if TYPE_CHECKING:
     import asyncio
 
     from pb_utils._request_fields import RequestFields
-    from pb_utils._response import InferenceResponse
 
 
 def exec_and_wait(
@@ -47,6 +48,8 @@ def exec_on_event_loop(
     import asyncio  # imported here, because it would slow down the start of every stub
 
     loop = asyncio.get_running_loop()
+    if not decoupled and execution_timeout is None:
+        return _send_single(request, loop)
     future: asyncio.Future[InferenceResponse | ResponseIterator | None] = loop.create_future()
     try:
         stream = ResponseStream.send_request(request, decoupled, execution_timeout)
@@ -71,3 +74,33 @@ def exec_on_event_loop(
     future.add_done_callback(discard_if_cancelled)
     stream.add_waiter(lambda: call_soon_on(loop, set_result))
     return future  # type: ignore[return-value]
+
+
+def _send_single(
+    request: RequestFields, loop: asyncio.AbstractEventLoop
+) -> asyncio.Future[InferenceResponse]:
+    """Does as ``exec_on_event_loop`` for a single response, which needs no stream."""
+    future: asyncio.Future[InferenceResponse] = loop.create_future()
+
+    def receive(response: InferenceResponse | None, final: bool) -> None:
+        if response is None:
+            response = InferenceResponse._from_wire([], None, None)
+        call_soon_on(loop, partial(_set_result, future, response))
+
+    try:
+        cancel_request = _runtime.current().send_request(request, False, receive)
+    except TritonModelException as error:
+        future.set_exception(error)
+        return future
+
+    def cancel_if_cancelled(future: asyncio.Future[InferenceResponse]) -> None:
+        if future.cancelled():
+            cancel_request()
+
+    future.add_done_callback(cancel_if_cancelled)
+    return future
+
+
+def _set_result(future: asyncio.Future[InferenceResponse], response: InferenceResponse) -> None:
+    if not future.done():  # it was not cancelled
+        future.set_result(response)

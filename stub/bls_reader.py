@@ -4,11 +4,7 @@ import os
 import select
 import threading
 from contextlib import contextmanager, suppress
-from typing import Callable, Dict, Iterator, Optional
-
-from stub.wire.ring import WAKE_EARLY
-
-_WAKE = WAKE_EARLY.to_bytes(8, "little")
+from typing import Callable, Dict, Iterator, Optional, Tuple
 
 
 class BlsReader:
@@ -32,6 +28,14 @@ class BlsReader:
         self._service_reads = True
         self._leader: Optional[BlsWaiter] = None  # the waiting thread that reads
         self._followers: Dict[BlsWaiter, None] = {}  # the others, the oldest first
+        # Wakes the leader if another thread has read its response. Writing to `event` would not do:
+        # other readers of it would take that away.
+        self._leader_wake, self._wake_leader = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    @property
+    def descriptors(self) -> Tuple[int, int]:
+        """The descriptors of its pipe, which are open until the process ends."""
+        return self._leader_wake, self._wake_leader
 
     def set_loop_thread(self, thread: int) -> None:
         """Sets the thread of the event loop, before its first coroutine runs."""
@@ -106,11 +110,15 @@ class BlsReader:
         """Reads responses on this thread if the waiter is the leader."""
         if self._leader is not waiter:
             return
-        ready = select.poll()
-        ready.register(self._event, select.POLLIN)
+        readable = select.poll()
+        readable.register(self._event, select.POLLIN)
+        readable.register(self._leader_wake, select.POLLIN)
         while not waiter.notified:
-            ready.poll()
-            self._read()
+            for descriptor, _ in readable.poll():
+                if descriptor == self._event:
+                    self._read()
+                else:
+                    os.read(self._leader_wake, 64)
 
     def end_wait(self, waiter: "BlsWaiter") -> None:
         """Removes a waiter; if it was the leader, the oldest follower becomes the next one."""
@@ -130,8 +138,8 @@ class BlsReader:
                 del self._followers[waiter]
                 waiter.wake()
             elif self._leader is waiter and waiter.thread != threading.get_ident():
-                with suppress(BlockingIOError):  # a full counter wakes the thread as well
-                    os.write(self._event, _WAKE)  # its response has come by ZeroMQ
+                with suppress(BlockingIOError):  # a full pipe wakes the thread as well
+                    os.write(self._wake_leader, b"\0")
 
 
 class BlsWaiter:

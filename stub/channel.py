@@ -252,8 +252,7 @@ class Channel:
             gc.disable()  # a finaliser that waits for a response would wait for this thread
             try:
                 try:
-                    announced = int.from_bytes(os.read(self.bls_event, 8), "little")
-                    self._bls_announced += announced % WAKE_EARLY
+                    self._bls_announced += int.from_bytes(os.read(self.bls_event, 8), "little")
                 except BlockingIOError:
                     pass  # another thread has read them
                 while self._bls_announced and not self._bls_overflow:

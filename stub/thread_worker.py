@@ -71,6 +71,7 @@ class ThreadWorker(Worker):
         self._provide = provide
         # A block that outlives this worker uses its wake pipe: the descriptors are closed after it.
         own = [*spawn.descriptors, self._wake_read, self._wake_write]
+        own += self._bls_reader.descriptors
         weakref.finalize(self, _close_descriptors, own).atexit = False
 
     def run(self) -> None:

@@ -54,7 +54,8 @@ class Endpoints:
         self.metrics_port = 0
         self._grpc_service: GrpcService | None = None
         self._grpc: GrpcAioFrontend | H2Frontend | None = None
-        self._http_app: HttpApp | None = None
+        self.http_app: HttpApp | None = None
+        """The application of the HTTP endpoints, also without a port; None before the start."""
         self._http: HttpListener | None = None
         self._metrics: HttpListener | None = None
         self.api_keys: ApiKeys | None = None
@@ -99,8 +100,9 @@ class Endpoints:
         """
         if self._options.allow_grpc:
             await self._open_grpc(core, connection_hooks)
+        self._create_http_app(core)
         if self._options.allow_http:
-            await self._open_http(core, connection_hooks)
+            await self._open_http(connection_hooks)
 
     async def _open_grpc(self, core: Core, connection_hooks: ConnectionHooks) -> None:
         options = self._options
@@ -126,9 +128,9 @@ class Endpoints:
         if settings.tls is not None:
             await self._tls_reloader.add(settings.tls, self._grpc.reload_tls)
 
-    async def _open_http(self, core: Core, connection_hooks: ConnectionHooks) -> None:
+    def _create_http_app(self, core: Core) -> None:
         options = self._options
-        app = self._http_app = HttpApp(
+        self.http_app = HttpApp(
             core,
             options.http_max_input_size,
             Restrictions(http_restriction(options.http_restricted_api)),
@@ -143,6 +145,10 @@ class Endpoints:
             read_origins(options.openai_cors_origins),
             recording=options.allow_recording,
         )
+
+    async def _open_http(self, connection_hooks: ConnectionHooks) -> None:
+        options, app = self._options, self.http_app
+        assert app is not None
         self._http = HttpListener(
             app,
             options.http_address,
@@ -215,8 +221,8 @@ class Endpoints:
         Returns whether all were answered. Health requests are still answered.
         """
         services: list[tuple[str, GrpcService | HttpApp]] = []
-        if self._http_app is not None:
-            services.append(("HTTP service connections", self._http_app))
+        if self.http_app is not None:
+            services.append(("HTTP service connections", self.http_app))
         if self._grpc_service is not None:
             what = "gRPC service connections and inference handlers"
             services.append((what, self._grpc_service))
@@ -234,7 +240,7 @@ class Endpoints:
         """Closes all endpoints but metrics by `deadline`, and cuts off what is still open."""
         await self._tls_reloader.close()
         grpc, self._grpc, self._grpc_service = self._grpc, None, None
-        http, self._http, self._http_app = self._http, None, None
+        http, self._http, self.http_app = self._http, None, None
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         await asyncio.gather(
             *(frontend.stop(left) for frontend in (http, grpc) if frontend is not None)

@@ -18,6 +18,7 @@ from host.crashes.records import CrashRecords
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
+from host.frontends.http.asgi import AsgiApplication
 from host.frontends.openai.loader import OpenAILoader
 from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.health.server_state import ServerState
@@ -63,6 +64,7 @@ from host.server.metrics_collector import MetricsCollector
 from host.server.overview_collector import OverviewCollector
 from host.system.cpus import usable_cpus
 from host.tracing.tracer import Tracer
+from host.traffic.splits import TrafficSplits
 from stub.wire.ring import BUSY_POLL_SECONDS
 
 _log = logging.getLogger("pbhost")
@@ -82,6 +84,7 @@ class Server:
         self.options = options
         self._launcher = launcher
         self._registry = Registry(options.model_namespacing)
+        self._traffic = TrafficSplits(self._registry)
         self._state = ServerState()
         self._core: Core | None = None
         self._pool: StubPool | None = None
@@ -110,6 +113,17 @@ class Server:
         if self._core is None or not self._state.started:
             raise unavailable("Server not ready")
         return self._core
+
+    @property
+    def asgi_application(self) -> AsgiApplication:
+        """The HTTP endpoints, for another ASGI server on this event loop; no port is needed.
+
+        Raises HostError UNAVAILABLE before the server is started.
+        """
+        app = self._endpoints.http_app
+        if app is None:
+            raise unavailable("Server not ready")
+        return AsgiApplication(app)
 
     @property
     def grpc_port(self) -> int:
@@ -172,6 +186,7 @@ class Server:
                 strict_readiness=options.strict_readiness,
                 control=pool.control,
                 on_demand=on_demand,
+                traffic=self._traffic,
                 regions=pool.regions,
                 crash_records=pool.crash_records,
                 describe_activity=pool.describe_activity,
@@ -399,6 +414,7 @@ class Server:
             on_demand=self._on_demand,
             memory_budget=self._memory_budget,
             api_keys=self._endpoints.api_keys,
+            traffic=self._traffic,
         )
         await self._endpoints.start_metrics(collector.collect_after_catch_up)
 

@@ -385,8 +385,9 @@ class TestAsyncExec:
         loop.run_until_complete(model())
         loop.close()
         (sent_request,) = runtime.sent_requests
-        sent_request.receive(response(0), False)
-        assert sent_request.cancellations == 1
+        if decoupled:  # more responses would come, which nobody reads
+            sent_request.receive(response(0), False)
+            assert sent_request.cancellations == 1
         sent_request.receive(response(1), True)
 
     def test_unread_stream_of_a_closed_loop_is_cancelled(
