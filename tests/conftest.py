@@ -43,6 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "models"
 GRPC_ENGINE = os.environ.get("PBHOST_GRPC_ENGINE", "h2")
 """The gRPC engine of the hosts that tests start, unless a test sets another one."""
+FRONTENDS = os.environ.get("PBHOST_TEST_FRONTENDS", "0")
+"""`--frontend-processes` of the hosts that tests start, unless a test sets another one."""
 DEADLINE = 120.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
@@ -260,6 +262,12 @@ def module_repository(tmp_path_factory: pytest.TempPathFactory) -> RepositoryBui
 Serve = Callable[..., RunningHost]
 
 
+def _frontend_flags(flags: Sequence[str]) -> list[str]:
+    """The number of frontend processes; the engine grpcio runs in the server itself."""
+    grpcio = GRPC_ENGINE == "grpcio" or "--grpc-engine=grpcio" in flags
+    return [] if grpcio else [f"--frontend-processes={FRONTENDS}"]
+
+
 def _serving() -> Iterator[Serve]:
     hosts: list[RunningHost] = []
 
@@ -279,6 +287,7 @@ def _serving() -> Iterator[Serve]:
             "--metrics-port=0",
             "--metrics-address=127.0.0.1",
             f"--grpc-engine={GRPC_ENGINE}",
+            *_frontend_flags(flags),
             *flags,
             env=env,
             under=under,

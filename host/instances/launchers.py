@@ -7,10 +7,9 @@ import logging
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from host.environments.environment import Environment
 from host.instances.fork_client import ForkClient
 from host.instances.process import StubLaunch, StubProcess, stub_command
 
@@ -19,7 +18,7 @@ _SILENCE_TIMEOUT = 5.0  # seconds in which a fork server has to answer
 _log = logging.getLogger("pbhost")
 
 
-class _InterpreterSpawner:
+class InterpreterSpawner:
     """Starts Python processes from one thread that lives as long as they do.
 
     The kernel kills them when the thread that started them ends.
@@ -30,18 +29,21 @@ class _InterpreterSpawner:
 
     async def start(
         self,
-        arguments: Sequence[str],
+        command: Sequence[str],
         inherited: Sequence[int],
         stdout: int,
         stderr: int | None,
-        environment: Environment | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Starts a process. Raises OSError."""
+        """Starts a process; `variables` are its environment if that is not the host's.
+
+        Raises OSError.
+        """
 
         def popen() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                [*stub_command(environment), *arguments],
-                env=None if environment is None else environment.variables(os.environ),
+                command,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -50,22 +52,58 @@ class _InterpreterSpawner:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, popen)
 
+    async def launch(
+        self, command: Sequence[str], inherited: Sequence[int], on_exit: Callable[[int], None]
+    ) -> ChildProcess:
+        """Starts a process that prints to stderr only. Raises OSError."""
+        child = await self.start(command, inherited, subprocess.DEVNULL, None)
+        return ChildProcess(child, on_exit)
+
     def close(self) -> None:
+        """Ends the thread, and so the processes."""
         self._thread.shutdown()
+
+
+class ChildProcess:
+    """A running process. `on_exit` is called in the event loop with its return code.
+
+    Raises OSError; then the process is killed, as it cannot be watched.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes], on_exit: Callable[[int], None]) -> None:
+        self.pid = popen.pid
+        self._popen = popen
+        self._on_exit = on_exit
+        self._pidfd = _open_pidfd(popen)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
+
+    def _exited(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._on_exit(self._popen.wait())
+
+    def kill(self) -> None:
+        """Kills the process, if it still runs."""
+        self._popen.kill()
 
 
 class SpawnLauncher:
     """Starts each stub as an interpreter of its own."""
 
     def __init__(self) -> None:
-        self._interpreters = _InterpreterSpawner()
+        self._interpreters = InterpreterSpawner()
 
     async def launch(self, stub: StubLaunch) -> StubProcess:
         """As `Launcher.launch`."""
+        environment = stub.environment
         out, err = _output_pipes()
         try:
             child = await self._interpreters.start(
-                [stub.spawn.dump()], stub.spawn.descriptors, out[1], err[1], stub.environment
+                [*stub_command(environment), stub.spawn.dump()],
+                stub.spawn.descriptors,
+                out[1],
+                err[1],
+                None if environment is None else environment.variables(os.environ),
             )
             pidfd = _open_pidfd(child)
         except BaseException:  # also if cancelled, as the descriptors have no other owner
@@ -94,7 +132,7 @@ class ForkLauncher:
     def __init__(self, silence_timeout: float = _SILENCE_TIMEOUT) -> None:
         self._silence_timeout = silence_timeout
         self._spawn = SpawnLauncher()
-        self._interpreters = _InterpreterSpawner()
+        self._interpreters = InterpreterSpawner()
         self._server: _ForkServer | None = None
         self._silent_servers: list[_ForkServer] = []
         self._starting = asyncio.Lock()
@@ -134,12 +172,12 @@ class _ForkServer:
         self._client = ForkClient(sock, "the fork server has ended", self._died, silence_timeout)
 
     @classmethod
-    async def start(cls, interpreters: _InterpreterSpawner, silence_timeout: float) -> _ForkServer:
+    async def start(cls, interpreters: InterpreterSpawner, silence_timeout: float) -> _ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             fd = theirs.fileno()
             popen = await interpreters.start(
-                ["--fork-server", str(fd)], [fd], subprocess.DEVNULL, None
+                [*stub_command(None), "--fork-server", str(fd)], [fd], subprocess.DEVNULL, None
             )
         except BaseException:  # also if cancelled, as the process has no other owner
             ours.close()

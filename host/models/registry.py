@@ -184,6 +184,8 @@ class Registry:
         self._named = self._ready
         self.on_demand: set[str] = set()
         """The qualified names of models that the next request loads if they are not loaded."""
+        self.watchers: list[Callable[[], None]] = []
+        """Called when requests may find other models."""
 
     def find(self, name: str, version: int = -1) -> LoadedModel:
         """The model for a request; version -1 is the highest ready one.
@@ -328,6 +330,8 @@ class Registry:
                 for (known, number), model in ready.items()
                 if names[self.name_of(known)] == 1
             }
+        for watcher in self.watchers:
+            watcher()
 
 
 def parse_version(text: str) -> int:
