@@ -163,5 +163,5 @@ def _input_bytes(request: InferRequest) -> int:
 
 
 def _digest(request: InferRequest) -> bytes:
-    parameters = msgspec.json.encode(request.parameters, order="sorted")
-    return digest_request(request, (parameters,))
+    parameters = repr(sorted(request.parameters.items()))  # a text of a client may be no UTF-8
+    return digest_request(request, (parameters.encode("utf-8", "backslashreplace"),))

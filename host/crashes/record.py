@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 import msgspec
 
 from host.inference.request import InferRequest
+from host.recording.format import to_valid_text
 
 _MAX_REQUESTS = 32
 _FIRST_LINE_OF_STACKS = "Fatal Python error: "
@@ -88,7 +89,7 @@ def describe_requests(requests: Iterable[InferRequest]) -> list[DescribedRequest
         if len(described) == _MAX_REQUESTS:
             break
         tensors = [DescribedTensor(t.name, t.datatype, list(t.shape)) for t in request.inputs]
-        described.append(DescribedRequest(request.id, tensors))
+        described.append(DescribedRequest(to_valid_text(request.id), tensors))
     return described
 
 

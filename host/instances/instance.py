@@ -489,7 +489,8 @@ class Instance:
         self.exit_reason = reason
         self.killed_by_signal = code < 0
         if not expected and not self._told_to_end:
-            self._record_crash(code, f"{reason}.", state, out_of_memory=bool(why))
+            # A failure must not keep callers from their errors.
+            self._run_action(partial(self._record_crash, code, f"{reason}.", state, bool(why)))
         if code == NO_THREADS_STATUS and not connected:
             text = f"cannot start a stub process for '{self.label}': {NO_MORE_PROCESSES}"
             self._reply.stub_exited(stub_lost(text))

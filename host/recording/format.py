@@ -7,7 +7,7 @@ follow its line. Source: docs/reference/protocol.md, 7.10.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -153,6 +153,23 @@ def _flat(data: Buffer) -> Buffer:
     return data if isinstance(data, bytes) else data.cast("B")
 
 
+def to_valid_text(text: str) -> str:
+    """The text with question marks for what JSON cannot carry: clients may send invalid UTF-8."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def to_valid_parameters(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """The parameters that JSON can carry; a number that it cannot carry is a text."""
+    valid: dict[str, Parameter] = {}
+    for name, value in parameters.items():
+        if isinstance(value, str):
+            value = to_valid_text(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            value = str(value)
+        valid[to_valid_text(name)] = value
+    return valid
+
+
 def recorded_parameters(request: InferRequest) -> dict[str, Parameter]:
     """The parameters with which a client sends the request again."""
     parameters = dict(request.parameters)
@@ -164,7 +181,7 @@ def recorded_parameters(request: InferRequest) -> dict[str, Parameter]:
         parameters["priority"] = request.priority
     if request.timeout_us:
         parameters["timeout"] = request.timeout_us
-    return parameters
+    return to_valid_parameters(parameters)
 
 
 def describe_request(
@@ -179,7 +196,7 @@ def describe_request(
     return RecordedRequest(
         model=request.model_name,
         version="" if request.model_version < 0 else str(request.model_version),
-        id=request.id,
+        id=to_valid_text(request.id),
         time=round(time, 6),
         seconds=round(seconds, 6),
         decoupled=decoupled,

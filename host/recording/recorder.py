@@ -27,6 +27,8 @@ from host.recording.format import (
     describe_request,
     encode_line,
     snapshot_tensors,
+    to_valid_parameters,
+    to_valid_text,
 )
 
 _MAX_PENDING_BYTES = 64 << 20  # of tensors that run or wait for the reader of the recording
@@ -227,8 +229,8 @@ class RecordedCall(CallListener):
                 RecordedResponse(
                     placer.place(outputs),
                     [output.name for output in response.outputs if output.name in self._placed],
-                    response.parameters,
-                    None if response.error is None else response.error.message,
+                    to_valid_parameters(response.parameters),
+                    None if response.error is None else to_valid_text(response.error.message),
                 )
             )
         now = time.monotonic()

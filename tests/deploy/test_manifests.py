@@ -164,6 +164,17 @@ def test_runtimes_start_a_server_where_kserve_expects_it(path: Path) -> None:
     check_container(container, 45)
 
 
+def test_the_arguments_of_runtimes_and_charts_for_triton_are_read() -> None:
+    """As KServe's own runtime and Triton's chart have them."""
+    kserve = ["--grpc-port=9000", "--http-port=8080", "--allow-grpc=true", "--allow-http=true"]
+    chart = ["--model-control-mode=poll", "--repository-poll-secs=5"]
+    mounts = {"/mnt/models", "/models"}
+    options = read_flags(["tritonserver", "--model-store=/mnt/models", *kserve], mounts)
+    assert (options.http_port, options.grpc_port, options.warnings) == (8080, 9000, [])
+    options = read_flags(["tritonserver", "--model-store=/models", *chart], mounts)
+    assert (options.poll_interval, options.warnings) == (5, [])
+
+
 @pytest.mark.parametrize("path", SERVICES, ids=name_of)
 def test_services_name_a_runtime_and_a_protocol_of_it(path: Path) -> None:
     runtimes = {

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,22 @@ def test_a_loaded_model_starts_anew(repository: RepositoryBuilder, serve: Serve)
         wait_until(lambda: not host.stubs(), "the end of the stub")
         client.load_model("misbehave")
     kill_stub(host, "aborts")
+
+
+def test_numbers_that_json_lacks_harm_neither_records_nor_the_quarantine(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("misbehave")
+    flags = f"--crash-directory={tmp_path}", "--crash-tensor-byte-size=1000"
+    host = serve(repository, *flags).wait_started()
+    kill_stub(host, "aborts", parameters={"a": float("nan")})
+    kill_stub(host, "aborts", parameters={"a": float("nan")})
+    with host.client() as client:
+        _, text = infer_error(run_command, client, "aborts", parameters={"a": float("nan")})
+    assert "is in quarantine" in text
+    for summary in get(host, "/v2/crashes")["crashes"]:
+        line = (tmp_path / f"{summary['id']}.requests" / "recording.jsonl").read_text()
+        assert '"parameters":{"a":"nan"}' in line
 
 
 def test_an_unknown_model_cannot_be_lifted(repository: RepositoryBuilder, serve: Serve) -> None:

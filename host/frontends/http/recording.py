@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 
 import msgspec
 
@@ -40,8 +41,9 @@ class RecordingHandler:
             raise unsupported("this server does not record; start it with --allow-recording=true")
         with self._core.record(route.resource, route.version, settings) as recording:
             await exchange.start_response(_KIND)
-            async for parts in recording.lines():
-                await _send(exchange, parts)
+            async with aclosing(recording.lines()) as lines:
+                async for parts in lines:
+                    await _send(exchange, parts)
             await exchange.send_chunk(b"", more=False)
 
 
