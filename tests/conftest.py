@@ -263,9 +263,11 @@ Serve = Callable[..., RunningHost]
 
 
 def _frontend_flags(flags: Sequence[str]) -> list[str]:
-    """The number of frontend processes; the engine grpcio runs in the server itself."""
-    grpcio = GRPC_ENGINE == "grpcio" or "--grpc-engine=grpcio" in flags
-    return [] if grpcio else [f"--frontend-processes={FRONTENDS}"]
+    """The number of frontend processes; with these flags, there can be none."""
+    alone = ("--grpc-engine=grpcio", "--api-key-file")
+    if GRPC_ENGINE == "grpcio" or any(flag.startswith(alone) for flag in flags):
+        return []
+    return [f"--frontend-processes={FRONTENDS}"]
 
 
 def _serving() -> Iterator[Serve]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -42,7 +43,8 @@ class CoreProxy:
         self._memory = memory
         self._models = ModelTable(link)
         self._tracer = RemoteTracer(link)
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, RemoteCall] = {}
+        self._unconfirmed: dict[int, asyncio.Future[None]] = {}
         self._sent_anyway: InferRequest | None = None  # its model may have been unloaded again
         self.loads_on_demand = loads_on_demand
         self.regions = _Regions()
@@ -53,7 +55,10 @@ class CoreProxy:
         return self._tracer if self._link.state.tracing else None
 
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
-        """As `InferenceCore.infer`."""
+        """As `InferenceCore.infer`. What is wrong with the tensors is the response of the call."""
+        return self._start(request, unary, confirm=False)
+
+    def _start(self, request: InferRequest, unary: bool, confirm: bool) -> RemoteCall:
         if request is not self._sent_anyway:
             config = self._models.find(request.model_name, request.model_version)
             if unary and config.model_transaction_policy.decoupled:
@@ -61,16 +66,16 @@ class CoreProxy:
                     "ModelInfer RPC doesn't support models with decoupled transaction policy"
                 )
         number = next(self._link.numbers)
-        self._send_request(number, request, unary)
+        self._send_request(number, request, unary, confirm)
         request.classification = None  # the core classifies
-        call = Call(request)
+        call = RemoteCall(request, number)
         call.holder = _RemoteHolder(self, number)
         self._calls[number] = call
         if not unary:
             call.on_response_acknowledged = partial(self._acknowledge, number)
         return call
 
-    def _send_request(self, number: int, request: InferRequest, unary: bool) -> None:
+    def _send_request(self, number: int, request: InferRequest, unary: bool, confirm: bool) -> None:
         inputs: list[WireTensor] = []
         limit = min(_INLINE_BYTES, self._link.inline_limit()) // max(1, len(request.inputs))
         try:
@@ -93,6 +98,7 @@ class CoreProxy:
                 _encode_placement(request),
                 request.trace.take_events() if isinstance(request.trace, RemoteTrace) else None,
                 request.reserved_memory is not None,
+                confirm,
             )
             self._link.send(message)
         except ArenaFull as full:
@@ -121,9 +127,22 @@ class CoreProxy:
             return  # it was cancelled meanwhile
         if message.final:
             del self._calls[message.number]
-        if message.refused and call.request.trace is not None:
-            call.request.trace.finish_response()  # its endpoint records nothing more
+        if message.refused:
+            call.refused = True
+            accepted = self._unconfirmed.get(message.number)
+            if accepted is not None and response is not None and response.error is not None:
+                if not accepted.done():  # its client may have gone
+                    accepted.set_exception(response.error)
+                return
+            if call.request.trace is not None:
+                call.request.trace.finish_response()  # its endpoint records nothing more
         call.respond(response, message.final)
+
+    def request_accepted(self, number: int) -> None:
+        """Lets `infer_when_loaded` return."""
+        accepted = self._unconfirmed.get(number)
+        if accepted is not None and not accepted.done():
+            accepted.set_result(None)
 
     def request_taken(self, number: int) -> None:
         """Stops to count the memory of a request, which may have ended."""
@@ -161,8 +180,17 @@ class CoreProxy:
             self._sent_anyway = None
 
     async def infer_when_loaded(self, request: InferRequest) -> Call:
-        """As `InferenceCore.infer_when_loaded`."""
-        return await self.start_when_loaded(request, lambda: self.infer(request))
+        """As `InferenceCore.infer_when_loaded`; raises what is wrong with the tensors as well."""
+        call = await self.start_when_loaded(request, lambda: self._start(request, False, True))
+        accepted = self._unconfirmed[call.number] = asyncio.get_running_loop().create_future()
+        try:
+            await accepted
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        finally:
+            del self._unconfirmed[call.number]
+        return call
 
     def model_config(self, name: str, version: str) -> ModelConfig:
         """As `InferenceCore.model_config`."""
@@ -180,6 +208,17 @@ class CoreProxy:
         except HostError:
             return 0, 0
         return len(config.input), len(config.output)
+
+
+class RemoteCall(Call):
+    """A call that the core has."""
+
+    __slots__ = ("number", "refused")
+
+    def __init__(self, request: InferRequest, number: int) -> None:
+        super().__init__(request)
+        self.number = number
+        self.refused = False
 
 
 class _RemoteHolder(CallHolder):

@@ -84,7 +84,8 @@ class Infer(_Message, tag="infer"):
 
     `classes`: the number of classes by output, of a classification. `placement`: outputs that the
     client wants in its shared memory, as (region, offset, size). `reserved`: the process counts the
-    memory of the request until `RequestTaken`.
+    memory of the request until `RequestTaken`. `confirm`: the core sends `RequestAccepted` before
+    the first response.
     """
 
     number: int
@@ -103,6 +104,7 @@ class Infer(_Message, tag="infer"):
     placement: dict[str, tuple[str, int, int]] | None = None
     trace: WireTrace | None = None
     reserved: bool = False
+    confirm: bool = False
 
 
 class CancelInfer(_Message, tag="cancel"):
@@ -238,6 +240,12 @@ class Response(_Message, tag="response"):
     refused: bool = False
 
 
+class RequestAccepted(_Message, tag="accepted"):
+    """The request is valid for its model."""
+
+    number: int
+
+
 class RequestTaken(_Message, tag="taken"):
     """A model has the request: it does not wait any more."""
 
@@ -325,6 +333,7 @@ ToFrontend = Union[  # noqa: UP007
     CloseArena,
     Start,
     Response,
+    RequestAccepted,
     RequestTaken,
     Reply,
     ReceiveBody,

@@ -110,6 +110,9 @@ class FrontendProcess:
         if isinstance(message, m.Response):
             assert self._core is not None
             self._core.handle_response(message)
+        elif isinstance(message, m.RequestAccepted):
+            assert self._core is not None
+            self._core.request_accepted(message.number)
         elif isinstance(message, m.RequestTaken):
             assert self._core is not None
             self._core.request_taken(message.number)

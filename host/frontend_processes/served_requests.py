@@ -16,8 +16,10 @@ from host.frontend_processes.errors import encode_error
 from host.frontend_processes.messages import (
     FinishTrace,
     Infer,
+    RequestAccepted,
     RequestTaken,
     Response,
+    ToFrontend,
     WireResponse,
     WireTensor,
     WireTrace,
@@ -35,9 +37,10 @@ _log = logging.getLogger("pbhost")
 class ServedRequest:
     """One request: its call once it is started, and the responses that the client has not taken."""
 
-    __slots__ = ("call", "classification", "starting", "unacknowledged")
+    __slots__ = ("call", "classification", "confirm", "starting", "unacknowledged")
 
-    def __init__(self, classification: Classification | None) -> None:
+    def __init__(self, classification: Classification | None, confirm: bool) -> None:
+        self.confirm = confirm
         self.classification = classification
         self.call: Call | None = None
         self.starting: asyncio.Task[None] | None = None  # waits for its model to load
@@ -49,7 +52,7 @@ class _Reservation:
 
     __slots__ = ("_loop", "_number", "_send", "_thread")
 
-    def __init__(self, number: int, send: Callable[[Response | RequestTaken], None]) -> None:
+    def __init__(self, number: int, send: Callable[[ToFrontend], None]) -> None:
         self._number = number
         self._send = send
         self._loop = asyncio.get_running_loop()
@@ -73,7 +76,7 @@ class ServedRequests:
         self,
         core: Core,
         memory: CoreMemory,
-        send: Callable[[Response | RequestTaken], None],
+        send: Callable[[ToFrontend], None],
         inline_limit: Callable[[], int],
     ) -> None:
         self._core = core
@@ -107,7 +110,7 @@ class ServedRequests:
             self._memory.decode_tensor(wire) if wire.region is None else wire
             for wire in message.inputs
         ]
-        served = self._requests[number] = ServedRequest(request.classification)
+        served = self._requests[number] = ServedRequest(request.classification, message.confirm)
         if message.trace is not None and self._core.request_tracer is not None:
             request.trace = self._start_trace(message.trace)
         start = partial(self._infer, message, request, inputs)
@@ -167,6 +170,8 @@ class ServedRequests:
 
     def _subscribe(self, number: int, served: ServedRequest, call: Call) -> None:
         served.call = call
+        if served.confirm:
+            self._send(RequestAccepted(number))
         call.subscribe(partial(self._respond, number, served))
 
     def _refuse(self, number: int, error: HostError) -> None:
