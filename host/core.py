@@ -42,6 +42,7 @@ from host.repository.chat_template import ChatTemplate
 from host.repository.token_counter import TokenCounter
 from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
+from host.traffic.splits import TrafficSplits
 
 VERSION = "2.73.0"
 """The version of Triton whose behaviour this server has; clients can read it."""
@@ -79,6 +80,7 @@ class Core:
         strict_readiness: bool,
         control: ModelControl,
         on_demand: OnDemand | None,
+        traffic: TrafficSplits,
         regions: Regions,
         crash_records: CrashRecords,
         describe_activity: Callable[[str], Awaitable[list[InstanceActivity]]],
@@ -92,6 +94,8 @@ class Core:
         self.health = Health(registry, state, strict_readiness)
         self._control = control
         self._on_demand = on_demand
+        self.traffic = traffic
+        """How requests are split between versions of a model."""
         self.regions = regions
         """Shared memory that clients registered."""
         self.crash_records = crash_records

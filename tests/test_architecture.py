@@ -38,6 +38,7 @@ LAYERS = [
     ["host.scheduling"],
     ["host.instances"],
     ["host.models"],
+    ["host.traffic"],
     ["host.ensembles"],
     ["host.health"],
     ["host.bls"],

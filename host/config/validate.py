@@ -11,6 +11,7 @@ from host.config.load_parameters import check_load_parameters
 from host.config.openai_parameters import check_openai_parameters
 from host.config.parameters import check_max_concurrent_batches
 from host.config.schema import ENSEMBLE, ModelConfig
+from host.config.traffic_parameters import check_traffic_parameters
 from host.config.validate_ensemble import check_ensemble
 from host.config.validate_schedulers import check_dynamic_batching, check_sequence_batching
 from host.config.validate_tensors import check_batch_tensors, check_inputs, check_outputs
@@ -31,6 +32,7 @@ def check_config(config: ModelConfig) -> Findings:
         _check_metrics(config),
         check_max_concurrent_batches(config),
         check_load_parameters(config),
+        check_traffic_parameters(config),
         check_openai_parameters(config),
     )
 

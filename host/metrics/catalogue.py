@@ -42,6 +42,10 @@ _COUNTERS = {
         "Time that requests waited until their model was loaded, in seconds"
     ),
     "pbhost_model_evictions_total": "Unloads of the model that made room in the memory budget",
+    "pbhost_split_requests_total": (
+        "Requests that named no version, by the version that got them, and its role"
+    ),
+    "pbhost_shadow_comparisons_total": "Requests copied to the shadow version, by result",
     "pbhost_client_requests_total": "Inference requests of the client that were accepted",
     "pbhost_client_refused_requests_total": "Refused requests of the client, by reason",
     "pbhost_unauthenticated_requests_total": "Requests without a known API key",

@@ -107,6 +107,13 @@ class LoadedModel(Model, Protocol):
         """Whether unloading the model now would end or delay work: calls, holds, sequences."""
 
 
+class SplitModel(LoadedModel, Protocol):
+    """Stands for a model whose requests are split between its versions."""
+
+    stable: LoadedModel
+    """The version that gets the requests of all who do not take part in the split."""
+
+
 class VersionState(enum.Enum):
     """The states in the repository index.
 
@@ -169,6 +176,10 @@ class LoadFailure:
     counts: bool
 
 
+SplitVersions = Callable[[str, Mapping[int, LoadedModel]], SplitModel | None]
+"""Takes a qualified name and the ready versions, ascending; None: the highest one gets all."""
+
+
 class Registry:
     """Finds models for requests. Only the lifecycle changes it.
 
@@ -186,6 +197,8 @@ class Registry:
         """The qualified names of models that the next request loads if they are not loaded."""
         self.watchers: list[Callable[[], None]] = []
         """Called when requests may find other models."""
+        self.split_versions: SplitVersions | None = None
+        """Asked for each model with several ready versions: how requests without one are split."""
 
     def find(self, name: str, version: int = -1) -> LoadedModel:
         """The model for a request; version -1 is the highest ready one.
@@ -314,12 +327,21 @@ class Registry:
 
     def _index(self) -> None:
         ready: dict[tuple[str, int], LoadedModel] = {}
+        splits: dict[tuple[str, int], LoadedModel] = {}
         for name, entry in self._entries.items():
-            for number, version in sorted(entry.versions.items()):
-                if version.state is VersionState.READY and version.model is not None:
-                    ready[(name, number)] = version.model
-                    ready[(name, -1)] = version.model
-        self._ready = self._named = ready
+            versions = {
+                number: version.model
+                for number, version in sorted(entry.versions.items())
+                if version.state is VersionState.READY and version.model is not None
+            }
+            for number, model in versions.items():
+                ready[(name, number)] = ready[(name, -1)] = model
+            if len(versions) > 1 and self.split_versions is not None:
+                split = self.split_versions(name, versions)
+                if split is not None:
+                    ready[(name, -1)], splits[(name, -1)] = split.stable, split
+        self._ready = ready
+        self._named = {**ready, **splits} if splits else ready
         if self._namespaces:
             present = (
                 known for known, entry in self._entries.items() if entry.is_served_or_loading
@@ -327,7 +349,7 @@ class Registry:
             names = Counter(map(self.name_of, present))
             self._named = {
                 (self.name_of(known), number): model
-                for (known, number), model in ready.items()
+                for (known, number), model in self._named.items()
                 if names[self.name_of(known)] == 1
             }
         for watcher in self.watchers:

@@ -19,6 +19,7 @@ from host.model_control.on_demand import OnDemandLoads
 from host.models.python_model import PythonModel
 from host.models.registry import Registry
 from host.scheduling.dynamic import DynamicScheduler
+from host.traffic.splits import TrafficSplits
 
 _CATCH_UP_TIMEOUT_S = 1.0  # seconds that a scrape waits for metric updates of stubs
 
@@ -47,6 +48,7 @@ class MetricsCollector:
         on_demand: OnDemandLoads | None = None,
         memory_budget: MemoryBudget | None = None,
         api_keys: ApiKeys | None = None,
+        traffic: TrafficSplits,
     ) -> None:
         self._registry = registry
         self._pool = pool
@@ -60,6 +62,7 @@ class MetricsCollector:
         self._on_demand = on_demand
         self._memory_budget = memory_budget
         self._api_keys = api_keys
+        self._traffic = traffic
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
             self._sample_machine(machine)
@@ -95,6 +98,7 @@ class MetricsCollector:
             self._on_demand.collect_into(snapshot)
         if self._memory_budget is not None:
             self._memory_budget.collect_into(snapshot)
+        self._traffic.collect_into(snapshot)
         if self._api_keys is not None:
             self._api_keys.collect_into(snapshot)
         arenas = self._pool.arenas

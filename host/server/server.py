@@ -63,6 +63,7 @@ from host.server.metrics_collector import MetricsCollector
 from host.server.overview_collector import OverviewCollector
 from host.system.cpus import usable_cpus
 from host.tracing.tracer import Tracer
+from host.traffic.splits import TrafficSplits
 from stub.wire.ring import BUSY_POLL_SECONDS
 
 _log = logging.getLogger("pbhost")
@@ -82,6 +83,7 @@ class Server:
         self.options = options
         self._launcher = launcher
         self._registry = Registry(options.model_namespacing)
+        self._traffic = TrafficSplits(self._registry)
         self._state = ServerState()
         self._core: Core | None = None
         self._pool: StubPool | None = None
@@ -172,6 +174,7 @@ class Server:
                 strict_readiness=options.strict_readiness,
                 control=pool.control,
                 on_demand=on_demand,
+                traffic=self._traffic,
                 regions=pool.regions,
                 crash_records=pool.crash_records,
                 describe_activity=pool.describe_activity,
@@ -402,6 +405,7 @@ class Server:
             on_demand=self._on_demand,
             memory_budget=self._memory_budget,
             api_keys=self._endpoints.api_keys,
+            traffic=self._traffic,
         )
         await self._endpoints.start_metrics(collector.collect_after_catch_up)
 

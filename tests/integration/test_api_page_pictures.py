@@ -132,8 +132,8 @@ def test_a_file_is_shown_sent_and_shown_again(
     page.press("Send")
     page.wait_for("#status", "^200 OK")
     assert page.picture_sizes("#outputs") == [[20, 10], [16, 8], [16, 8]]
-    assert f"SIZES INT32 [1] [{image.stat().st_size}]" in page.text("#outputs")
-    assert f"COPIES BYTES [1] [<{image.stat().st_size} bytes>]" in page.text("#outputs")
+    assert f"SIZES INT32 [1]\n[{image.stat().st_size}]" in page.text("#outputs")
+    assert f"COPIES BYTES [1]\n[<{image.stat().st_size} bytes>]" in page.text("#outputs")
     row = "return [...arguments[0].getContext('2d').getImageData(0, 0, 16, 1).data]"
     for canvas in browser.find_elements(By.CSS_SELECTOR, "#outputs canvas"):
         assert browser.execute_script(row, canvas) == [255, 0, 0, 255] * 8 + [0, 0, 0, 255] * 8
@@ -163,7 +163,7 @@ def test_files_can_be_removed_again(
     page.wait_for("#curl", '"data":')
     page.press("Send")
     page.wait_for("#status", "^200 OK")
-    assert 'COPIES BYTES [1] ["text"]' in page.text("#outputs")
+    assert 'COPIES BYTES [1]\n["text"]' in page.text("#outputs")
 
 
 def test_a_decoupled_model_gets_the_text_of_a_file(

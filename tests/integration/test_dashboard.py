@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +87,23 @@ def lines(host: RunningHost, after: object = 0, status: int = 200) -> Any:
     return response.json()
 
 
-def send(host: RunningHost, count: int) -> None:
-    with host.client() as client:
-        for _ in range(count):
-            client.infer("identity", [tensor("INPUT0", np.zeros(4, np.float32))])
+@contextmanager
+def requests_in_progress(host: RunningHost) -> Iterator[None]:
+    """Requests follow each other, so that every interval has some."""
+    ended = threading.Event()
+
+    def send() -> None:
+        with host.client() as client:
+            while not ended.wait(0.1):
+                client.infer("identity", [tensor("INPUT0", np.zeros(4, np.float32))])
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sender.join(DEADLINE)
 
 
 # The lines of the log
@@ -176,8 +191,8 @@ def test_the_log_has_the_address_of_the_page(host: RunningHost) -> None:
 def test_models_are_listed_with_their_numbers(host: RunningHost, browser: webdriver.Chrome) -> None:
     page = Dashboard(browser, host)
     page.wait_for("#models tbody", "letters")
-    send(host, 5)
-    row = page.wait_for_row("identity:1", r"^identity:1 READY 1/1 [1-9.]")
+    with requests_in_progress(host):
+        row = page.wait_for_row("identity:1", r"^identity:1 READY 1/1 [\d.]*[1-9]")
     assert row.split()[-1] == "0"  # restarts
     assert page.text("#about").startswith("version ")
 
@@ -197,8 +212,8 @@ def test_failed_and_unloaded_models_are_listed_and_names_are_no_html(
 
 def test_a_model_has_plots_of_its_own(host: RunningHost, browser: webdriver.Chrome) -> None:
     page = Dashboard(browser, host, "identity")
-    send(host, 5)
-    page.wait_for_plot("Requests per second", r"answered [1-9]\S*, failed 0$|answered 0\.\d*[1-9]")
+    with requests_in_progress(host):
+        page.wait_for_plot("Requests per second", r"answered [\d.]*[1-9]\S*, failed 0$")
     page.wait_for_plot("Memory", r"identity_0 [\d.]+ MiB")
     page.wait_for_plot("Restarts", "identity_0 0")
     assert re.match(r"identity_0 serving \d+ \S+ % [\d.]+ MiB 0", page.text("#instances tbody"))
@@ -319,12 +334,16 @@ def test_nothing_is_asked_while_the_page_pauses(
 ) -> None:
     page = Dashboard(browser, host)
     page.wait_for("#models tbody", "identity")
-    wait_until(lambda: not browser.execute_script("return asking"), "the end of a poll")
     page.press("Pause")
-    assert browser.execute_script("return paused")
+    wait_until(lambda: not browser.execute_script("return asking"), "the end of the last poll")
+    browser.execute_script(
+        "window.asked = 0; const send = fetch;"
+        "window.fetch = (...all) => { window.asked += 1; return send(...all); };"
+        "document.dispatchEvent(new Event('visibilitychange')); schedule();"
+    )
+    assert browser.execute_script("return [asked, timer]") == [0, 0]
     page.press("Continue")
-    polls = browser.execute_script("return polls")
-    wait_until(lambda: browser.execute_script("return polls") > polls, "the next poll")
+    wait_until(lambda: browser.execute_script("return asked") > 1, "the next poll")
 
 
 def test_the_page_fits_a_phone(host: RunningHost, browser: webdriver.Chrome) -> None:

@@ -26,7 +26,8 @@ class TritonPythonModel:
             if b"fail" in texts:
                 answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("tired")))
                 continue
-            rows = np.array([[len(t), t[0], 0.5] for t in texts if t != b"lost"], dtype=np.{0})
+            last = np.nan if b"nan" in texts else 0.5
+            rows = np.array([[len(t), t[0], last] for t in texts if t != b"lost"], dtype=np.{0})
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("VECTOR", rows)],
                 parameters={{"prompt_tokens": len(texts)}}))
         return answers
@@ -140,3 +141,11 @@ def test_requests_on_one_connection_get_ids_of_their_own(host: RunningHost) -> N
             assert json.load(response)["data"][0]["embedding"] == [1, 97, 0.5]
             ids.append(response.headers["x-request-id"])
     assert len(set(ids)) == 3
+
+
+def test_numbers_that_json_cannot_have_are_an_error(host: RunningHost) -> None:
+    for texts in ("nan", ["a", "nan"]):
+        reply = send(host, "POST", "/v1/embeddings", {"model": "all", "input": texts})
+        assert reply.status == 500 and "numbers that are not finite" in reply.error["message"]
+    body = {"model": "all", "input": "nan", "encoding_format": "base64"}
+    assert send(host, "POST", "/v1/embeddings", body).status == 200

@@ -193,7 +193,14 @@ def test_chat_is_withdrawn_after_three_renderings_that_ran_too_long(
     host = serve(repository, "--model-control-mode=explicit", "--load-model=whole")
     host.wait_started()
     assert text(host, "a", model="whole") == "X"
+    many = [{"role": "user", "content": text} for text in ("loop", "x" * 70_000)]
+    body = {"model": "whole", "messages": many}
     with ThreadPoolExecutor(3) as pool:
+        replies = list(
+            pool.map(lambda _: send(host, "POST", "/v1/chat/completions", body), range(3))
+        )
+        assert [reply.status for reply in replies] == [500] * 3
+        assert text(host, "a", model="whole") == "X"  # a client cannot take chat from others
         replies = list(pool.map(lambda _: chat(host, "loop", model="whole"), range(3)))
     assert [reply.status for reply in replies] == [500] * 3
     assert "ran for more than 5 s" in replies[0].error["message"]

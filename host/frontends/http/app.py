@@ -129,6 +129,7 @@ class HttpApp:
             routes.CUDA_UNREGISTER: memory.cuda_unregister,
             routes.TRACE_SETTING: settings.trace_setting,
             routes.LOG_SETTINGS: settings.log_settings,
+            routes.TRAFFIC: settings.traffic,
             routes.LOG_LINES: admin.log_lines,
             routes.STACKS: admin.stacks,
             routes.OVERVIEW: admin.overview,

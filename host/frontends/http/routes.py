@@ -42,6 +42,7 @@ MODEL_METADATA = Endpoint(_GET, "metadata", True)
 MODEL_CONFIG = Endpoint(_GET, "model-config", True)
 STATISTICS = Endpoint(_GET, "statistics", True)
 TRACE_SETTING = Endpoint(_GET_OR_POST, "trace", True)
+TRAFFIC = Endpoint(_GET_OR_POST, "model-repository", True)
 LOG_SETTINGS = Endpoint(_GET_OR_POST, "logging")
 LOG_LINES = Endpoint(_GET, "logging", True)
 STACKS = Endpoint(_GET, "logging", True)
@@ -85,6 +86,7 @@ _MODEL_ENDPOINTS = {
     "config": MODEL_CONFIG,
     "stats": STATISTICS,
     "stacks": STACKS,
+    "traffic": TRAFFIC,
     "record": RECORD,
     "infer": INFER,
     "generate": GENERATE,

@@ -1,10 +1,13 @@
-"""The endpoints of trace and log settings (docs/reference/protocol.md, 7.1, 7.4)."""
+"""The endpoints of trace, log and traffic settings (docs/reference/protocol.md, 7.1, 7.4)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from host.core import Core
+from host.errors import invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.infer import json_too_large
@@ -12,6 +15,7 @@ from host.frontends.http.routes import Route
 from host.logs.settings import HTTP
 from host.tracing.settings import SettingChanges
 from host.tracing.updates import NUMBERS, to_change
+from host.traffic.splits import TrafficChange
 
 
 class SettingsHandler:
@@ -41,6 +45,25 @@ class SettingsHandler:
             document = await self._read_json_object(exchange)
             log.update({k: v for k, v in document.items() if v is not None}, HTTP)
         await exchange.send_json(json.dump(log.describe()))
+
+    async def traffic(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with how the requests to a model are split, after a change if there is one."""
+        self._core.refuse_while_loading()
+        if route.version:
+            raise invalid_argument("the requests to a model are split, not those to a version")
+        if exchange.method == "POST":
+            body = await exchange.read_body(
+                self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
+            )
+            try:
+                change = msgspec.json.decode(body, type=TrafficChange)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise invalid_argument(
+                    'expected {"canary": {"version": N, "percent": N}, "shadow": null}, with one'
+                    f" of the two or both: {error}"
+                ) from None
+            self._core.traffic.change(route.resource, change)
+        await exchange.send_json(msgspec.json.encode(self._core.traffic.describe(route.resource)))
 
     async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
         """Read the body as a JSON object; the first of equal names counts.

@@ -253,6 +253,11 @@ def write_answer(
             "dimensions",
         )
     as_text = fields.get("encoding_format") == "base64"
+    if not as_text and not all(np.isfinite(vector).all() for vector in vectors):
+        raise model_failure(
+            f"model '{contract.model}' gave an embedding with numbers that are not finite, which"
+            " JSON cannot have"
+        )
     data = [
         {
             "object": "embedding",

@@ -126,10 +126,9 @@ class GenerationHandler:
         request_id = set_request_id(exchange, answer.id)
         prompts: Sequence[str | list[int] | None]
         if route == CHAT:
-            takes_prompt = contract.takes("prompt") and not contract.takes_whole_request
-            prompts = [
-                await self._prompts.render(contract, fields, version) if takes_prompt else None
-            ]
+            prompts = [None]
+            if contract.takes("prompt") and not contract.takes_whole_request:
+                prompts = [await self._prompts.render(contract, fields, version, large)]
         else:
             prompts = _prompts(fields["prompt"])
         self._check_sizes(contract, fields, prompts, size)

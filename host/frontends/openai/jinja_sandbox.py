@@ -46,6 +46,10 @@ def make_sandbox(**options: Any) -> Any:
         code_generator_class = Generator
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "+" and type(left) is str and type(right) is str:  # nearly always
+                if len(left) + len(right) > _MAX_JOINED:
+                    raise _too_large("a joined text")
+                return left + right
             _check_operation(operator, left, right)
             return super().call_binop(context, operator, left, right)
 

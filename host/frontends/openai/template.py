@@ -39,7 +39,8 @@ class PromptRenderer:
     """Renders prompts by the templates of models, in threads.
 
     `max_size`: characters of a prompt. `withdraw`: gets a template that ran for too long three
-    times, and the reason to refuse chats. Belongs to the event loop.
+    times, for requests that are not large, and the reason to refuse chats. Belongs to the event
+    loop.
     """
 
     def __init__(
@@ -57,8 +58,13 @@ class PromptRenderer:
         self._free_threads = asyncio.Semaphore(_MAX_THREADS)
         self._compiled: dict[tuple[str, int, bool], tuple[ChatTemplate, Render]] = {}
 
-    async def render(self, contract: Contract, fields: Fields, version: int) -> str:
-        """Return the prompt. Raises OpenAIError."""
+    async def render(
+        self, contract: Contract, fields: Fields, version: int, large: bool = False
+    ) -> str:
+        """Return the prompt. Raises OpenAIError.
+
+        `large`: the messages are many, so it is not the template's fault if they take long.
+        """
         messages = fields["messages"]
         if contract.template in BUILT_IN_TEMPLATES:
             return render_built_in(contract.template, messages)
@@ -72,7 +78,8 @@ class PromptRenderer:
             try:
                 return await run_with_time_limit(render, self._time_limit, contract.model)
             except TemplateTimeout:
-                self._record_timeout(contract.model, version, template)
+                if not large:
+                    self._record_timeout(contract.model, version, template)
                 raise
 
     def _record_timeout(self, model: str, version: int, template: ChatTemplate) -> None:

@@ -77,6 +77,15 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
         "description": "The number of the last line that the client has.",
         "schema": {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1},
     }
+    share: Schema = {
+        "oneOf": [
+            {"type": "null"},
+            {
+                **_object({"version": COUNT, "percent": {"type": "number", "maximum": 100}}),
+                "required": ["version", "percent"],
+            },
+        ]
+    }
     return {
         "/v2/logging/lines": {
             "get": operations.operation(
@@ -94,6 +103,18 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
                 "logging", _SERVER, "Get what the instances of a model do now", activities,
                 errors=(404,), parameters=[model],
             )
+        },
+        "/v2/models/{model}/traffic": {
+            "get": operations.operation(
+                "model-repository", _SERVER, "Get how requests are split between versions",
+                {"type": "object"}, errors=(400, 404, 503), parameters=[model],
+            ),
+            "post": operations.operation(
+                "model-repository", _SERVER, "Change how requests are split between versions",
+                {"type": "object"}, errors=(400, 404, 503),
+                body=json_body(_object({"canary": share, "shadow": share}), True),
+                parameters=[model],
+            ),
         },
         "/v2/models/{model}/record": {
             "post": operations.operation(

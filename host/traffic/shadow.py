@@ -1,0 +1,186 @@
+"""Sends copies of requests to the shadow version, and compares its responses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from host.errors import HostError, unavailable
+from host.inference.call import Call, CallListener
+from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
+from host.models.registry import LoadedModel
+from host.traffic.comparison import are_equal, response_bytes
+from host.traffic.split import ComparisonResult, Role, TrafficSplit
+
+_log = logging.getLogger("pbhost")
+
+MAX_COPIES = 64
+"""Copied requests of a model that are in progress; further ones are not copied."""
+
+_MAX_BYTES = 16 << 20  # bytes of outputs that are kept for one comparison
+_INLINE_BYTES = 65536  # bytes of outputs that are compared without a thread
+
+
+class ShadowVersion:
+    """The shadow version of a model. Belongs to the event loop.
+
+    Its calls never change the answer of a client; their results are only counted.
+    """
+
+    def __init__(self, model: LoadedModel, split: TrafficSplit) -> None:
+        self.model = model
+        self._split = split
+        self._copies = 0
+        self._comparisons: set[asyncio.Future[bool]] = set()
+
+    def copy_request(self, request: InferRequest) -> InferRequest | None:
+        """A copy for the shadow; None if the request cannot be copied, or too many are."""
+        if self._copies >= MAX_COPIES or request.output_placement is not None:
+            self._count(ComparisonResult.SKIPPED)
+            return None
+        try:
+            # The client may change its memory as soon as it has its answer.
+            inputs = [copy_from_shared_memory(tensor) for tensor in request.inputs]
+        except HostError:  # the request itself fails with the same error, and the client gets it
+            self._count(ComparisonResult.SKIPPED)
+            return None
+        return msgspec.structs.replace(
+            request,
+            inputs=inputs,
+            requested_outputs=list(request.requested_outputs),
+            parameters=dict(request.parameters),
+            model_version=self.model.version,
+            trace=None,
+            output_placement_hints=None,
+            classification=None,
+        )
+
+    def follow(self, call: Call, copy: InferRequest) -> None:
+        """Sends the copy of a request to the shadow, and compares when both have responded.
+
+        `call`: the request that the client has sent, just after its start.
+        """
+        if call.finished:  # the response cache had the response
+            self._count(ComparisonResult.SKIPPED)
+            return
+        try:
+            shadow = self.model.infer(copy)
+        except HostError:
+            self._count(ComparisonResult.FAILED)
+            return
+        self._split.requests[(self.model.version, Role.SHADOW)] += 1
+        self._copies += 1
+        comparison = _Comparison(self, call, shadow)
+        call.listener = comparison
+        shadow.subscribe(comparison.shadow_responded)
+
+    def finish(self, comparison: _Comparison) -> None:
+        """Compares the responses to one request; called once."""
+        self._copies -= 1
+        ours, theirs = comparison.responses, comparison.shadow_responses
+        if comparison.skipped:
+            self._count(ComparisonResult.SKIPPED)
+        elif _failed(theirs) and not _failed(ours):
+            self._count(ComparisonResult.FAILED)
+        elif comparison.size <= _INLINE_BYTES:
+            self._count_comparison(are_equal(ours, theirs))
+        else:
+            loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(None, are_equal, ours, theirs)
+            self._comparisons.add(work)
+            work.add_done_callback(self._compared)
+
+    def _compared(self, work: asyncio.Future[bool]) -> None:
+        self._comparisons.discard(work)
+        if work.cancelled():
+            self._count(ComparisonResult.SKIPPED)
+        elif (error := work.exception()) is not None:
+            _log.error("unexpected failure of a comparison", exc_info=error)
+        else:
+            self._count_comparison(work.result())
+
+    def _count_comparison(self, equal: bool) -> None:
+        self._count(ComparisonResult.EQUAL if equal else ComparisonResult.DIFFERENT)
+
+    def _count(self, result: ComparisonResult) -> None:
+        self._split.comparisons[(self.model.version, result)] += 1
+
+
+class _Comparison:
+    """The responses to one request, in place of the listener of the client's call."""
+
+    __slots__ = (
+        "responses",
+        "shadow_responses",
+        "size",
+        "skipped",
+        "_listener",
+        "_open",
+        "_owner",
+        "_shadow",
+    )
+
+    def __init__(self, owner: ShadowVersion, call: Call, shadow: Call) -> None:
+        self.responses: list[InferResponse] = []
+        self.shadow_responses: list[InferResponse] = []
+        self.size = 0
+        self.skipped = False
+        self._listener: CallListener | None = call.listener
+        self._open = 2  # calls
+        self._owner = owner
+        self._shadow = shadow
+
+    def call_responded(self, call: Call, response: InferResponse) -> None:
+        if self._listener is not None:
+            self._listener.call_responded(call, response)
+        self._keep(self.responses, response)
+
+    def call_finished(self, call: Call) -> None:
+        if self._listener is not None:
+            self._listener.call_finished(call)
+        if call.cancelled:
+            self._skip()
+        self._close_one()
+
+    def shadow_responded(self, response: InferResponse | None, final: bool) -> None:
+        """Called with each response of the shadow."""
+        if response is not None:
+            self._shadow.acknowledge_response(response)
+            self._keep(self.shadow_responses, response)
+        if final:
+            self._close_one()
+
+    def _keep(self, responses: list[InferResponse], response: InferResponse) -> None:
+        if self.skipped:
+            return
+        self.size += response_bytes(response)
+        if self.size > _MAX_BYTES:
+            self._skip()
+            return
+        # Users of a response may replace the data of its tensors.
+        outputs = [Tensor(o.name, o.datatype, o.shape, o.data, o.owner) for o in response.outputs]
+        kept = InferResponse(response.model_name, response.model_version, outputs=outputs)
+        kept.error = response.error
+        responses.append(kept)
+
+    def _skip(self) -> None:
+        """Ends the comparison, as there is nothing to compare, or too much."""
+        if not self.skipped:
+            self.skipped = True
+            self.responses.clear()
+            self.shadow_responses.clear()
+            # In a later turn of the loop: the client's call is ending now.
+            asyncio.get_running_loop().call_soon(
+                self._shadow.abort, unavailable("the comparison has ended")
+            )
+
+    def _close_one(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self._owner.finish(self)
+
+
+def _failed(responses: list[InferResponse]) -> bool:
+    return any(response.error is not None for response in responses)
