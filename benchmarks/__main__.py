@@ -23,16 +23,18 @@ from benchmarks.page import Report
 from benchmarks.peer import Peer
 from benchmarks.plot import draw
 from benchmarks.rivals import compare_rivals
-from benchmarks.rows import LOADS
+from benchmarks.rows import INSTANCE_LOADS, LOADS
 from benchmarks.servers import RunningServer, ours, theirs
 from benchmarks.streams import many_streams, one_stream
 
 REPOSITORY = Path(__file__).resolve().with_name("repository")
+MANY_INSTANCES = REPOSITORY.with_name("many_instances")
 
 HEADINGS = (
     *("work", "requests/s: ours", "peer", "ratio", "p50 µs: ours", "peer", "p99 µs: ours", "peer"),
     *("host CPU µs/request: ours", "peer", "with stubs: ours", "peer"),
 )
+INSTANCES = ("instances", *HEADINGS[1:])
 BATCHES = ("dynamic batching", "mean batch: ours", "peer")
 BLS = (
     *("BLS", "responses/s: ours", "peer", "ratio", "host CPU µs/response: ours", "peer"),
@@ -70,6 +72,11 @@ def main() -> None:
         rows = {name: load for name, load in LOADS.items() if arguments.only in name}
         if rows:
             compare(peer, arguments.engine, rows, arguments.rounds, arguments.seconds, report)
+        rows = {name: load for name, load in INSTANCE_LOADS.items() if arguments.only in name}
+        if rows:
+            compare_instances(
+                peer, arguments.engine, rows, arguments.rounds, arguments.seconds, report
+            )
         calls = {name: load for name, load in BLS_LOADS.items() if arguments.only in name}
         if calls:
             compare_bls(peer, arguments.engine, calls, arguments.rounds, report)
@@ -88,19 +95,36 @@ def compare(
     batches = {}
     with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         for name, load in rows.items():
-            pairs = [
-                [
-                    measure(peer, load, server, seconds)
-                    for server in ((host, rival) if turn % 2 else (rival, host))
-                ][:: 1 if turn % 2 else -1]
-                for turn in range(rounds)
-            ]
-            mine, other = _median(pairs, 0), _median(pairs, 1)
+            mine, other = _measure_pairs(peer, load, host, rival, rounds, seconds)
             report.row(HEADINGS, cells(name, mine, other))
             if load.model == "identity_batched":
                 batches[name.removeprefix("dynamic batching, ")] = mine.batch, other.batch
     for name, sizes in batches.items():
         report.row(BATCHES, [name, *(f"{size:.1f}" for size in sizes)])
+
+
+def compare_instances(
+    peer: Peer, engine: str, rows: dict[str, Load], rounds: int, seconds: float, report: Report
+) -> None:
+    """Print the table of models with several instances."""
+    with ours(MANY_INSTANCES, engine) as host, theirs(MANY_INSTANCES, peer) as rival:
+        for name, load in rows.items():
+            mine, other = _measure_pairs(peer, load, host, rival, rounds, seconds)
+            report.row(INSTANCES, cells(name, mine, other))
+
+
+def _measure_pairs(
+    peer: Peer, load: Load, host: RunningServer, rival: RunningServer, rounds: int, seconds: float
+) -> tuple[Measurement, Measurement]:
+    """Load the servers in turns; return the median round of each."""
+    pairs = [
+        [
+            measure(peer, load, server, seconds)
+            for server in ((host, rival) if turn % 2 else (rival, host))
+        ][:: 1 if turn % 2 else -1]
+        for turn in range(rounds)
+    ]
+    return _median(pairs, 0), _median(pairs, 1)
 
 
 def cells(name: str, mine: Measurement, other: Measurement) -> list[str]:

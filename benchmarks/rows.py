@@ -33,6 +33,8 @@ LOADS = {
     "the same in system shared memory, concurrency 4": Load("identity_fp32", MEGABYTES, 4, True),
     "HTTP identity FP32[16], concurrency 1": Load("identity_fp32", 16, 1, http=True),
     "HTTP identity FP32[16], concurrency 16": Load("identity_fp32", 16, 16, http=True),
+    "identity FP32[16] in a coroutine, concurrency 1": Load("identity_coroutine", 16, 1),
+    "identity FP32[16] in a coroutine, concurrency 16": Load("identity_coroutine", 16, 16),
     "BLS to identity FP32[16], concurrency 1": Load("bls_identity", 16, 1),
     "BLS to identity FP32[16], concurrency 16": Load("bls_identity", 16, 16),
     "16 async BLS calls of FP32[16] per request, concurrency 1": Load("bls_async", 16, 1),
@@ -60,3 +62,10 @@ for _door, _http in (("gRPC", False), ("HTTP", True)):
             "identity_bytes", 1000, _concurrency, http=_http, string_length=32
         )
 """Loads by the name of their row in the table."""
+
+INSTANCE_LOADS = {
+    "4 instances, FP32[16], concurrency 16": Load("identity_four", 16, 16),
+    "4 instances, FP32[16], concurrency 64": Load("identity_four", 16, 64),
+    "16 instances of a model that takes 2 ms, concurrency 64": Load("sleep_sixteen", 16, 64),
+}
+"""Loads of models with several instances, by the name of their row."""

@@ -192,12 +192,10 @@ class FrontendProcesses:
         await asyncio.gather(*(frontend.reload_tls() for frontend in self._frontends))
 
     async def drain(self, seconds: float) -> bool:
-        """As `ClientEndpoints.drain`."""
+        """As `ClientEndpoints.drain`, without what is passed on to this process."""
         self.drain_seconds = seconds
         draining = [frontend.drain(seconds) for frontend in self._frontends]
-        app = self._app
-        own = [] if app is None else [app.drain(seconds)]
-        return all(await asyncio.gather(*draining, *own))
+        return all(await asyncio.gather(*draining))
 
     async def stop(self, seconds: float) -> None:
         """As `ClientEndpoints.stop`; the processes end."""

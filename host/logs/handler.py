@@ -187,9 +187,16 @@ class LogHandler(logging.Handler):
     def _writer(self, descriptor: int) -> LogWriter:
         writer = self._writers.get(descriptor)
         if writer is None:
-            writer = self._writers[descriptor] = LogWriter(
-                descriptor, self._report_error, self._format_dropped
-            )
+            # At a terminal, stdout and stderr have one thread, which keeps the order of lines.
+            writer = next(
+                (
+                    known
+                    for other, known in self._writers.items()
+                    if os.isatty(descriptor) and os.path.sameopenfile(other, descriptor)
+                ),
+                None,
+            ) or LogWriter(descriptor, self._report_error, self._format_dropped)
+            self._writers[descriptor] = writer
         return writer
 
     def _format_dropped(self, lines: int) -> bytes:

@@ -146,11 +146,10 @@ class PythonModel(DrainableModel):
 
     @property
     def defines_is_ready(self) -> bool:
-        """Whether the model defines `is_ready`."""
-        return any(
-            supervisor.instance.readiness_check.model_defines_is_ready
-            for supervisor in self.supervisors
-        )
+        """Whether the model defines `is_ready`; all instances run the same code."""
+        if not self.supervisors:
+            return False
+        return self.supervisors[0].instance.readiness_check.model_defines_is_ready
 
     async def why_not_ready(self) -> str:
         """The reason why the model is not ready, "" if it is.

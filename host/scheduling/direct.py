@@ -49,8 +49,7 @@ class DirectScheduler(InstanceQueue):
 
     def instance_ready(self, instance: InstanceSlot) -> None:
         """Gives the instance the oldest call, or keeps the instance for the next one."""
-        if instance not in self.instances:
-            self._add_instance(instance)
+        self._add_instance(instance)
         if instance is self._ahead_at:
             self._start_prefetched()
         else:

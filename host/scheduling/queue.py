@@ -17,6 +17,7 @@ class InstanceQueue(CallHolder, ABC):
 
     def __init__(self, queue: CallQueue | None = None) -> None:
         self.instances: list[InstanceSlot] = []
+        self._members: set[InstanceSlot] = set()  # the same: a list is searched one by one
         self.may_recover: Callable[[], bool] = lambda: False
         self.gate: ExecutionGate = OpenGate()
         self._free: list[InstanceSlot] = []
@@ -29,7 +30,8 @@ class InstanceQueue(CallHolder, ABC):
 
     def instance_removed(self, instance: InstanceSlot) -> None:
         """Queued calls wait for another instance, or for a replacement."""
-        if instance in self.instances:
+        if instance in self._members:
+            self._members.remove(instance)
             self.instances.remove(instance)
         if instance in self._free:
             self._free.remove(instance)
@@ -65,7 +67,8 @@ class InstanceQueue(CallHolder, ABC):
         call.fail(error)
 
     def _add_instance(self, instance: InstanceSlot) -> None:
-        if instance not in self.instances:
+        if instance not in self._members:
+            self._members.add(instance)
             self.instances.append(instance)
 
 

@@ -53,6 +53,8 @@ class Endpoints:
         self.http_port = 0
         self.metrics_port = 0
         self._clients: ClientEndpoints | FrontendProcesses | None = None
+        self.http_app: HttpApp | None = None
+        """The application of the HTTP endpoints, also without a port; None before the start."""
         self._metrics: HttpListener | None = None
         self.api_keys: ApiKeys | None = None
         """The API keys of clients; None if clients need none."""
@@ -93,7 +95,7 @@ class Endpoints:
         options = self._options
         if processes is not None:
             self._clients = processes
-            app = self._make_app(core, processes.receive_budget)
+            app = self.http_app = self._make_app(core, processes.receive_budget)
             await processes.start(core, admin_services(core), app)
             self.grpc_port, self.http_port = processes.grpc_port, processes.http_port
             return
@@ -102,8 +104,8 @@ class Endpoints:
             keys = self.api_keys if options.api_key_file else None
             service = make_grpc_service(options, core, admin_services(core, keys), keys)
             self.grpc_port = await clients.open_grpc(service)
+        app = self.http_app = self._make_app(core, clients.receive_budget)
         if options.allow_http:
-            app = self._make_app(core, clients.receive_budget)
             self.http_port = await clients.open_http(app, self._http_tls)
 
     def _make_app(self, core: Core, receive_budget: ReceiveBudget) -> HttpApp:
@@ -182,17 +184,18 @@ class Endpoints:
 
         Returns whether all were answered. Health requests are still answered.
         """
-        clients, options = self._clients, self._options
-        if clients is None:
+        clients, app, options = self._clients, self.http_app, self._options
+        if clients is None or app is None:
             return True
+        serves_app = isinstance(clients, ClientEndpoints) and options.allow_http
 
         def report(left: float) -> None:
-            if options.allow_http:
-                _log.info(
-                    "Timeout %d: Found %d HTTP service connections",
-                    left,
-                    clients.open_http_requests,
-                )
+            others = 0 if serves_app else app.open_requests
+            _log.info(
+                "Timeout %d: Found %d HTTP service connections",
+                left,
+                clients.open_http_requests + others,
+            )
             if options.allow_grpc:
                 _log.info(
                     "Timeout %d: Found %d gRPC service connections and inference handlers",
@@ -201,13 +204,13 @@ class Endpoints:
                 )
 
         left = max(0.0, deadline - asyncio.get_running_loop().time())
-        draining = asyncio.ensure_future(clients.drain(left))
+        draining = asyncio.gather(clients.drain(left), app.drain(left))
         await wait_with_reports(draining, deadline, report)
-        return await draining
+        return all(await draining)
 
     async def stop(self, deadline: float) -> None:
         """Closes all endpoints but metrics by `deadline`, and cuts off what is still open."""
-        clients, self._clients = self._clients, None
+        clients, self._clients, self.http_app = self._clients, None, None
         if clients is not None:
             await clients.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
 

@@ -19,6 +19,7 @@ from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
 from host.frontend_processes.processes import FrontendProcesses
+from host.frontends.http.asgi import AsgiApplication
 from host.frontends.openai.loader import OpenAILoader
 from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.health.server_state import ServerState
@@ -112,6 +113,17 @@ class Server:
         if self._core is None or not self._state.started:
             raise unavailable("Server not ready")
         return self._core
+
+    @property
+    def asgi_application(self) -> AsgiApplication:
+        """The HTTP endpoints, for another ASGI server on this event loop; no port is needed.
+
+        Raises HostError UNAVAILABLE before the server is started.
+        """
+        app = self._endpoints.http_app
+        if app is None:
+            raise unavailable("Server not ready")
+        return AsgiApplication(app)
 
     @property
     def grpc_port(self) -> int:

@@ -360,3 +360,21 @@ def test_the_page_fits_a_phone(host: RunningHost, browser: webdriver.Chrome) -> 
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert browser.get_window_size() == size
+
+
+def test_the_page_is_dark_where_the_system_is(host: RunningHost, browser: webdriver.Chrome) -> None:
+    brightness = {}
+    for scheme in ("light", "dark"):
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        Dashboard(browser, host).wait_for("#models tbody", "identity")
+        colours = [
+            browser.execute_script(f"return getComputedStyle(document.body).{name}")
+            for name in ("backgroundColor", "color")
+        ]
+        brightness[scheme] = [sum(map(int, re.findall(r"\d+", one)[:3])) for one in colours]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    ground, text = brightness["light"]
+    assert ground > 600 > 200 > text
+    ground, text = brightness["dark"]
+    assert ground < 200 < 600 < text

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,7 @@ def test_health_metadata_and_configuration(client: Client) -> None:
     assert not client.is_model_ready("missing")
     about = client.get_server_metadata()
     assert about["name"] and "binary_tensor_data" in about["extensions"]
+    assert about["pbhost_version"] == version("pbhost")
     model = client.get_model_metadata("echo_STRING")
     assert model["inputs"] == [{"name": "INPUT0", "datatype": "BYTES", "shape": [-1, 2]}]
     assert client.get_model_config("echo_FP32")["input"][0]["data_type"] == "TYPE_FP32"

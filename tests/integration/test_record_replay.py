@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+import tritonclient.utils.shared_memory as shm
 
 from tests.clients import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
@@ -79,7 +82,8 @@ def add_models(repository: RepositoryBuilder, factor: str = "2.0", more: int = 0
 @pytest.fixture(scope="module")
 def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
     add_models(module_repository)
-    return module_serve(module_repository, "--allow-recording=true", KEY).wait_started()
+    flags = "--allow-recording=true", "--allow-client-shm=true", KEY
+    return module_serve(module_repository, *flags).wait_started()
 
 
 def command(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
@@ -372,6 +376,72 @@ def test_a_recorded_request_runs_in_the_foreground(
         1, "", "pbhost replay: the recording has 2 requests, and no request 3\n",
     )  # fmt: skip
     assert replay(folder)[0] == 2
+
+
+def test_a_breakpoint_works_in_a_replayed_request(
+    host: RunningHost, repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    with recording(host, folder, "--max-requests=1"):
+        scale(host, 20, 22)
+    code = SCALE.replace("FACTOR", "1.0").replace(
+        "if x.size", "breakpoint()\n            if x.size"
+    )
+    repository.add("scale", code, SCALE_CONFIG)
+    done = subprocess.run(
+        [sys.executable, "-m", "host", "replay", folder, f"--run={repository.path / 'scale'}"],
+        cwd=ROOT, input="p int(x.sum())\nc\n", capture_output=True, text=True, timeout=DEADLINE,
+        check=True,
+    )  # fmt: skip
+    assert "(Pdb) 42\n" in done.stdout
+    assert "[20., 22.]" in done.stdout
+
+
+def test_tensors_in_shared_memory_of_a_client_are_copied_or_left_out(
+    host: RunningHost, tmp_path: Path
+) -> None:
+    folder, key = tmp_path / "out", f"/pbhost-test-{os.getpid()}"
+    given = np.array([3, 4], np.float32)
+    region = shm.create_shared_memory_region("both", key, 16)
+    try:
+        shm.set_shared_memory_region(region, [given])
+        with host.client() as client, recording(host, folder, "--max-requests=1"):
+            client.register_system_shared_memory("both", key, 16)
+            x = grpcclient.InferInput("X", [2], "FP32")
+            x.set_shared_memory("both", 8)
+            y = grpcclient.InferRequestedOutput("Y")
+            y.set_shared_memory("both", 8, offset=8)
+            client.infer("scale", [x], outputs=[y])
+            shm.set_shared_memory_region(region, [np.zeros(2, np.float32)])
+            client.unregister_system_shared_memory("both")
+    finally:
+        shm.destroy_shared_memory_region(region)
+    _, request, _ = lines(folder)
+    assert request["responses"][0]["left_out"] == ["Y"]
+    assert np.array_equal(np.frombuffer((folder / "tensors.bin").read_bytes()[:8], "<f4"), given)
+    assert replay(folder, f"--against=grpc://{host.url}")[0] == 0
+
+
+def test_a_full_disk_ends_a_recording_with_what_fits(host: RunningHost, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=16k none "$0" && exec "$@"']
+    if subprocess.run([*mounted, disk, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system in a namespace")
+    process = subprocess.Popen(
+        [*mounted, disk, sys.executable, "-m", "host", "record", f"http://{host.http_url}",
+         disk / "out", "--model=scale", HEADER],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    seen = Path(f"/proc/{process.pid}/root", *disk.parts[1:], "out", "recording.jsonl")
+    wait_until(seen.exists, "the recording")
+    for _ in range(3):
+        scale(host, *range(1000))
+    status, out, error = finish(process)
+    assert (status, out) == (1, "")
+    assert error == (
+        f"pbhost record: cannot write the recording to '{disk / 'out'}': No space left on device\n"
+    )
 
 
 def test_the_tensors_of_a_crash_can_be_sent_again(

@@ -25,6 +25,7 @@ class TritonPythonModel:
         return []
 """
 CONFIG = "backend: 'python'"
+HEAD = re.compile(r"[IWE]\d{4} (\d\d:\d\d:\d\d\.\d{6})")
 
 
 def read_all(descriptor: int) -> bytes:
@@ -72,6 +73,8 @@ def test_log_lines_and_the_progress_line_do_not_run_into_each_other(
     assert steps == [f"[slow:1/slow_0] step {number}" for number in range(20)]
     for line in shown(data):
         assert "loaded " not in line or line.startswith(("I", "\x1b[31mE")), line
+    times = [found[1] for line in shown(data) if (found := HEAD.search(line))]
+    assert len(times) > 5 and times == sorted(times), "lines are in order"
 
 
 def test_errors_are_coloured_where_the_terminal_shows_colours(

@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.__main__ import BATCHES, BLS, HEADINGS, START, STREAMS
+from benchmarks.__main__ import BATCHES, BLS, HEADINGS, INSTANCES, START, STREAMS
 from benchmarks.bls import BLS_LOADS
 from benchmarks.h2load import summarize
 from benchmarks.memory import Sample, slope, summary
 from benchmarks.page import PAGE, table_row, tables, with_row
 from benchmarks.plot import PICTURE, chart, ratios
 from benchmarks.rivals import RIVALS, rows
-from benchmarks.rows import LOADS
+from benchmarks.rows import INSTANCE_LOADS, LOADS
 from benchmarks.sequences import requests
 
 TEXT = """# Figures
@@ -87,11 +87,12 @@ def test_the_picture_matches_the_page() -> None:
     ("headings", "names"),
     [
         (HEADINGS, list(LOADS)),
+        (INSTANCES, list(INSTANCE_LOADS)),
         (BLS, list(BLS_LOADS)),
         (BATCHES, [f"FP32[16], concurrency {count}" for count in (1, 16, 64)]),
         *((rival.headings, list(rows(rival))) for rival in RIVALS),
     ],
-    ids=["loads", "bls", "batches", *(rival.name for rival in RIVALS)],
+    ids=["loads", "instances", "bls", "batches", *(rival.name for rival in RIVALS)],
 )
 def test_the_page_has_exactly_the_rows_of_the_benchmark(
     headings: tuple[str, ...], names: list[str]

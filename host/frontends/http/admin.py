@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -28,7 +29,8 @@ class AdminHandler:
     def __init__(self, core: Core, max_input_size: int) -> None:
         self._core = core
         self._max_input_size = max_input_size
-        self._metadata = json.dump(asdict(core.server_metadata()))
+        metadata = {**asdict(core.server_metadata()), "pbhost_version": version("pbhost")}
+        self._metadata = json.dump(metadata)
 
     async def live(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with status 200 if the server is live, otherwise 400; the body is empty."""
@@ -46,7 +48,7 @@ class AdminHandler:
         await exchange.send_empty()
 
     async def server_metadata(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with name, version and extensions of the server."""
+        """Answer with name, versions and extensions of the server."""
         await exchange.send_json(self._metadata)
 
     async def model_metadata(self, exchange: HttpExchange, route: Route) -> None:

@@ -312,7 +312,14 @@ def schemas() -> dict[str, Schema]:
     return {
         "Error": {**_object({"error": STRING}), "required": ["error"]},
         "ServerMetadata": {
-            **_object({"name": STRING, "version": STRING, "extensions": names}),
+            **_object(
+                {
+                    "name": STRING,
+                    "version": STRING,
+                    "extensions": names,
+                    "pbhost_version": STRING,
+                }
+            ),
             "required": ["name", "version", "extensions"],
         },
         "TensorMetadata": tensor,

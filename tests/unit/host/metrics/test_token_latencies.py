@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from host.config.schema import new_config
 from host.metrics.catalogue import MetricsSnapshot
+from host.metrics.family import Histogram
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
-from host.metrics.token_latencies import INTER_TOKEN, TIME_TO_FIRST_TOKEN, TokenTimer
+from host.metrics.token_latencies import (
+    INTER_TOKEN,
+    TIME_TO_FIRST_TOKEN,
+    TokenTimer,
+    token_buckets,
+)
 
 
 def model_metrics() -> ModelMetrics:
@@ -45,3 +51,12 @@ def test_a_reloaded_version_continues_the_token_latencies() -> None:
     new.inherit_from(old)
     TokenTimer(new.token_latencies, 0.0).record_token(0)
     assert sum(new.token_latencies.time_to_first_token.counts) == 2
+
+
+def test_buckets_are_those_up_to_the_last_one_in_use() -> None:
+    histogram = Histogram((0.001, 0.005, 0.01))
+    assert token_buckets(histogram) == []
+    histogram.observe(0.002)
+    assert token_buckets(histogram) == [(1000, 0), (5000, 1)]
+    histogram.observe(7.0)  # no bucket is so large
+    assert token_buckets(histogram) == [(1000, 0), (5000, 1), (10000, 1)]

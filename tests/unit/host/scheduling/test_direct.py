@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import settings
 
 from host.errors import ErrorCode, unavailable
 from host.scheduling.clock import Clock
 from host.scheduling.direct import DirectScheduler
-from tests.unit.host.scheduling.fake_instances import FakeInstanceSlot, call_of, error_of
+from host.scheduling.dynamic import DynamicScheduler
+from tests.unit.host.scheduling.fake_instances import (
+    FakeInstanceSlot,
+    call_of,
+    error_of,
+    same_kind,
+)
 from tests.unit.host.scheduling.machine import SchedulerMachine
 
 
@@ -38,6 +47,34 @@ TestEager = EagerMachine.TestCase
 TestEager.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestGreedy = GreedyMachine.TestCase
 TestGreedy.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
+class CountingSlot(FakeInstanceSlot):
+    """Counts how often it is compared with another one."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountingSlot.compared += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("make", [DirectScheduler, lambda: DynamicScheduler(1, 0, same_kind)])
+def test_the_work_for_a_call_does_not_grow_with_the_instances(
+    make: Callable[[], DirectScheduler | DynamicScheduler],
+) -> None:
+    scheduler = make()
+    instances = [CountingSlot(scheduler) for _ in range(64)]
+    for instance in instances:
+        scheduler.instance_ready(instance)
+    CountingSlot.compared = 0
+    for _ in range(10):
+        scheduler.submit(call_of())
+        instances[-1].finish()
+    assert len(instances[-1].batches) == 10
+    assert CountingSlot.compared == 0
 
 
 def test_call_starts_at_once_on_a_free_instance() -> None:
