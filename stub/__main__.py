@@ -1,4 +1,6 @@
-"""Starts a stub process: `__main__.py SPAWN`, or the fork server: `__main__.py --fork-server FD`.
+"""Starts a stub process: `__main__.py SPAWN`, or a fork server: `__main__.py --fork-server FD`.
+
+A second descriptor, with a `PreloadJob`, makes the fork server prepare a model first.
 
 It is started by path, so that no module of the user has precedence over it.
 """
@@ -22,10 +24,16 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
     from stub.wire.spawn import NO_THREADS_STATUS, SpawnArguments
     from stub.worker import Worker
 
+    job = None
     if sys.argv[1] == "--fork-server":
         from stub.fork_server import run_fork_server
+        from stub.preload import read_job
 
-        spawn = run_fork_server(int(sys.argv[2]))
+        job = read_job(int(sys.argv[3])) if len(sys.argv) > 3 else None
+        if job is not None:
+            sys.path[0] = ""  # as below, for the model that is imported now
+            sys.path.append(os.path.dirname(_here))
+        spawn = run_fork_server(int(sys.argv[2]), job)
     else:
         spawn = SpawnArguments.load(sys.argv[1])
     set_up_stub_process(spawn.process_title)
@@ -36,5 +44,6 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
     # A model sees the working directory first, then what is installed
     # (docs/reference/model_api.md, 1.2).
     sys.path[0] = ""
-    sys.path.append(os.path.dirname(_here))
+    if job is None:  # otherwise it is there already
+        sys.path.append(os.path.dirname(_here))
     worker.run()

@@ -1,10 +1,12 @@
 """The fork server: a process that has imported what stubs need, and forks into stubs.
 
 Importing numpy and ZeroMQ takes most of the start-up time and memory of a stub; a forked stub has
-both at once, and shares the memory. The fork server never imports modules of a user.
+both at once, and shares the memory. Modules of a user are only imported by a fork server of its
+own for one model, which prepares it.
 """
 
 import errno
+import io
 import os
 import selectors
 import signal
@@ -14,22 +16,27 @@ import warnings
 from typing import Optional, TextIO
 
 import stub.worker  # noqa: F401  (it is what the forks need)
+from stub.preload import prepare_model
 from stub.process import kill_with_parent, lead_process_group, set_title
+from stub.user_model import ModelFailure
 from stub.wire.fork_protocol import (
     RequestRefused,
     receive_request,
     send_ended,
+    send_prepared,
     send_refused,
     send_started,
 )
 from stub.wire.heap import freeze_gc
+from stub.wire.messages import PreloadJob
 from stub.wire.spawn import SpawnArguments
 
 
-def run_fork_server(descriptor: int) -> SpawnArguments:
+def run_fork_server(descriptor: int, job: Optional[PreloadJob] = None) -> SpawnArguments:
     """Forks a stub for every request; returns the arguments of the stub in each stub.
 
-    In the server itself it raises SystemExit when the host has closed its end.
+    `job`: what is prepared before the first fork; the host is told when that is done. In the server
+    itself it raises SystemExit when the host has closed its end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -37,11 +44,30 @@ def run_fork_server(descriptor: int) -> SpawnArguments:
     set_title("", "pbhost-fork-server")
     # The BLAS library ends its threads before a fork, and there are no other threads.
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+    host = socket.socket(fileno=descriptor)
+    if job is not None:
+        _prepare(job, host)
     freeze_gc()  # a collection in a stub would write to these pages, and so copy them
     try:
-        return _ForkServer(socket.socket(fileno=descriptor)).run()
+        return _ForkServer(host).run()
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(0)  # the host has closed its end before it was told of a stub
+
+
+def _prepare(job: PreloadJob, host: socket.socket) -> None:
+    """Prepares a model, or ends the process."""
+    set_title(job.args["model_name"], "pbhost-preload")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a line must not wait in a buffer for a fork
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    error = ""
+    try:
+        prepare_model(job)
+    except ModelFailure as failure:
+        error = str(failure)
+    send_prepared(host, error)
+    if error:
+        os._exit(1)  # threads of the model may not end
 
 
 class _ForkServer:
@@ -103,6 +129,9 @@ class _ForkServer:
             os.dup2(pipe, number)
             os.close(pipe)
             setattr(sys, name, _open_stream(number, getattr(sys, name)))
+        torch = sys.modules.get("torch")  # a model may have imported it in `preload`
+        if torch is not None:
+            torch.seed()
         random = sys.modules.get("numpy.random")
         if random is not None:
             random.seed()  # as Python does with its own; else all stubs would draw the same numbers

@@ -10,6 +10,7 @@ import types
 from typing import Any, Dict, List, Optional
 
 import pb_utils
+from pb_utils._preload import call_preload
 from pb_utils._suggestions import missing_attribute
 from stub.module_isolation import isolate_modules
 from stub.text_limits import limit_text
@@ -91,6 +92,7 @@ class UserModel:
         self.version_directory = os.path.join(source.directory, str(source.version))
         self.path = os.path.join(source.backend or self.version_directory, source.file)
         self.instance: Any = None
+        self._preloaded = False
         if not source.file.endswith(".py"):
             raise ModelFailure(f"Model name must end with '.py'. Model name is \"{source.file}\".")
         if not os.path.isfile(self.path):
@@ -161,8 +163,25 @@ class UserModel:
                 f" is not JSON: {error}"
             ) from error
 
+    def preload(self, args: Dict[str, str]) -> None:
+        """Calls the static method `preload` of the model, if it has one, once.
+
+        Raises ModelFailure.
+        """
+        if self._preloaded:
+            return
+        try:
+            call_preload(self._model_class, args)
+        except BaseException as error:  # SystemExit, too
+            raise ModelFailure(f"preload failed: {describe_exception(error)}") from error
+        self._preloaded = True
+
     def initialize(self, args: Dict[str, str]) -> None:
-        """Constructs the model and calls its `initialize`, if it has one. Raises ModelFailure."""
+        """Constructs the model and calls its `initialize`, if it has one. Raises ModelFailure.
+
+        Before that, calls `preload`, unless this process was forked from one that has done so.
+        """
+        self.preload(args)
         try:
             self.instance = self._model_class()
             if hasattr(self.instance, "initialize"):

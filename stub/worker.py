@@ -22,6 +22,7 @@ from stub.forked_children import ForkedChildren
 from stub.host_calls import INSTANCE_ENDED
 from stub.imports import list_imported_files
 from stub.memory import StubMemory
+from stub.preload import find_prepared_model
 from stub.process import set_title
 from stub.readiness import ReadinessChecker
 from stub.responders import ResponderRegistry
@@ -112,7 +113,7 @@ class Worker:
 
     def _load_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
         """Imports the code of a model. Raises ModelFailure."""
-        return UserModel(source, instance)
+        return find_prepared_model(source) or UserModel(source, instance)
 
     def _set_up_instance(self, message: m.Initialize) -> None:
         """Sets the process title, and binds the process to its CPUs and NUMA node.

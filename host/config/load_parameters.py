@@ -20,7 +20,11 @@ GPU_MEMORY_PARAMETER = "GPU_MEMORY_BYTES"
 INITIALIZING_PARAMETER = "MAX_INITIALIZING_INSTANCES"
 """The parameter with the number of instances of the model that initialise at the same time."""
 
-_SWITCHES = (ON_DEMAND_PARAMETER, PINNED_PARAMETER)
+PRELOAD_PARAMETER = "PRELOAD"
+"""The parameter that says whether instances are forked from a process that has prepared the model:
+`yes` or `no`. Without it, that is so if the model has a static method `preload`."""
+
+_SWITCHES = (ON_DEMAND_PARAMETER, PINNED_PARAMETER, PRELOAD_PARAMETER)
 _NUMBERS = {
     MEMORY_PARAMETER: 1 << 50,
     GPU_MEMORY_PARAMETER: 1 << 50,
@@ -40,6 +44,13 @@ def is_pinned(config: ModelConfig) -> bool:
     if PINNED_PARAMETER not in config.parameters:
         return False
     return bool(config.parameters[PINNED_PARAMETER].string_value == "yes")
+
+
+def wants_preload(config: ModelConfig) -> bool | None:
+    """Whether the model is prepared in a process of its own; None without the parameter."""
+    if PRELOAD_PARAMETER not in config.parameters:
+        return None
+    return bool(config.parameters[PRELOAD_PARAMETER].string_value == "yes")
 
 
 def stated_memory(config: ModelConfig) -> int:

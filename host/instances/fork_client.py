@@ -54,12 +54,20 @@ class ForkClient:
         self._silence_timeout = silence_timeout
         self._messages_received = 0  # number of messages
         self._loop = asyncio.get_running_loop()
+        self._prepared: asyncio.Future[str] = self._loop.create_future()
         self._launch_limit = asyncio.Semaphore(_MAX_PENDING_LAUNCHES)
         self._launches: dict[str, asyncio.Future[StartedStub]] = {}
         self._exit_codes: dict[int, asyncio.Future[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         sock.setblocking(False)
         self._loop.add_reader(sock, self._read)
+
+    async def wait_prepared(self, seconds: float | None) -> str:
+        """Waits until the server has prepared its model; returns the error, "" for none.
+
+        Raises TimeoutError after so many seconds, and ConnectionError if the server ends.
+        """
+        return await asyncio.wait_for(asyncio.shield(self._prepared), seconds)
 
     async def start_stub(self, spawn: SpawnArguments, stdout: int, stderr: int) -> StartedStub:
         """Starts a stub with these outputs; all descriptors stay the caller's.
@@ -137,6 +145,10 @@ class ForkClient:
         self._messages_received += 1
         self.silent = False
         told, descriptors = news
+        if "prepared" in told:
+            if not self._prepared.done():
+                self._prepared.set_result(str(told["prepared"]))
+            return
         if "error" in told:
             self._handle_refused(str(told["token"]), told["error"])
             return
@@ -173,6 +185,9 @@ class ForkClient:
         """Called when the other end is gone, and its stubs with it."""
         self.close()
         self._on_disconnect()
+        if not self._prepared.done():
+            self._prepared.set_exception(ConnectionError(self._disconnect_text))
+            self._prepared.exception()  # nothing may wait for it
         launches, self._launches = self._launches, {}
         for launch in launches.values():
             if not launch.done():

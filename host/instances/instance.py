@@ -32,6 +32,7 @@ from host.instances.link import Link
 from host.instances.pending_reply import PendingReply
 from host.instances.process import (
     NO_MORE_PROCESSES,
+    Launcher,
     StubLaunch,
     StubProcess,
     describe_exit,
@@ -83,9 +84,11 @@ class Instance:
         services: HostServices,
         environment: Environment | None = None,
         attached: bool = False,
+        launcher: Launcher | None = None,
     ) -> None:
         self.name = name
         self._environment = environment  # its Python, if it is not the host's
+        self._launcher = launcher or (services.terminal if attached else services.launcher)
         self._attached = attached  # to the terminal, where it can be debugged
         self.load_seconds = None if attached else services.load_seconds  # for each step of a load
         self.label = label
@@ -149,7 +152,7 @@ class Instance:
         )
         self._reply.expect_reply()
         launching = asyncio.ensure_future(
-            (services.terminal if self._attached else services.launcher).launch(
+            self._launcher.launch(
                 StubLaunch(
                     spawn, lifeline_write, self._log_output, self._on_exit, self._environment
                 )

@@ -9,9 +9,19 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+from host.environments.environment import Environment
+from host.errors import internal
 from host.instances.fork_client import ForkClient
-from host.instances.process import StubLaunch, StubProcess, stub_command
+from host.instances.process import (
+    OutputHandler,
+    OutputReader,
+    StubLaunch,
+    StubProcess,
+    describe_exit,
+    stub_command,
+)
 
 _SILENCE_TIMEOUT = 5.0  # seconds in which a fork server has to answer
 
@@ -29,17 +39,25 @@ class InterpreterSpawner:
 
     async def start(
         self,
+        arguments: Sequence[str],
+        inherited: Sequence[int],
+        stdout: int,
+        stderr: int | None,
+        environment: Environment | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Starts a stub or a fork server. Raises OSError."""
+        variables = None if environment is None else environment.variables(os.environ)
+        command = [*stub_command(environment), *arguments]
+        return await self._popen(command, inherited, stdout, stderr, variables)
+
+    async def _popen(
+        self,
         command: Sequence[str],
         inherited: Sequence[int],
         stdout: int,
         stderr: int | None,
         variables: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Starts a process; `variables` are its environment if that is not the host's.
-
-        Raises OSError.
-        """
-
         def popen() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
                 command,
@@ -56,7 +74,7 @@ class InterpreterSpawner:
         self, command: Sequence[str], inherited: Sequence[int], on_exit: Callable[[int], None]
     ) -> ChildProcess:
         """Starts a process that prints to stderr only. Raises OSError."""
-        child = await self.start(command, inherited, subprocess.DEVNULL, None)
+        child = await self._popen(command, inherited, subprocess.DEVNULL, None)
         return ChildProcess(child, on_exit)
 
     def close(self) -> None:
@@ -95,15 +113,10 @@ class SpawnLauncher:
 
     async def launch(self, stub: StubLaunch) -> StubProcess:
         """As `Launcher.launch`."""
-        environment = stub.environment
         out, err = _output_pipes()
         try:
             child = await self._interpreters.start(
-                [*stub_command(environment), stub.spawn.dump()],
-                stub.spawn.descriptors,
-                out[1],
-                err[1],
-                None if environment is None else environment.variables(os.environ),
+                [stub.spawn.dump()], stub.spawn.descriptors, out[1], err[1], stub.environment
             )
             pidfd = _open_pidfd(child)
         except BaseException:  # also if cancelled, as the descriptors have no other owner
@@ -120,38 +133,69 @@ class SpawnLauncher:
         self._interpreters.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """A model that a fork server prepares before it forks into instances.
+
+    Attributes:
+        model: The name of the model, for errors.
+        job: The JSON of a `PreloadJob`.
+        output: Called with what the model prints meanwhile.
+        on_started: Called with the process id.
+        seconds: The most that it may take; None for no limit.
+        environment: The Python of the model; None for the host's own.
+    """
+
+    model: str
+    job: bytes
+    output: OutputHandler
+    on_started: Callable[[int], None]
+    seconds: float | None = None
+    environment: Environment | None = None
+
+
 class ForkLauncher:
     """Forks stubs from one server process, which starts with the first stub.
 
     If the server dies, its stubs die with it and the next launch starts another one; launches that
     it has not answered are spawned. If it is silent for `silence_timeout` seconds, its stubs go on,
     and the next launch starts another one as well. The Python of an environment is another program,
-    so its stubs are spawned.
+    so its stubs are spawned. With `preload`, the server has prepared a model, and has its Python.
     """
 
-    def __init__(self, silence_timeout: float = _SILENCE_TIMEOUT) -> None:
+    def __init__(
+        self, silence_timeout: float = _SILENCE_TIMEOUT, preload: Preload | None = None
+    ) -> None:
+        self._preload = preload
         self._silence_timeout = silence_timeout
         self._spawn = SpawnLauncher()
         self._interpreters = InterpreterSpawner()
-        self._server: _ForkServer | None = None
-        self._silent_servers: list[_ForkServer] = []
+        self._server: ForkServer | None = None
+        self._silent_servers: list[ForkServer] = []
         self._starting = asyncio.Lock()
 
     async def launch(self, stub: StubLaunch) -> StubProcess:
         """As `Launcher.launch`. Raises TimeoutError for the launch that finds the server silent."""
-        if stub.environment is not None:
+        if stub.environment is not None and self._preload is None:
             return await self._spawn.launch(stub)
+        server = await self.prepare()
+        try:
+            return await server.fork(stub)
+        except ConnectionError as error:
+            _log.warning("%s: a stub is a new interpreter, in place of a fork", error)
+        return await self._spawn.launch(stub)
+
+    async def prepare(self) -> ForkServer:
+        """Starts the server if none runs. Raises OSError; HostError if the preload fails."""
         async with self._starting:
             if self._server is not None and self._server.silent:
                 self._silent_servers.append(self._server)
                 self._server = None
             if self._server is None or not self._server.alive:
-                self._server = await _ForkServer.start(self._interpreters, self._silence_timeout)
-        try:
-            return await self._server.fork(stub)
-        except ConnectionError as error:
-            _log.warning("%s: a stub is a new interpreter, in place of a fork", error)
-        return await self._spawn.launch(stub)
+                self._server = await ForkServer.start(
+                    self._interpreters, self._silence_timeout, self._preload
+                )
+            return self._server
 
     async def close(self) -> None:
         """As `Launcher.close`."""
@@ -162,29 +206,66 @@ class ForkLauncher:
         await self._spawn.close()
 
 
-class _ForkServer:
+class ForkServer:
     """A fork server, and the stubs that it has started."""
 
     def __init__(
         self, popen: subprocess.Popen[bytes], sock: socket.socket, silence_timeout: float
     ) -> None:
         self._popen = popen
+        self._outputs: list[OutputReader] = []  # of a model that is prepared
         self._client = ForkClient(sock, "the fork server has ended", self._died, silence_timeout)
 
     @classmethod
-    async def start(cls, interpreters: InterpreterSpawner, silence_timeout: float) -> _ForkServer:
+    async def start(
+        cls,
+        interpreters: InterpreterSpawner,
+        silence_timeout: float,
+        preload: Preload | None = None,
+    ) -> ForkServer:
+        """Starts a server, which prepares a model first. Raises OSError or HostError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pipes: list[int] = []
         try:
-            fd = theirs.fileno()
-            popen = await interpreters.start(
-                [*stub_command(None), "--fork-server", str(fd)], [fd], subprocess.DEVNULL, None
-            )
+            if preload is None:
+                arguments = ["--fork-server", str(theirs.fileno())]
+                popen = await interpreters.start(
+                    arguments, [theirs.fileno()], subprocess.DEVNULL, None
+                )
+            else:
+                popen, pipes = await _start_preload(interpreters, preload, theirs)
         except BaseException:  # also if cancelled, as the process has no other owner
             ours.close()
             raise
         finally:
             theirs.close()
-        return cls(popen, ours, silence_timeout)
+        server = cls(popen, ours, silence_timeout)
+        if preload is not None:
+            server._outputs = [
+                OutputReader(pipe, bool(error), preload.output) for error, pipe in enumerate(pipes)
+            ]
+            preload.on_started(popen.pid)
+            await server._wait_prepared(preload)
+        return server
+
+    async def _wait_prepared(self, preload: Preload) -> None:
+        """Waits until the model is prepared. Raises HostError; then the server has ended."""
+        text = f"failed to prepare model '{preload.model}': "
+        try:
+            error = await self._client.wait_prepared(preload.seconds)
+            text += error
+        except TimeoutError:
+            error = f"preload did not end within {preload.seconds:g} s"
+            text += f"{error} (--stub-load-timeout-secs)"
+        except ConnectionError:
+            error = "its process ended in preload"
+            text += f"{error}: {describe_exit(self._popen.returncode)}"
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if error:
+            await self.close()
+            raise internal(text)
 
     @property
     def alive(self) -> bool:
@@ -229,6 +310,34 @@ class _ForkServer:
         if self.alive:
             self._client.close()
             await asyncio.to_thread(self._died)
+        for output in self._outputs:
+            while output.read():
+                pass
+            output.close()
+
+
+async def _start_preload(
+    interpreters: InterpreterSpawner, preload: Preload, sock: socket.socket
+) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Starts a fork server that prepares a model; returns it with its output. Raises OSError."""
+    out, err = _output_pipes()
+    job = os.memfd_create("pbhost-preload")
+    try:
+        os.write(job, preload.job)
+        os.lseek(job, 0, os.SEEK_SET)
+        popen = await interpreters.start(
+            ["--fork-server", str(sock.fileno()), str(job)],
+            [sock.fileno(), job],
+            out[1],
+            err[1],
+            preload.environment,
+        )
+    except BaseException:  # also if cancelled, as the descriptors have no other owner
+        _close_descriptors(out[0], err[0])
+        raise
+    finally:
+        _close_descriptors(job, out[1], err[1])
+    return popen, [out[0], err[0]]
 
 
 def _open_pidfd(child: subprocess.Popen[bytes]) -> int:

@@ -16,6 +16,7 @@ from host.instances.arenas import Arenas
 from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel
 from host.instances.instance import Instance
+from host.instances.launchers import ForkLauncher, Preload
 from host.instances.process import NO_MORE_PROCESSES, Launcher, stub_lost
 from host.instances.process_reaper import ProcessReaper
 from host.instances.regions import Regions
@@ -74,6 +75,7 @@ class StubPool:
         self.models = models
         self.metrics = metrics
         self._instances: set[Instance] = set()
+        self._prepared: set[PreparedModel] = set()
         self._closing = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -95,29 +97,36 @@ class StubPool:
         label: Label,
         environment: Environment | None = None,
         attached: bool = False,
+        launcher: Launcher | None = None,
     ) -> Instance:
         """Starts a stub, in an environment or on the host's Python. Raises HostError or StubLost.
 
-        `attached`: it has the host's standard streams, so that it can be debugged.
+        `attached`: it has the host's standard streams, so that it can be debugged. `launcher`: that
+        of a model that is prepared.
         """
         if self._closing:
             raise unavailable("the server is stopping")
         try:
-            return await self._start(name, label, environment, attached)
+            return await self._start(name, label, environment, attached, launcher)
         except TimeoutError as error:  # the fork server stands still; another one starts now
             _log.warning("%s: the next stubs are forked from another one", error.strerror)
         except OSError as error:
             raise _start_error(label, error) from error
         try:
-            return await self._start(name, label, environment, attached)
+            return await self._start(name, label, environment, attached, launcher)
         except OSError as error:
             raise _start_error(label, error) from error
 
     async def _start(
-        self, name: str, label: Label, environment: Environment | None, attached: bool
+        self,
+        name: str,
+        label: Label,
+        environment: Environment | None,
+        attached: bool,
+        launcher: Launcher | None,
     ) -> Instance:
         """Starts a stub. Raises OSError, HostError or StubLost."""
-        instance = Instance(name, label, self, environment, attached)
+        instance = Instance(name, label, self, environment, attached, launcher)
         self._instances.add(instance)
         self._empty.clear()
         try:
@@ -129,6 +138,30 @@ class StubPool:
             instance.kill()
             raise
         return instance
+
+    async def prepare_model(
+        self, label: Label, job: bytes, environment: Environment | None
+    ) -> PreparedModel | None:
+        """Starts a process that prepares a model, from which its stubs are forked.
+
+        None if stubs are not forked. `job`: the JSON of a `PreloadJob`. Raises HostError.
+        """
+        if not isinstance(self.launcher, ForkLauncher):
+            return None
+        prepared = PreparedModel(self, label, job, environment)
+        self._prepared.add(prepared)
+        try:
+            await prepared.launcher.prepare()
+        except BaseException as error:  # also if cancelled, as the process has no other owner
+            await prepared.close()
+            if isinstance(error, OSError):
+                raise _start_error(label, error) from error
+            raise
+        return prepared
+
+    def prepared_closed(self, prepared: PreparedModel) -> None:
+        """Called when the process of a prepared model has ended."""
+        self._prepared.discard(prepared)
 
     def update_log_levels(self) -> None:
         """Tells the stubs which log lines are written, so that they send no others."""
@@ -156,11 +189,14 @@ class StubPool:
         return sorted(found, key=lambda one: (one.model, one.version, one.instance, one.pid))
 
     def process_ids(self) -> dict[str, list[int]]:
-        """The process ids of the stubs that run, by the name of their model."""
+        """The process ids of stubs and of prepared models, by the name of the model."""
         found: dict[str, list[int]] = {}
         for instance in self._instances:
             if instance.pid:
                 found.setdefault(instance.label.model, []).append(instance.pid)
+        for prepared in self._prepared:
+            if prepared.pid:
+                found.setdefault(prepared.label.model, []).append(prepared.pid)
         return found
 
     def awaited_models(self) -> dict[str, set[str]]:
@@ -206,12 +242,47 @@ class StubPool:
             instance.kill()
         await self._empty.wait()
         self._timer.cancel()
+        for prepared in list(self._prepared):
+            await prepared.close()
         await self.launcher.close()
         await self.process_reaper.close()
         await self.crash_records.close()
         self.channel.close()
         self.regions.close()
         self.arenas.close()
+
+
+class PreparedModel:
+    """A process that has prepared a model, and forks into its stubs.
+
+    If it ends, the next stub that starts has it started again.
+    """
+
+    def __init__(
+        self, pool: StubPool, label: Label, job: bytes, environment: Environment | None
+    ) -> None:
+        self.label = label
+        self.pid = 0
+        self._pool = pool
+        preload = Preload(
+            label.model,
+            job,
+            lambda line, error: pool.log_stub_output(label, line, error),
+            self._started,
+            pool.load_seconds,
+            environment,
+        )
+        self.launcher = ForkLauncher(preload=preload)
+
+    def _started(self, pid: int) -> None:
+        self.pid = pid
+        self._pool.process_reaper.watch_group(pid)
+
+    async def close(self) -> None:
+        """Ends the process. Its stubs have ended before."""
+        await self.launcher.close()
+        self.pid = 0
+        self._pool.prepared_closed(self)
 
 
 def _start_error(label: Label, error: OSError) -> HostError:

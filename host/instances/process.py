@@ -29,7 +29,7 @@ class OutputHandler(Protocol):
     def __call__(self, line: str, error: bool) -> None: ...
 
 
-class _OutputReader:
+class OutputReader:
     """Reads lines from one pipe."""
 
     def __init__(self, fd: int, error: bool, handler: OutputHandler) -> None:
@@ -105,7 +105,7 @@ class StubProcess:
         self._on_exit = stub.on_exit
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._outputs = [
-            _OutputReader(fd, bool(error), stub.output) for error, fd in enumerate(outputs)
+            OutputReader(fd, bool(error), stub.output) for error, fd in enumerate(outputs)
         ]
 
     def reap_on_exit(self, wait: Callable[[], int]) -> None:

@@ -125,6 +125,7 @@ class ModelControl:
             (one, other) for one in self._registry.qualified_names(requester) for other in known
         ]
         with ExitStack() as stack:
+            stack.enter_context(self._dependencies.lifecycle.initializing.lend())
             for index, pair in enumerate(pairs):
                 # The load has one slot, which it gives back once.
                 stack.enter_context(

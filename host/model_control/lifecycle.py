@@ -30,6 +30,7 @@ from host.logs.formats import model_fields
 from host.model_control.load_failures import LoadFailureLog
 from host.model_control.load_limiter import LoadLimiter
 from host.model_control.load_records import FileState, LoadRecords
+from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loading import (
     InstanceUpdate,
     LoadAdmission,
@@ -124,9 +125,12 @@ class ModelLifecycle:
         loader: ModelLoader,
         settings: LoadSettings,
         fingerprint: FingerprintFunction = lambda name, path: compute_fingerprint(path),
+        initializing: LendableSemaphore | None = None,
     ) -> None:
         self._fingerprint = fingerprint
         self.limiter = LoadLimiter(settings.threads)
+        self.initializing = initializing or LendableSemaphore(0)
+        """The slots that instances of all models hold while they initialise."""
         self.admission: LoadAdmission | None = None
         """Makes loads wait for memory; None without a memory budget."""
         self._registry = registry

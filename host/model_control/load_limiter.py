@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from host.errors import invalid_argument
+from host.models.lendable_semaphore import LendableSemaphore
 
 
-class LoadLimiter:
+class LoadLimiter(LendableSemaphore):
     """A semaphore of `count` slots that every load of a version holds. Belongs to the event loop.
 
     A model may load other models in its `initialize`. Its own load gives its slot back while it
@@ -18,22 +17,8 @@ class LoadLimiter:
     """
 
     def __init__(self, count: int) -> None:
-        self._free = count
-        self._queue: deque[asyncio.Future[None]] = deque()
+        super().__init__(count)
         self._waits: dict[str, list[str]] = {}
-
-    async def __aenter__(self) -> None:
-        while self._free <= 0:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._queue.append(turn)
-            try:
-                await turn
-            finally:
-                self._queue.remove(turn)
-        self._free -= 1
-
-    async def __aexit__(self, *_: object) -> None:
-        self._release_slot()
 
     @contextmanager
     def lend_slot(self, requester: str, target: str) -> Iterator[None]:
@@ -48,12 +33,8 @@ class LoadLimiter:
                 f" {' -> '.join([requester, *chain])}. Load one of them before the others, or from"
                 " 'execute'"
             )
-        with self.waits_for(requester, target):
-            self._release_slot()
-            try:
-                yield
-            finally:
-                self._free -= 1  # without waiting: a load that has begun goes on
+        with self.waits_for(requester, target), self.lend():
+            yield
 
     @contextmanager
     def waits_for(self, requester: str, target: str) -> Iterator[None]:
@@ -75,9 +56,3 @@ class LoadLimiter:
             if rest:
                 return [start, *rest]
         return []
-
-    def _release_slot(self) -> None:
-        self._free += 1
-        for turn in self._queue:  # all of them, as one that is woken may have been cancelled
-            if not turn.done():
-                turn.set_result(None)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from host.config import model_config as configuration
 from host.config.json_form import to_json
+from host.config.load_parameters import max_initializing_instances
 from host.config.model_config import InstanceSpec, ModelConfig
 from host.config.schema import ConfigPart
 from host.errors import HostError
@@ -17,6 +18,7 @@ from host.instances.batch_tracker import FlowControl
 from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.logs.formats import Label
+from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loading import UPDATABLE_FIELDS
 from host.models.python_model import PythonModel
 from host.models.warmup import Warmup
@@ -51,6 +53,7 @@ class InstanceFactory:
     """Makes the instances of `model`; `start` starts a stub.
 
     `limiter`: the rate limiter if executions need resources. `policies`: the host policies.
+    `initializing`: slots that instances of all models hold while they initialise.
     """
 
     def __init__(
@@ -62,8 +65,11 @@ class InstanceFactory:
         warmup: Warmup,
         limiter: RateLimiter | None,
         policies: HostPolicies,
+        initializing: LendableSemaphore,
     ) -> None:
         self._policies = policies
+        self._initializing = initializing
+        self._own_initializing = LendableSemaphore(max_initializing_instances(model.config))
         self._model = model
         self._start = start
         self._source = source
@@ -111,11 +117,13 @@ class InstanceFactory:
     ) -> None:
         """Initialises and warms up a stub. Raises HostError."""
         arguments = arguments or self._arguments
-        if place.permit is None:
-            await self._initialize(stub, place, arguments)
-            return
-        async with place.permit.held():
-            await self._initialize(stub, place, arguments)
+        # The slots of all models come last, so that none is held by an instance that still waits.
+        async with self._own_initializing, self._initializing:
+            if place.permit is None:
+                await self._initialize(stub, place, arguments)
+                return
+            async with place.permit.held():
+                await self._initialize(stub, place, arguments)
 
     async def _initialize(
         self, stub: Instance, place: InstancePlan, arguments: InitializeArguments

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from host.cache.responses import ResponseCache
 from host.cache.store import ResponseStore
 from host.config import model_config as configuration
@@ -29,7 +31,9 @@ from host.logs.formats import Label, model_fields
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
 from host.models.instance_factory import InitializeArguments, InstanceFactory, InstancePlan, Start
+from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loading import InstanceUpdate
+from host.models.preloading import is_prepared, preload_arguments
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
 from host.models.warmup import Warmup
@@ -37,7 +41,7 @@ from host.options.host_policies import HostPolicies
 from host.repository.repository import read_labels
 from host.scheduling.rate_limiter import RateLimiter
 from host.scheduling.sequences.states import read_states
-from stub.wire.messages import ModelSource
+from stub.wire.messages import ModelSource, PreloadJob
 
 _log = logging.getLogger("pbhost")
 
@@ -50,6 +54,7 @@ class Loader:
     `auto_complete`: whether models may complete their configuration. `flow`: when a response sender
     has to wait. `debugged`: the model whose only instance runs on the terminal. `store`: the
     response cache. `limiter`: the rate limiter. `policies`: CPUs and memory of instances.
+    `initializing`: slots that instances of all models hold while they initialise.
     `quarantine_seconds`: for which a request that has killed two stubs is refused; 0 for never.
     """
 
@@ -66,10 +71,12 @@ class Loader:
         store: ResponseStore | None = None,
         limiter: RateLimiter | None = None,
         policies: HostPolicies | None = None,
+        initializing: LendableSemaphore | None = None,
         quarantine_seconds: float = 0.0,
     ) -> None:
         self._quarantine_seconds = quarantine_seconds
         self._policies = policies or {}
+        self._initializing = initializing or LendableSemaphore(0)
         self._debugged = debugged
         self._store = store
         self._workshops: WeakKeyDictionary[LoadedModel, InstanceFactory] = WeakKeyDictionary()
@@ -111,11 +118,21 @@ class Loader:
         # Auto-completion cannot change the number of instances, so that all can start at once.
         count = len(self._instances(loaded.config))
         attached = name == self._debugged
-        start = partial(self._pool.start_instance, environment=environment, attached=attached)
         label = Label(name, version)
-        stubs = await _gather_all(start("", label) for _ in range(count))
+        prepared = None
+        if not attached and await asyncio.to_thread(is_prepared, loaded.config, source):
+            job = PreloadJob(source, preload_arguments(loaded.config, directory, version))
+            prepared = await self._pool.prepare_model(label, msgspec.json.encode(job), environment)
+        start = partial(
+            self._pool.start_instance,
+            environment=environment,
+            attached=attached,
+            launcher=None if prepared is None else prepared.launcher,
+        )
+        stubs: list[Instance] = []
         places: list[InstancePlan] = []
         try:
+            stubs = await _gather_all(start("", label) for _ in range(count))
             config = await self._complete(loaded, source, stubs, start)
             labels = await asyncio.to_thread(read_labels, directory, config)
             if said := configuration.input_memory_message(config):
@@ -133,7 +150,14 @@ class Loader:
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
             arguments = InitializeArguments(directory, version, config, self._flow)
             workshop = InstanceFactory(
-                model, start, source, arguments, warmup, self._limiter, self._policies
+                model,
+                start,
+                source,
+                arguments,
+                warmup,
+                self._limiter,
+                self._policies,
+                self._initializing,
             )
             places = workshop.plan_instances(self._instances(config))
             await _run_steps(map(workshop.initialize, stubs, places))
@@ -142,7 +166,10 @@ class Loader:
                 stub.kill()
             for place in places:
                 place.close()
+            if prepared is not None:
+                await prepared.close()
             raise
+        model.prepared = prepared
         workshop.start_accepting(zip(stubs, places, strict=True))
         self._workshops[model] = workshop
         return model

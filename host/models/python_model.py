@@ -17,6 +17,7 @@ from host.inference.metadata import ModelStatistics
 from host.inference.request import ExecutionTimes, InferRequest
 from host.inference.validation import Signature
 from host.instances.batch import Batch
+from host.instances.pool import PreparedModel
 from host.instances.supervisor import InstanceState, Supervisor
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
@@ -57,6 +58,7 @@ class PythonModel(DrainableModel):
         self.supervisors: list[Supervisor] = []
         self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None  # of its stubs; released at the end
+        self.prepared: PreparedModel | None = None  # its stubs are forks of this
         self.signature = Signature(config)
         # Replaced while the quarantine refuses a request, so that it costs nothing otherwise.
         self._validate_request = self.signature.validate_request
@@ -213,6 +215,8 @@ class PythonModel(DrainableModel):
         await asyncio.gather(*(supervisor.stop(grace, finalize) for supervisor in supervisors))
         if self.quarantine is not None:
             self.quarantine.lift()
+        if self.prepared is not None:
+            await self.prepared.close()
         if self.environment is not None:
             self.environment.release()
         self.metrics.merge_into_successor()

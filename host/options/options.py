@@ -167,6 +167,9 @@ class Options:
         4, "Maximum number of model versions that load at the same time.")
     model_load_retry_count: int = _models(
         0, "Number of retries after a model version failed to load.")
+    max_initializing_instances: int = _models(
+        0, "Maximum number of instances of all models that initialise at the same time; 0 means no"
+        " limit. Triton does not have this flag.", integer(0))
     model_namespacing: bool = _models(
         False, "Allow models of the same name in several repositories.")
     enable_peer_access: bool = _models(

@@ -47,6 +47,7 @@ from host.model_control.memory_usage import HOST, MemoryUsage, gpu_name
 from host.model_control.on_demand import OnDemandLoads
 from host.model_control.repository_poller import RepositoryPoller, read_state
 from host.models.backends import Backends
+from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loader import Loader
 from host.models.loading import LoadSettings, ModelLoader
 from host.models.registry import Registry, VersionState
@@ -269,6 +270,7 @@ class Server:
         )
         if options.cache_settings is not None:
             self._store = await open_store(*options.cache_settings, options.cache_directory)
+        initializing = LendableSemaphore(options.max_initializing_instances)
         python = Loader(
             pool,
             Backends(Path(options.backend_directory), options.backend_config),
@@ -283,6 +285,7 @@ class Server:
             store=self._store,
             limiter=_make_rate_limiter(options),
             policies=read_policies(options.host_policy),
+            initializing=initializing,
             quarantine_seconds=options.quarantine_secs,
         )
         self._lifecycle = ModelLifecycle(
@@ -304,6 +307,7 @@ class Server:
                 variables=options.template_variables,
             ),
             self._fingerprint,
+            initializing,
         )
         return self._lifecycle
 

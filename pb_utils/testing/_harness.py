@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Union
 from pb_utils import _runtime
 from pb_utils._iterator import ResponseIterator
 from pb_utils._model_exception import TritonModelException
+from pb_utils._preload import call_preload
 from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
 from pb_utils._stream import ResponseStream
@@ -137,6 +138,10 @@ class ModelHarness:
         )
         try:
             with _runtime.use(self._runtime, persistent=True):
+                call_preload(
+                    source.model_class,
+                    _loading.initialize_arguments(config, source.directory, source.version),
+                )
                 if not config["input"] and hasattr(source.model_class, "auto_complete_config"):
                     config = _loading.auto_completed_config(source.model_class, config)
                 self.config: dict[str, Any] = config

@@ -10,6 +10,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 from stub.wire.spawn import SpawnArguments
 
 _MAX_MESSAGE = 1 << 16  # bytes
+_MAX_ERROR = 5000  # characters, of which each takes at most 12 bytes
 
 
 class RequestRefused(Exception):
@@ -48,6 +49,11 @@ def send_started(sock: socket.socket, token: str, pid: int, pidfd: int) -> None:
     socket.send_fds(sock, [_dump({"token": token, "pid": pid})], [pidfd])
 
 
+def send_prepared(sock: socket.socket, error: str) -> None:
+    """Reports that the model is prepared, or why it is not. Raises OSError."""
+    sock.send(_dump({"prepared": error[:_MAX_ERROR]}))
+
+
 def send_refused(sock: socket.socket, token: str, error: int) -> None:
     """Reports that the stub with this token cannot start; `error` is an errno. Raises OSError."""
     sock.send(_dump({"token": token, "error": error}))
@@ -59,7 +65,8 @@ def send_ended(sock: socket.socket, pid: int, code: int) -> None:
 
 
 def receive_event(sock: socket.socket) -> Optional[Tuple[Dict[str, object], Sequence[int]]]:
-    """Receives a report: `token` and `pid` with a pidfd, `token` and `error`, or `pid` and `code`.
+    """Receives a report: `token` and `pid` with a pidfd, `token` and `error`, `pid` and `code`, or
+    `prepared`.
 
     Returns None at the end of the connection. Raises BlockingIOError if there is no report yet.
     """

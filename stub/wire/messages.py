@@ -60,6 +60,13 @@ class ModelSource(msgspec.Struct, array_like=True):
     settings: Dict[str, str] = {}
 
 
+class PreloadJob(msgspec.Struct):
+    """What is prepared before instances are forked: the code, and the argument of `preload`."""
+
+    source: ModelSource
+    args: Dict[str, str]
+
+
 class AutoComplete(_Message, tag="complete"):
     """Imports the model and calls its `auto_complete_config` with `config`, a JSON text."""
 

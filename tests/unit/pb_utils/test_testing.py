@@ -514,3 +514,32 @@ class TestFolders:
     def test_a_folder_without_versions_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(pb_utils.TritonModelException, match="no version folder"):
             testing.load(tmp_path)
+
+
+def test_preload_is_called_once_before_the_model_is_made() -> None:
+    class Prepared(Doubler):
+        calls: list[dict[str, str]] = []
+
+        @staticmethod
+        def preload(args: dict[str, str]) -> None:
+            Prepared.calls.append(args)
+
+        def initialize(self, args: dict[str, str]) -> None:
+            (given,) = self.calls
+            assert given == {name: args[name] for name in given}
+            assert set(args) - set(given) == {
+                "model_instance_kind", "model_instance_name", "model_instance_device_id",
+            }  # fmt: skip
+
+    with testing.load(Prepared, CONFIG) as model:
+        model.execute([model.request({"X": np.zeros(1, np.float32)})])
+    assert len(Prepared.calls) == 1
+
+
+def test_another_method_of_the_name_preload_is_not_called() -> None:
+    class Own(Doubler):
+        def preload(self, path: str) -> None:
+            raise AssertionError("it is not called")
+
+    with testing.load(Own, CONFIG) as model:
+        assert isinstance(model.model, Own)

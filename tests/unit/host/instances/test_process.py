@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.instances.process import StubLaunch, StubProcess, _OutputReader, describe_exit
+from host.instances.process import OutputReader, StubLaunch, StubProcess, describe_exit
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
 
@@ -51,7 +51,7 @@ class Pipe:
     def __init__(self) -> None:
         read, self.write_fd = os.pipe()
         self.printed = OutputLog()
-        self.output = _OutputReader(read, False, self.printed)
+        self.output = OutputReader(read, False, self.printed)
         self.read_fd = read
 
     def say(self, data: bytes) -> None:
