@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo serve test faults test-backends test-tensorflow test-image test-vllm openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-vllm openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +38,9 @@ test: check  ## lint, types and all tests
 
 faults: $(VENV)/test.stamp  ## each fault SCALE times (10), and how long other clients waited
 	PBHOST_FAULTS_SCALE=$(or $(SCALE),10) $(BIN)/python -m pytest -q --timeout=900 tests/faults
+
+test-frontends: $(VENV)/test.stamp  ## the integration tests, with two frontend processes
+	PBHOST_TEST_FRONTENDS=2 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integration
 
 coverage: $(VENV)/test.stamp  ## unit and integration tests, measured in every process
 	rm -f .coverage .coverage.*

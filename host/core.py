@@ -111,6 +111,17 @@ class Core:
         self._tracer = tracer
         self.request_tracer = tracer if tracer.enabled else None
         """Decides which requests are traced; None while none is."""
+        self._watchers: list[Callable[[], None]] = []
+
+    def add_watcher(self, watcher: Callable[[], None]) -> None:
+        """Calls `watcher` whenever other models can be found, or `request_tracer` has changed."""
+        self._watchers.append(watcher)
+        self._registry.watchers.append(watcher)
+
+    def notify_watchers(self) -> None:
+        """Called when the models of the start are loaded."""
+        for watcher in self._watchers:
+            watcher()
 
     def refuse_while_loading(self) -> None:
         """Raises HostError UNAVAILABLE while the models of the start are loading."""
@@ -331,6 +342,7 @@ class Core:
         if change is not None:
             tracer.update_settings(model, change)
             self.request_tracer = tracer if tracer.enabled else None
+            self.notify_watchers()
         return tracer.describe_settings(model)
 
     # Model control

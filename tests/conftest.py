@@ -43,6 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "models"
 GRPC_ENGINE = os.environ.get("PBHOST_GRPC_ENGINE", "h2")
 """The gRPC engine of the hosts that tests start, unless a test sets another one."""
+FRONTENDS = os.environ.get("PBHOST_TEST_FRONTENDS", "0")
+"""`--frontend-processes` of the hosts that tests start, unless a test sets another one."""
 DEADLINE = 120.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
@@ -260,6 +262,14 @@ def module_repository(tmp_path_factory: pytest.TempPathFactory) -> RepositoryBui
 Serve = Callable[..., RunningHost]
 
 
+def _frontend_flags(flags: Sequence[str]) -> list[str]:
+    """The number of frontend processes; with these flags, there can be none."""
+    alone = ("--grpc-engine=grpcio", "--api-key-file")
+    if GRPC_ENGINE == "grpcio" or any(flag.startswith(alone) for flag in flags):
+        return []
+    return [f"--frontend-processes={FRONTENDS}"]
+
+
 def _serving() -> Iterator[Serve]:
     hosts: list[RunningHost] = []
 
@@ -279,6 +289,7 @@ def _serving() -> Iterator[Serve]:
             "--metrics-port=0",
             "--metrics-address=127.0.0.1",
             f"--grpc-engine={GRPC_ENGINE}",
+            *_frontend_flags(flags),
             *flags,
             env=env,
             under=under,

@@ -45,6 +45,7 @@ LAYERS = [
     ["host.model_control"],
     ["host.core"],
     ["host.frontends"],
+    ["host.frontend_processes"],
     ["host.server"],
     ["host.lint"],
     ["host.cli", "host.__main__"],
@@ -61,7 +62,7 @@ ONE_PLACE = {
     "hpack": {"host.frontends.grpc.h2.headers"},
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.child"},
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
-    "uvloop": {"host.cli.serve", "host.cli.bound"},
+    "uvloop": {"host.cli.serve", "host.cli.bound", "host.frontend_processes.process"},
     "re2": {"host.options.header_patterns"},
     "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
     "python_multipart": {"host.frontends.openai.form"},
@@ -144,6 +145,25 @@ def test_packages_keep_to_the_import_law(name: str) -> None:
 def test_the_side_of_bound_functions_is_not_a_host(name: str) -> None:
     for imported in imports(name):
         assert not imported.startswith("host.") or imported.startswith("host.bind"), imported
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "host.frontends.client_endpoints",
+        "host.frontends.inference_core",
+        *(
+            f"host.frontends.grpc.{name}"
+            for name in ("codec", "request_cache", "service", "stream")
+        ),
+        *(f"host.frontends.http.{name}" for name in ("fast_path", "infer", "generate")),
+        "host.frontends.http.inference_app",
+        "host.frontend_processes.core_proxy",
+        "host.frontend_processes.process",
+    ],
+)
+def test_inference_endpoints_know_the_core_by_its_protocol_only(name: str) -> None:
+    assert "host.core" not in set(imports(name))
 
 
 def test_there_are_no_cycles() -> None:

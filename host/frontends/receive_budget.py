@@ -40,7 +40,15 @@ class ReceiveBudget:
     def has_room(self, size: int, needed: int) -> bool:
         """Whether a request of `needed` bytes may reserve `size` bytes more."""
         limit = self.limit if needed > SMALL_BYTES else self.limit + self.limit // 8
-        return self.reserved_bytes + size <= limit
+        return self.total_bytes() + size <= limit
+
+    def reserve(self, size: int) -> None:
+        """Counts more bytes; fewer, if `size` is negative."""
+        self.reserved_bytes += size
+
+    def total_bytes(self) -> int:
+        """The bytes that count against the limit."""
+        return self.reserved_bytes
 
 
 class ReservedBytes:
@@ -75,12 +83,12 @@ class ReservedBytes:
         needed = max(needed, self.size + size)
         if not self._budget.has_room(size, needed):
             raise self._error(needed)
-        self._budget.reserved_bytes += size
+        self._budget.reserve(size)
         self.size += size
 
     def subtract(self, size: int) -> None:
         """Releases some of the bytes."""
-        self._budget.reserved_bytes -= size
+        self._budget.reserve(-size)
         self.size -= size
 
     def release(self) -> None:
@@ -89,7 +97,7 @@ class ReservedBytes:
 
     def _error(self, needed: int) -> OutOfReceiveMemory:
         limit = self._budget.limit
-        others = self._budget.reserved_bytes - self.size
+        others = self._budget.total_bytes() - self.size
         advice = "Send less" if needed > limit else "Send it again later"
         return OutOfReceiveMemory(
             f"Not enough memory to receive the request: it needs {needed} bytes, and other requests"

@@ -112,10 +112,11 @@ class TlsFiles:
 class TlsReloader:
     """Reads TLS files again: soon after they have changed, and when told to.
 
-    Belongs to the event loop.
+    Belongs to the event loop. `watches`: otherwise only when told to, and it logs errors alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watches: bool = True) -> None:
+        self._watches = watches
         self._files: dict[TlsFiles, Callable[[], None]] = {}
         self._states: dict[TlsFiles, FileState] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -124,7 +125,7 @@ class TlsReloader:
         """Watches the files of an endpoint; `reload` blocks and may raise HostError."""
         self._files[files] = reload
         self._states[files] = await asyncio.to_thread(files.state)
-        if self._watching is None:
+        if self._watching is None and self._watches:
             self._watching = asyncio.create_task(self._watch())
 
     async def reload(self) -> None:
@@ -155,7 +156,8 @@ class TlsReloader:
         except HostError as error:
             _log.error("%s; the files that were read before stay in use", error.message)
         else:
-            _log.info("Read the TLS files of %s again", files.endpoint)
+            if self._watches:
+                _log.info("Read the TLS files of %s again", files.endpoint)
 
 
 def _file_state(path: str) -> tuple[int, int, int] | None:

@@ -115,6 +115,10 @@ class Call:
     methods belong to the event loop's thread.
     """
 
+    refused = False
+    """Whether it never started: its only response has the error that refused it. Only calls of a
+    frontend process are; elsewhere, such an error is raised."""
+
     __slots__ = (
         "request",
         "received_ns",

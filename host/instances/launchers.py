@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ _SILENCE_TIMEOUT = 5.0  # seconds in which a fork server has to answer
 _log = logging.getLogger("pbhost")
 
 
-class _InterpreterSpawner:
+class InterpreterSpawner:
     """Starts Python processes from one thread that lives as long as they do.
 
     The kernel kills them when the thread that started them ends.
@@ -45,12 +45,23 @@ class _InterpreterSpawner:
         stderr: int | None,
         environment: Environment | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Starts a process. Raises OSError."""
+        """Starts a stub or a fork server. Raises OSError."""
+        variables = None if environment is None else environment.variables(os.environ)
+        command = [*stub_command(environment), *arguments]
+        return await self._popen(command, inherited, stdout, stderr, variables)
 
+    async def _popen(
+        self,
+        command: Sequence[str],
+        inherited: Sequence[int],
+        stdout: int,
+        stderr: int | None,
+        variables: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
         def popen() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                [*stub_command(environment), *arguments],
-                env=None if environment is None else environment.variables(os.environ),
+                command,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -59,15 +70,46 @@ class _InterpreterSpawner:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, popen)
 
+    async def launch(
+        self, command: Sequence[str], inherited: Sequence[int], on_exit: Callable[[int], None]
+    ) -> ChildProcess:
+        """Starts a process that prints to stderr only. Raises OSError."""
+        child = await self._popen(command, inherited, subprocess.DEVNULL, None)
+        return ChildProcess(child, on_exit)
+
     def close(self) -> None:
+        """Ends the thread, and so the processes."""
         self._thread.shutdown()
+
+
+class ChildProcess:
+    """A running process. `on_exit` is called in the event loop with its return code.
+
+    Raises OSError; then the process is killed, as it cannot be watched.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes], on_exit: Callable[[int], None]) -> None:
+        self.pid = popen.pid
+        self._popen = popen
+        self._on_exit = on_exit
+        self._pidfd = _open_pidfd(popen)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
+
+    def _exited(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._on_exit(self._popen.wait())
+
+    def kill(self) -> None:
+        """Kills the process, if it still runs."""
+        self._popen.kill()
 
 
 class SpawnLauncher:
     """Starts each stub as an interpreter of its own."""
 
     def __init__(self) -> None:
-        self._interpreters = _InterpreterSpawner()
+        self._interpreters = InterpreterSpawner()
 
     async def launch(self, stub: StubLaunch) -> StubProcess:
         """As `Launcher.launch`."""
@@ -127,7 +169,7 @@ class ForkLauncher:
         self._preload = preload
         self._silence_timeout = silence_timeout
         self._spawn = SpawnLauncher()
-        self._interpreters = _InterpreterSpawner()
+        self._interpreters = InterpreterSpawner()
         self._server: ForkServer | None = None
         self._silent_servers: list[ForkServer] = []
         self._starting = asyncio.Lock()
@@ -177,7 +219,7 @@ class ForkServer:
     @classmethod
     async def start(
         cls,
-        interpreters: _InterpreterSpawner,
+        interpreters: InterpreterSpawner,
         silence_timeout: float,
         preload: Preload | None = None,
     ) -> ForkServer:
@@ -275,7 +317,7 @@ class ForkServer:
 
 
 async def _start_preload(
-    interpreters: _InterpreterSpawner, preload: Preload, sock: socket.socket
+    interpreters: InterpreterSpawner, preload: Preload, sock: socket.socket
 ) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Starts a fork server that prepares a model; returns it with its output. Raises OSError."""
     out, err = _output_pipes()

@@ -195,6 +195,8 @@ class Registry:
         self._named = self._ready
         self.on_demand: set[str] = set()
         """The qualified names of models that the next request loads if they are not loaded."""
+        self.watchers: list[Callable[[], None]] = []
+        """Called when requests may find other models."""
         self.split_versions: SplitVersions | None = None
         """Asked for each model with several ready versions: how requests without one are split."""
 
@@ -350,6 +352,8 @@ class Registry:
                 for (known, number), model in self._named.items()
                 if names[self.name_of(known)] == 1
             }
+        for watcher in self.watchers:
+            watcher()
 
 
 def parse_version(text: str) -> int:

@@ -26,6 +26,7 @@ from host.options.flag_parser import (
 )
 from host.options.header_patterns import header_forward_pattern
 from host.options.host_policies import read_policies
+from host.system.cpus import usable_cpus
 from host.system.memory_group import MemoryGroup
 from host.tracing.config import TraceConfig
 
@@ -364,6 +365,10 @@ class Options:
     grpc_engine: str = _own(
         "h2", "Implementation of the gRPC server. h2: built in. grpcio: the grpcio library, which"
         " needs more CPU time.", check=values.grpc_engine)
+    frontend_processes: str = _own(
+        "0", "Number of processes that speak to clients; 0: the server does it itself. auto: a"
+        " quarter of the CPUs, at most 8; 0 with less than 8 CPUs.",
+        check=values.frontend_processes)
     stub_start: str = _own(
         "fork", "How processes of models start. fork: as forks of a process that has already"
         " imported what they need. spawn: as new interpreters.", check=values.stub_start)
@@ -465,6 +470,14 @@ class Options:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
 
     @property
+    def frontend_count(self) -> int:
+        """The number of frontend processes."""
+        if self.frontend_processes != "auto":
+            return int(self.frontend_processes)
+        cpus = int(usable_cpus())
+        return min(cpus // 4, 8) if cpus >= 8 else 0
+
+    @property
     def cache_settings(self) -> tuple[str, dict[str, str]] | None:
         """The name of the cache and its settings; None without a cache."""
         return values.cache_settings(self.cache_config)
@@ -525,6 +538,8 @@ class Options:
             raise UsageError(
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
+        if self.frontend_count:
+            self._check_frontend_processes()
         if self.api_key_file and self.openai_api_key_file:
             raise UsageError(
                 "--openai-api-key-file cannot be used with --api-key-file, whose keys are for the"
@@ -540,6 +555,19 @@ class Options:
                     f"The server cannot listen to {other} requests and {service} requests at the"
                     f" same address and port {address}:{port}"
                 )
+
+    def _check_frontend_processes(self) -> None:
+        """Refuses what frontend processes cannot do."""
+        reason = ""
+        if self.allow_grpc and self.grpc_engine != "h2":
+            reason = f"--grpc-engine={self.grpc_engine} runs in the server itself"
+        elif self.api_key_file:
+            reason = "the limits of --api-key-file are counted in the server itself"
+        if reason:
+            raise UsageError(
+                f"{reason}, so it cannot be used with"
+                f" --frontend-processes={self.frontend_processes}; use --frontend-processes=0"
+            )
 
     def _listening_addresses(self) -> list[tuple[str, str, int]]:
         """Service, address and port of each listener that has a fixed port."""

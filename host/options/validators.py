@@ -44,6 +44,14 @@ _WHOLE = integer()
 VERBOSITY = ValueKind("integer", _read_verbosity)
 
 
+def frontend_processes(text: str) -> None:
+    """Accepts auto, and a number of processes."""
+    if text != "auto" and not (text.isascii() and text.isdigit() and len(text) < 4):
+        raise InvalidValue(
+            f"--frontend-processes must be auto or a number of processes up to 999, got '{text}'"
+        )
+
+
 def not_negative(number: float) -> None:
     """Accepts zero and positive numbers."""
     if not number >= 0:

@@ -18,6 +18,7 @@ from host.crashes.records import CrashRecords
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
+from host.frontend_processes.processes import FrontendProcesses
 from host.frontends.http.asgi import AsgiApplication
 from host.frontends.openai.loader import OpenAILoader
 from host.health.event_loop_watchdog import EventLoopWatchdog
@@ -196,12 +197,18 @@ class Server:
                 tracer=tracer,
                 log=LogSettings(self._log, pool.update_log_levels),
             )
-            await self._endpoints.start(core, pool.busy_poller.connection_hook)
+            processes = None
+            if options.frontend_count:
+                processes = FrontendProcesses(
+                    options, options.frontend_count, pool.arenas, pool.busy_poller.connection_hook
+                )
+            await self._endpoints.start(core, pool.busy_poller.connection_hook, processes)
             if options.allow_metrics:
                 await self._open_metrics()
             self._endpoints.log_listening()
             await self._load_models(repository, families)
             self._state.started = True
+            core.notify_watchers()
             if not options.dev:
                 rows = option_table_rows(core.server_metadata(), options)
                 _log.info("%s", format_table(["Option", "Value"], rows), extra={"table": True})

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 Header = Callable[[str], str | None]
 """Returns the value of a request header or metadata key, by its lowercase name."""
 
+TRACE_HEADERS = ("traceparent", "tracestate")
+"""The headers that `parse_trace_context` reads."""
+
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 

@@ -353,3 +353,29 @@ def test_a_key_file_that_cannot_be_used_stops_the_start(
     host = serve(repository, f"--api-key-file={keys}", f"--openai-api-key-file={keys}")
     host.wait_for("--openai-api-key-file cannot be used with --api-key-file")
     assert json.dumps(host.process.wait(DEADLINE)) == "1"
+
+
+def test_a_refused_client_does_not_make_a_model_load(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    add_models(repository)
+    repository.copy("misbehave")
+    repository.copy("stream")
+    keys = tmp_path / "keys"
+    keys.write_text("limited limited-key models=misbehave\n")
+    flags = ("--model-control-mode=on-demand", f"--api-key-file={keys}")
+    host = serve(repository, *flags).wait_started()
+    headers = bearer("limited-key")
+    for path, body in (
+        ("/v2/models/stream/infer", {"inputs": []}),
+        ("/v2/models/letters/generate", {"prompt": "a"}),
+        ("/v1/completions", {"model": "letters", "prompt": "a"}),
+    ):
+        assert send(host, "POST", path, body, headers).status == 403
+        assert send(host, "POST", path, body).status == 401
+    with host.client() as client:
+        denied = infer_error(run_command, client, "last", "stream", headers=headers)
+        assert denied[0] == "StatusCode.PERMISSION_DENIED"
+        assert run_command(client, "echo x", headers=headers) == "x"
+    loading = re.findall(r"loading: (\w+):1", host.output)
+    assert loading == ["misbehave"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,45 +14,21 @@ from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.access.client import Client
 from host.core import Core
 from host.errors import ErrorCode, HostError, invalid_argument, unsupported
-from host.frontends.grpc.methods import Method, RpcContext, UnaryHandler, UnaryMethod
+from host.frontends.grpc.methods import (
+    HEALTH_SERVICE,
+    INFERENCE_SERVICE,
+    RpcContext,
+    Services,
+    UnaryHandler,
+    UnaryMethod,
+)
 from host.inference.request import Parameter
 from host.logs.settings import GRPC
 from host.tracing.settings import SettingChanges
 from host.tracing.updates import NUMBERS, to_change
 
-
-def admin_methods(core: Core, api_keys: ApiKeys | None = None) -> list[Method]:
-    """The methods of GRPCInferenceService that this module serves."""
-    admin = _Admin(core)
-    shm = "shared-memory"
-    answers: dict[Any, tuple[str, Callable[[Any], Awaitable[Any]]]] = {
-        pb.ServerLiveRequest: ("health", admin.server_live),
-        pb.ServerReadyRequest: ("health", admin.server_ready),
-        pb.ServerMetadataRequest: ("metadata", admin.server_metadata),
-        pb.ModelReadyRequest: ("health", admin.model_ready),
-        pb.ModelMetadataRequest: ("metadata", admin.model_metadata),
-        pb.ModelConfigRequest: ("model-config", admin.model_config),
-        pb.ModelStatisticsRequest: ("statistics", admin.model_statistics),
-        pb.RepositoryIndexRequest: ("model-repository", admin.repository_index),
-        pb.RepositoryModelLoadRequest: ("model-repository", admin.repository_model_load),
-        pb.RepositoryModelUnloadRequest: ("model-repository", admin.repository_model_unload),
-        pb.SystemSharedMemoryStatusRequest: (shm, admin.system_shared_memory_status),
-        pb.CudaSharedMemoryStatusRequest: (shm, admin.cuda_shared_memory_status),
-        pb.SystemSharedMemoryRegisterRequest: (shm, admin.system_shared_memory_register),
-        pb.SystemSharedMemoryUnregisterRequest: (shm, admin.system_shared_memory_unregister),
-        pb.CudaSharedMemoryRegisterRequest: (shm, admin.cuda_shared_memory_register),
-        pb.CudaSharedMemoryUnregisterRequest: (shm, admin.cuda_shared_memory_unregister),
-        pb.TraceSettingRequest: ("trace", admin.trace_setting),
-        pb.LogSettingsRequest: ("logging", admin.log_settings),
-    }
-    return [
-        UnaryMethod(
-            request.DESCRIPTOR.name.removesuffix("Request"),
-            _bytes_handler(request, answer, category, api_keys),
-            category,
-        )
-        for request, (category, answer) in answers.items()
-    ]
+# HealthCheckResponse has one field, the enum `status` = 1.
+_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 def _bytes_handler(
@@ -100,6 +77,9 @@ class _Admin:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+
+    async def health_check(self, data: bytes, context: RpcContext) -> bytes:
+        return _SERVING if await self._core.health.ready() else _NOT_SERVING
 
     async def server_live(self, request: Any) -> Any:
         return pb.ServerLiveResponse(live=self._core.health.live())
@@ -201,6 +181,59 @@ class _Admin:
             kind = {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)]
             setattr(response.settings[name], kind, value)
         return response
+
+
+_SHM = "shared-memory"
+_ANSWERS: dict[Any, tuple[str, Callable[[_Admin, Any], Awaitable[Any]]]] = {
+    pb.ServerLiveRequest: ("health", _Admin.server_live),
+    pb.ServerReadyRequest: ("health", _Admin.server_ready),
+    pb.ServerMetadataRequest: ("metadata", _Admin.server_metadata),
+    pb.ModelReadyRequest: ("health", _Admin.model_ready),
+    pb.ModelMetadataRequest: ("metadata", _Admin.model_metadata),
+    pb.ModelConfigRequest: ("model-config", _Admin.model_config),
+    pb.ModelStatisticsRequest: ("statistics", _Admin.model_statistics),
+    pb.RepositoryIndexRequest: ("model-repository", _Admin.repository_index),
+    pb.RepositoryModelLoadRequest: ("model-repository", _Admin.repository_model_load),
+    pb.RepositoryModelUnloadRequest: ("model-repository", _Admin.repository_model_unload),
+    pb.SystemSharedMemoryStatusRequest: (_SHM, _Admin.system_shared_memory_status),
+    pb.CudaSharedMemoryStatusRequest: (_SHM, _Admin.cuda_shared_memory_status),
+    pb.SystemSharedMemoryRegisterRequest: (_SHM, _Admin.system_shared_memory_register),
+    pb.SystemSharedMemoryUnregisterRequest: (_SHM, _Admin.system_shared_memory_unregister),
+    pb.CudaSharedMemoryRegisterRequest: (_SHM, _Admin.cuda_shared_memory_register),
+    pb.CudaSharedMemoryUnregisterRequest: (_SHM, _Admin.cuda_shared_memory_unregister),
+    pb.TraceSettingRequest: ("trace", _Admin.trace_setting),
+    pb.LogSettingsRequest: ("logging", _Admin.log_settings),
+}
+
+
+def _method_name(request_type: Any) -> str:
+    name: str = request_type.DESCRIPTOR.name
+    return name.removesuffix("Request")
+
+
+ADMIN_METHODS: dict[str, dict[str, str]] = {
+    INFERENCE_SERVICE: {
+        _method_name(request_type): category for request_type, (category, _) in _ANSWERS.items()
+    },
+    HEALTH_SERVICE: {"Check": "health"},
+}
+"""The category of each method of `admin_services`, by service and by name."""
+
+
+def admin_services(core: Core, api_keys: ApiKeys | None = None) -> Services:
+    """The methods of all services but those for inference. `api_keys`: what clients need."""
+    admin = _Admin(core)
+    return {
+        INFERENCE_SERVICE: [
+            UnaryMethod(
+                _method_name(request_type),
+                _bytes_handler(request_type, partial(answer, admin), category, api_keys),
+                category,
+            )
+            for request_type, (category, answer) in _ANSWERS.items()
+        ],
+        HEALTH_SERVICE: [UnaryMethod("Check", admin.health_check, "health")],
+    }
 
 
 def _setting_value(value: Any) -> object:

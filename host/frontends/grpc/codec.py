@@ -30,8 +30,9 @@ from host.frontends.grpc.parameters import (
     output_options,
     shared_memory_part,
 )
+from host.frontends.inference_core import RegionLookup
 from host.inference.request import Buffer, Classification, InferRequest, Tensor
-from host.instances.regions import RegionPart, Regions
+from host.instances.regions import RegionPart
 from host.models.registry import parse_version
 
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
@@ -198,7 +199,7 @@ def _parse_output(data: bytes) -> ParsedOutput:
 _cached_parse_output = functools.lru_cache(_CACHE_SIZE)(_parse_output)
 
 
-def to_request(message: InferMessage, regions: Regions) -> InferRequest:
+def to_request(message: InferMessage, regions: RegionLookup) -> InferRequest:
     """Interprets a message.
 
     Raises HostError INVALID_ARG or UNSUPPORTED with the texts of docs/reference/protocol.md, 2.2
@@ -239,7 +240,7 @@ def _check_duplicates(kind: str, names: list[str], request_id: str) -> None:
         seen.add(name)
 
 
-def _add_inputs(message: InferMessage, request: InferRequest, regions: Regions) -> None:
+def _add_inputs(message: InferMessage, request: InferRequest, regions: RegionLookup) -> None:
     model, raw, raw_index = message.model_name, message.raw, 0
     for name, datatype, shape, full_message in message.inputs:
         if full_message is not None:
@@ -283,7 +284,7 @@ def _has_contents(full_message: Any) -> bool:
 
 
 def _shared_memory_input(
-    name: str, datatype: str, shape: list[int], region_part: RegionPart, regions: Regions
+    name: str, datatype: str, shape: list[int], region_part: RegionPart, regions: RegionLookup
 ) -> Tensor:
     """An input in shared memory of a client."""
     block = regions.find_block(*region_part)

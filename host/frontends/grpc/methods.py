@@ -139,6 +139,9 @@ class StreamMethod:
     category: str
 
 
+INFERENCE_SERVICE = "inference.GRPCInferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
 Method = UnaryMethod | StreamMethod
 Services = dict[str, list[Method]]
 """Methods of each service by its full name; the path of a method is `/{service}/{method}`."""

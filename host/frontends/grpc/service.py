@@ -7,11 +7,9 @@ import dataclasses
 from collections.abc import Callable
 
 from host.access.api_keys import ApiKeys
-from host.core import Core
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
-from host.frontends.grpc.admin import admin_methods
 from host.frontends.grpc.codec import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.encode import encode_infer_response
 from host.frontends.grpc.large_contents import (
@@ -21,6 +19,7 @@ from host.frontends.grpc.large_contents import (
 )
 from host.frontends.grpc.methods import (
     EMPTY_CONTEXT,
+    INFERENCE_SERVICE,
     Cancellable,
     Method,
     ResponseCallback,
@@ -34,6 +33,7 @@ from host.frontends.grpc.methods import (
 )
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
+from host.frontends.inference_core import InferenceCore
 from host.frontends.open_requests import OpenRequests
 from host.frontends.receive_budget import ReservedBytes
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
@@ -47,29 +47,25 @@ from host.inference.request import (
 )
 from host.models.registry import NotServedError, parse_version
 
-INFERENCE_SERVICE = "inference.GRPCInferenceService"
-HEALTH_SERVICE = "grpc.health.v1.Health"
-
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
-
-# HealthCheckResponse has one field, the enum `status` = 1.
-_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 class GrpcService:
-    """All RPCs over one core. Belongs to the event loop's thread.
+    """The inference RPCs over one core, and `others`. Belongs to the event loop's thread.
 
     After `drain` was called, new inference requests are refused with UNAVAILABLE.
     """
 
     def __init__(
         self,
-        core: Core,
+        core: InferenceCore,
+        others: Services,
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
         api_keys: ApiKeys | None = None,
     ) -> None:
         self._core = core
+        self._others = others
         self._restrictions = restrictions
         self._forwarding = forwarding
         self._forwards_headers = bool(forwarding)
@@ -82,12 +78,10 @@ class GrpcService:
 
     def services(self) -> Services:
         """The methods that an engine carries."""
+        stream = StreamMethod("ModelStreamInfer", self._open_stream, "inference")
         unrestricted: Services = {
-            INFERENCE_SERVICE: [
-                StreamMethod("ModelStreamInfer", self._open_stream, "inference"),
-                *admin_methods(self._core, self._api_keys),
-            ],
-            HEALTH_SERVICE: [UnaryMethod("Check", self._health_check, "health")],
+            **self._others,
+            INFERENCE_SERVICE: [stream, *self._others[INFERENCE_SERVICE]],
         }
         services = {
             name: [_restrict_method(method, self._restrictions) for method in methods]
@@ -290,7 +284,7 @@ class GrpcService:
             # 2.2).
             parse_version(message.model_version)
             try:
-                self._core.model_metadata(message.model_name, message.model_version)
+                self._core.model_config(message.model_name, message.model_version)
             except NotServedError:
                 if not self._core.loads_on_demand:
                     raise
@@ -365,9 +359,6 @@ class GrpcService:
         """Called when a stream has ended."""
         self._streams.discard(stream)
         self._open_requests.request_finished()
-
-    async def _health_check(self, data: bytes, context: RpcContext) -> bytes:
-        return _SERVING if await self._core.health.ready() else _NOT_SERVING
 
 
 def _check_restriction(restrictions: Restrictions, category: str, context: RpcContext) -> None:

@@ -276,6 +276,8 @@ class InferStream:
                 return b""
         elif answer.error is not None:
             error = answer.error
+            if pending.call is not None and pending.call.refused:
+                return encode_empty_stream_response(error.message, pending.id)
         else:
             try:
                 classes = pending.call.request.classification if pending.call is not None else None

@@ -5,21 +5,20 @@ The rules are in docs/reference/protocol.md, 1.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.core import Core
-from host.errors import HostError, internal, unavailable, unexpected_failure
+from host.errors import internal, unavailable
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
 from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler
 from host.frontends.http.api_page import page
 from host.frontends.http.dashboard import page as dashboard_page
-from host.frontends.http.exchange import ClientDisconnected, HttpExchange
+from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.fast_path import FastInference
 from host.frontends.http.generate import GenerateHandler
+from host.frontends.http.handler import Handler, answer_exchange
 from host.frontends.http.infer import InferHandler
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.load_report import load_report
@@ -36,10 +35,6 @@ from host.frontends.openai.routes import find_openai_route
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
 from host.metrics.family import MetricFamily
-
-_log = logging.getLogger("pbhost")
-
-Handler = Callable[[HttpExchange, Route], Awaitable[None]]
 
 _INFERENCE = "inference"
 
@@ -164,20 +159,7 @@ class HttpApp:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request; an ASGI 3 application."""
         exchange = HttpExchange(scope, receive, send, self._receive_budget)
-        try:
-            await self._handle_request(exchange, scope["raw_path"])
-        except HostError as error:
-            await exchange.send_error(error, getattr(error, "headers", ()))
-        except ClientDisconnected:
-            pass
-        except asyncio.CancelledError:
-            # The client has disconnected, or the exit timeout of the server has passed.
-            if not exchange.response_started:
-                await exchange.send_error(unavailable("Server exiting"))
-        except Exception as error:  # a defect of ours
-            _log.error("unexpected failure of an HTTP request", exc_info=error)
-            if not exchange.response_started:
-                await exchange.send_error(unexpected_failure(error))
+        await answer_exchange(exchange, self._handle_request(exchange, scope["raw_path"]))
 
     async def _handle_request(self, exchange: HttpExchange, path: bytes) -> None:
         route = find_route(path) or self._page_routes.get(path)

@@ -44,7 +44,7 @@ def error_headers(error: HostError) -> list[Header]:
     if error.code is ErrorCode.UNAUTHENTICATED:
         return [(b"www-authenticate", b"Bearer")]
     if isinstance(error, TooManyRequests):
-        # HTTP has whole seconds; OpenAI's clients also read the exact time.
+        # HTTP has whole seconds; the second header has the exact time.
         return [
             (b"retry-after", b"%d" % math.ceil(error.retry_after)),
             (b"retry-after-ms", b"%d" % math.ceil(1000 * error.retry_after)),

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Container, Sequence
 
-from host.core import Core
 from host.errors import HostError, internal, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import HeaderForwarding
@@ -25,6 +24,7 @@ from host.frontends.http.routes import INFER, Route, find_route
 from host.frontends.http.steps import Steps
 from host.frontends.http1.cycle import STATUS_LINES, Header
 from host.frontends.http1.header_cache import Body, FastHandler, ResponseCallback
+from host.frontends.inference_core import InferenceCore
 from host.frontends.open_requests import OpenRequests
 from host.frontends.restrictions import Restrictions
 from host.inference.call import Call
@@ -54,7 +54,7 @@ class FastInference:
 
     def __init__(
         self,
-        core: Core,
+        core: InferenceCore,
         restrictions: Restrictions,
         forwarding: HeaderForwarding,
         max_input_size: int,

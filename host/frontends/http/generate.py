@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, aclosing
 
-from host.core import Core
 from host.errors import HostError, invalid_argument
 from host.frontends.http.exchange import HTTP_STATUS, JSON, Header, HttpExchange
 from host.frontends.http.generate_schema import to_json, to_request
@@ -16,6 +15,7 @@ from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
 from host.frontends.http.steps import run_in_turns
 from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version
 
@@ -32,7 +32,7 @@ LoadReport = Callable[[HttpExchange], Iterable[Header]]
 class GenerateHandler:
     """Answers requests in flat JSON. `max_input_size` is `--http-max-input-size`."""
 
-    def __init__(self, core: Core, max_input_size: int, load_report: LoadReport) -> None:
+    def __init__(self, core: InferenceCore, max_input_size: int, load_report: LoadReport) -> None:
         self._core = core
         self._max_input_size = max_input_size
         self._load_report = load_report

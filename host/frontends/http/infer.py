@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from host.core import Core
 from host.errors import HostError, invalid_argument, unsupported
 from host.frontends.classification import classify
 from host.frontends.forwarding import HeaderForwarding
@@ -24,6 +23,7 @@ from host.frontends.http.routes import Route
 from host.frontends.http.steps import run_in_turns
 from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version
 
@@ -44,7 +44,7 @@ class InferHandler:
 
     def __init__(
         self,
-        core: Core,
+        core: InferenceCore,
         forwarding: HeaderForwarding,
         max_input_size: int,
         header_reader: InferenceHeaderReader,

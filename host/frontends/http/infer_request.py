@@ -11,9 +11,9 @@ from host.config.model_config import ModelConfig
 from host.errors import HostError, invalid_argument
 from host.frontends.http.inference_header import InferenceHeader, InputHeader
 from host.frontends.http.tensors import JsonInputLimit
+from host.frontends.inference_core import RegionLookup
 from host.inference.request import Buffer, Classification, InferRequest, Tensor
 from host.inference.tensor_spec import wire_name
-from host.instances.regions import Regions
 from stub.wire.datatypes import SIZES
 
 _MIN_VIEW_BYTES = 8192  # bytes of a body; below that, copying a slice is cheaper than a memoryview
@@ -25,7 +25,7 @@ def to_request(
     version: int,
     body: bytes,
     header_length: int,
-    regions: Regions,
+    regions: RegionLookup,
 ) -> InferRequest:
     """Build a request from a JSON part and a body with binary data from byte `header_length`.
 
@@ -69,14 +69,14 @@ def to_request(
     return request
 
 
-def _shared_memory_input(head: InputHeader, regions: Regions) -> Tensor:
+def _shared_memory_input(head: InputHeader, regions: RegionLookup) -> Tensor:
     """Return an input that is in client-registered shared memory."""
     assert head.region is not None
     block = regions.find_block(*head.region)
     return Tensor(head.name, head.datatype, head.shape.copy(), block, block)
 
 
-def _add_outputs(head: InferenceHeader, request: InferRequest, regions: Regions) -> None:
+def _add_outputs(head: InferenceHeader, request: InferRequest, regions: RegionLookup) -> None:
     if isinstance(head.outputs, HostError):
         # A new error: the cached one would collect the traceback of every request.
         raise HostError(head.outputs.code, head.outputs.message)

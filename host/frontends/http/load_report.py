@@ -10,7 +10,9 @@ from host.frontends.http.exchange import Header, HttpExchange
 from host.frontends.http.generate import LoadReport
 from host.metrics.family import MetricFamily
 
-_FORMAT = b"endpoint-load-metrics-format"
+LOAD_REPORT_HEADER = b"endpoint-load-metrics-format"
+"""The header of a request that asks for the report; its value is the format."""
+
 _FAMILY = "nv_trt_llm_kv_cache_block_metrics"
 _LABEL = "kv_cache_block_type"
 
@@ -21,7 +23,7 @@ def load_report(families: Callable[[], Iterable[MetricFamily]]) -> LoadReport:
     """Return a function that makes the report from the metrics that `families` returns."""
 
     def report(exchange: HttpExchange) -> Iterable[Header]:
-        wanted = exchange.headers.get(_FORMAT)
+        wanted = exchange.headers.get(LOAD_REPORT_HEADER)
         if wanted is None:
             return ()
         try:

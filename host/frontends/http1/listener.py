@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 
 from host.frontends.http1.connection import Http1Connection, Timeouts
@@ -19,6 +20,7 @@ class HttpListener:
 
     `address` is a name, an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `tls`, it
     speaks HTTPS only. `fast_path` says which requests `app` can answer without a task.
+    `listening`: a socket that listens already, in place of the address.
     """
 
     def __init__(
@@ -32,8 +34,10 @@ class HttpListener:
         timeouts: Timeouts | None = None,
         fast_path: FastPath | None = None,
         connection_hooks: ConnectionHooks = no_connection_hook,
+        listening: socket.socket | None = None,
     ) -> None:
         self._app = app
+        self._listening = listening
         self._address = address
         self._port = port
         self._reuse_port = reuse_port
@@ -47,7 +51,7 @@ class HttpListener:
 
     async def start(self) -> int:
         """Listen, and return the port. Raises HostError UNAVAILABLE if that is not possible."""
-        listening = listening_socket(self._address, self._port, self._reuse_port)
+        listening = self._listening or listening_socket(self._address, self._port, self._reuse_port)
         port = int(listening.getsockname()[1])
         try:
             self._server = await asyncio.get_running_loop().create_server(

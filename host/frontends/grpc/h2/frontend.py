@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.route import Router
 from host.frontends.grpc.methods import GrpcOptions, Services
 from host.frontends.receive_budget import ReceiveBudget
-from host.frontends.sockets import listening_socket
+from host.frontends.sockets import BACKLOG, listening_socket
 from host.frontends.tls import TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
@@ -40,7 +41,10 @@ class H2Frontend:
         limits: ConnectionLimits | None = None,
         connection_hooks: ConnectionHooks = no_connection_hook,
         receive_budget: ReceiveBudget | None = None,
+        listening: socket.socket | None = None,
     ) -> None:
+        """`listening`: a socket that listens already, in place of the address."""
+        self._listening = listening
         self._service = service
         self._connection_hooks = connection_hooks
         self._address = address
@@ -75,13 +79,16 @@ class H2Frontend:
         tls, context = self._options.tls, None
         if tls is not None:
             context = self._context = await asyncio.to_thread(create_h2_context, tls)
-        listening = listening_socket(self._address, self._port, self._options.reuse_port)
+        listening = self._listening or listening_socket(
+            self._address, self._port, self._options.reuse_port
+        )
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 connect,
                 sock=listening,
                 ssl=context,
                 ssl_handshake_timeout=self._limits.handshake_timeout if context else None,
+                backlog=BACKLOG,
             )
         except BaseException:  # also if cancelled, the socket must be closed
             listening.close()

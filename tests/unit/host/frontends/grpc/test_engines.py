@@ -23,6 +23,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from host.errors import ErrorCode, HostError
+from host.frontends.grpc.admin import admin_services
 from host.frontends.grpc.aio import GrpcAioFrontend
 from host.frontends.grpc.h2.frontend import H2Frontend
 from host.frontends.grpc.methods import GrpcOptions
@@ -83,7 +84,9 @@ class Served:
     def __init__(self, loop: Loop, options: GrpcOptions | None = None) -> None:
         self.core = EchoCore()
         self.loop = loop
-        self.frontend = loop.engine(GrpcService(self.core), "127.0.0.1", 0, options)
+        self.frontend = loop.engine(
+            GrpcService(self.core, admin_services(self.core)), "127.0.0.1", 0, options
+        )
         self.port = loop.run(self.frontend.start())
         self.target = f"127.0.0.1:{self.port}"
 
@@ -351,7 +354,9 @@ def test_stopping_cancels_slow_calls(stub: Any, served: Served) -> None:
 
 
 def test_a_port_that_is_taken(served: Served) -> None:
-    second = served.loop.engine(GrpcService(served.core), "127.0.0.1", served.port)
+    second = served.loop.engine(
+        GrpcService(served.core, admin_services(served.core)), "127.0.0.1", served.port
+    )
     with pytest.raises(HostError) as caught:
         served.loop.run(second.start())
     assert caught.value.code is ErrorCode.UNAVAILABLE
@@ -362,7 +367,9 @@ def test_a_port_that_is_taken(served: Served) -> None:
 def test_a_port_can_be_shared_on_purpose(loop: Loop) -> None:
     first = Served(loop, GrpcOptions(reuse_port=True))
     options = GrpcOptions(reuse_port=True)
-    second = loop.engine(GrpcService(first.core), "127.0.0.1", first.port, options)
+    second = loop.engine(
+        GrpcService(first.core, admin_services(first.core)), "127.0.0.1", first.port, options
+    )
     assert loop.run(second.start()) == first.port
     loop.run(second.stop(0))
     first.close()

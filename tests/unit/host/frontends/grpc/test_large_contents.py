@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, unavailable
 from host.frontends.grpc import large_contents
+from host.frontends.grpc.admin import admin_services
 from host.frontends.grpc.codec import parse_infer_request, to_request
 from host.frontends.grpc.large_contents import MIN_LARGE_INPUT_BYTES, split_contents
 from host.frontends.grpc.methods import EmptyContext
@@ -169,7 +170,7 @@ def test_a_large_request_is_answered() -> None:
 
     async def run() -> bytes | HostError:
         answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
-        service = GrpcService(EchoCore())
+        service = GrpcService(EchoCore(), admin_services(EchoCore()))
         data = infer(int_contents=values.tolist()).SerializeToString()
         service.start_infer(data, answer.set_result)
         assert not answer.done() and service.open_requests == 1
@@ -190,7 +191,7 @@ def test_an_error_of_a_large_request_is_answered(model: str, text: str) -> None:
     async def run() -> bytes | HostError:
         answer: asyncio.Future[bytes | HostError] = asyncio.get_running_loop().create_future()
         data = infer(model, int_contents=[1] * COUNT).SerializeToString()
-        GrpcService(EchoCore()).start_infer(data, answer.set_result)
+        GrpcService(EchoCore(), admin_services(EchoCore())).start_infer(data, answer.set_result)
         return await answer
 
     error = asyncio.run(run())
@@ -201,7 +202,7 @@ def test_cancelling_a_large_request_cancels_its_call() -> None:
     async def run() -> bool:
         core = EchoCore()
         data = infer("hold", int_contents=[1] * COUNT).SerializeToString()
-        running = GrpcService(core).start_infer(data, lambda answer: None)
+        running = GrpcService(core, admin_services(core)).start_infer(data, lambda answer: None)
         call = await asyncio.to_thread(core.held.get, True, 20)
         running.cancel()
         await asyncio.to_thread(core.cancelled.get, True, 20)
@@ -219,7 +220,9 @@ class Client:
         self.ended = asyncio.Event()
         self.error: Exception | None = None
         self.reads = asyncio.Event()
-        self.stream = GrpcService(self.core)._open_stream(self, EmptyContext())
+        self.stream = GrpcService(self.core, admin_services(self.core))._open_stream(
+            self, EmptyContext()
+        )
 
     def write_message(self, message: bytes, more: bool) -> bool:
         response = pb.ModelStreamInferResponse.FromString(message)

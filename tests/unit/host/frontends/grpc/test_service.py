@@ -9,13 +9,16 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError, internal
-from host.frontends.grpc.methods import EMPTY_CONTEXT, GRPC_STATUS, StreamMethod, UnaryMethod
-from host.frontends.grpc.service import (
+from host.frontends.grpc.admin import admin_services
+from host.frontends.grpc.methods import (
+    EMPTY_CONTEXT,
+    GRPC_STATUS,
     HEALTH_SERVICE,
     INFERENCE_SERVICE,
-    SHUTTING_DOWN,
-    GrpcService,
+    StreamMethod,
+    UnaryMethod,
 )
+from host.frontends.grpc.service import SHUTTING_DOWN, GrpcService
 from host.inference.call import Call
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
 
@@ -29,7 +32,9 @@ def send_request(
     core: EchoCore, method: str, request: Any, service: str = INFERENCE_SERVICE
 ) -> bytes:
     """The bytes that an RPC answers."""
-    (found,) = [m for m in GrpcService(core).services()[service] if m.name == method]
+    (found,) = [
+        m for m in GrpcService(core, admin_services(core)).services()[service] if m.name == method
+    ]
     assert isinstance(found, UnaryMethod)
     data = request if isinstance(request, bytes) else request.SerializeToString()
 
@@ -60,7 +65,7 @@ def test_every_error_code_has_a_status() -> None:
 def test_every_rpc_of_the_protocol_is_there(core: EchoCore) -> None:
     published = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     assert published.full_name == INFERENCE_SERVICE
-    methods = GrpcService(core).services()[INFERENCE_SERVICE]
+    methods = GrpcService(core, admin_services(core)).services()[INFERENCE_SERVICE]
     assert {(m.name, isinstance(m, StreamMethod)) for m in methods} == {
         (m.name, m.client_streaming) for m in published.methods
     }
@@ -106,7 +111,9 @@ def test_the_version_is_checked_before_the_model_and_that_before_parameters(core
 def test_more_than_one_response_is_an_error_and_cancels_the_rest(core: EchoCore) -> None:
     async def run() -> None:
         answers: list[bytes | HostError] = []
-        call = GrpcService(core).start_infer(infer("hold").SerializeToString(), answers.append)
+        call = GrpcService(core, admin_services(core)).start_infer(
+            infer("hold").SerializeToString(), answers.append
+        )
         assert isinstance(call, Call)
         call.respond(echo(call.request), final=False)
         (answer,) = answers
@@ -120,7 +127,9 @@ def test_more_than_one_response_is_an_error_and_cancels_the_rest(core: EchoCore)
 def test_a_cancelled_handler_cancels_its_call(core: EchoCore) -> None:
     async def run() -> None:
         (method,) = [
-            m for m in GrpcService(core).services()[INFERENCE_SERVICE] if m.name == "ModelInfer"
+            m
+            for m in GrpcService(core, admin_services(core)).services()[INFERENCE_SERVICE]
+            if m.name == "ModelInfer"
         ]
         assert isinstance(method, UnaryMethod)
         data = infer("hold", id="7").SerializeToString()
@@ -267,7 +276,7 @@ def test_malformed_messages_are_an_invalid_argument(core: EchoCore) -> None:
 
 def test_draining_refuses_new_requests_and_waits_for_open_ones(core: EchoCore) -> None:
     async def run() -> None:
-        service = GrpcService(core)
+        service = GrpcService(core, admin_services(core))
         answers: list[bytes | HostError] = []
         data = infer("hold").SerializeToString()
         call = service.start_infer(data, answers.append)

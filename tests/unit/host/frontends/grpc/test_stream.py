@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError, internal, unavailable
 from host.frontends.grpc import stream as grpc_stream
+from host.frontends.grpc.admin import admin_services
 from host.frontends.grpc.large_contents import MIN_LARGE_INPUT_BYTES
 from host.frontends.grpc.methods import EmptyContext
 from host.frontends.grpc.service import GrpcService
@@ -35,7 +36,7 @@ class Conversation:
 
     def __init__(self, close_on_error: bool = False, room: int = 1 << 30) -> None:
         self.core = EchoCore()
-        self.service = GrpcService(self.core)
+        self.service = GrpcService(self.core, admin_services(self.core))
         self.stream = self.service._open_stream(self, Metadata(close_on_error))
         self.got: list[Any] = []
         self._ended = False

@@ -1,0 +1,20 @@
+"""Starts a frontend process: `__main__.py SPAWN`. Only the server starts it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    _here = os.path.dirname(os.path.abspath(__file__))
+    if not sys.path or os.path.realpath(sys.path[0]) != os.path.realpath(_here):
+        sys.path.insert(0, _here)  # with PYTHONSAFEPATH, Python has not done this
+    sys.path[0] = os.path.dirname(os.path.dirname(_here))
+
+    from stub.wire.dependencies import import_dependencies
+
+    import_dependencies()
+
+    from host.frontend_processes.process import run_frontend
+
+    run_frontend(sys.argv[1])

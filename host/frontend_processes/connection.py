@@ -1,0 +1,214 @@
+"""The core's connection to one frontend process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from host.core import Core
+from host.frontend_processes import messages as m
+from host.frontend_processes.core_link import ARENA
+from host.frontend_processes.core_memory import CoreMemory
+from host.frontend_processes.link import LinkFiles, RingLink, SharedState
+from host.frontend_processes.served_exchanges import ServedExchanges
+from host.frontend_processes.served_requests import ServedRequests
+from host.frontend_processes.shared_budget import BudgetFile
+from host.frontend_processes.spawn import FrontendSpawn
+from host.frontends.grpc.methods import Services
+from host.frontends.http1.cycle import App
+from host.instances.arenas import Arenas
+from stub.wire.messages import BlockRelease, join_messages
+
+_MAX_FRAME_MESSAGES = 64
+
+_log = logging.getLogger("pbhost")
+
+
+class FrontendConnection:
+    """Serves one frontend process. Belongs to the event loop. Raises OSError.
+
+    `name`: the process in log lines. `on_activity` is called whenever a request may have arrived.
+    `on_fault` is called once if the process breaks the protocol.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        core: Core,
+        services: Services,
+        app: App,
+        arenas: Arenas,
+        on_activity: Callable[[], None],
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        self._name = name
+        self._arenas = arenas
+        self._on_activity = on_activity
+        self._on_fault = on_fault
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[bytes] = []  # encoded messages of this turn
+        self._open = True
+        self.hello: asyncio.Future[None] = self._loop.create_future()
+        self.drained: asyncio.Future[bool] | None = None
+        self.tls_reloaded: asyncio.Future[None] | None = None
+        self.pong = True
+        self.open_http = self.open_grpc = 0  # inference requests, while it drains
+        self._files = LinkFiles.create()
+        try:
+            self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            self._files.close()
+            raise
+        self._control.setblocking(False)
+        self.state = SharedState(self._files)
+        self._ring = RingLink(self._files, True, self._on_frame, self._fail)
+        self._memory = CoreMemory(arenas, self._send_arena, self.send, self._flush_releases)
+        self._requests = ServedRequests(core, self._memory, self.send, self._ring.inline_limit)
+        self._exchanges = ServedExchanges(core, services, app, self.send)
+
+    def spawn_arguments(
+        self, index: int, grpc: int, http: int, budget: BudgetFile
+    ) -> FrontendSpawn:
+        """The arguments of the process; `grpc` and `http` are listening sockets, -1 for none."""
+        arena, files = self._memory.file, self._files
+        return FrontendSpawn(
+            index=index,
+            control=self._theirs.fileno(),
+            rings=files.rings,
+            to_frontend=files.to_frontend,
+            to_core=files.to_core,
+            arena=arena.number,
+            arena_fd=arena.fd,
+            limit=arena.limit,
+            host_arena_fd=self._arenas.host_fd,
+            grpc=grpc,
+            http=http,
+            budget=budget.fd,
+            budget_size=budget.size,
+        )
+
+    def process_started(self) -> None:
+        """Closes what only the process needs."""
+        self._theirs.close()
+
+    def send(self, message: m.ToFrontend) -> None:
+        """Sends a message at the end of this turn of the event loop.
+
+        Raises ValueError, TypeError or OverflowError if it cannot be encoded.
+        """
+        if not self._open:
+            return
+        encoded = m.encode_message(message)
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(encoded)
+        if len(self._unsent) >= _MAX_FRAME_MESSAGES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._unsent and self._open:
+            encoded, self._unsent = self._unsent, []
+            releases = self._memory.collect_releases()
+            if releases is not None:
+                encoded.append(m.encode_message(releases))
+            self._ring.send(join_messages(encoded))
+
+    def _flush_releases(self) -> None:
+        releases = self._memory.collect_releases()
+        if releases is not None:
+            self.send(releases)
+
+    def _send_arena(self, number: int, limit: int, descriptor: int) -> None:
+        # If the process does not read them, it fails at the first message about the arena.
+        try:
+            socket.send_fds(self._control, [ARENA.pack(number, limit)], [descriptor])
+        except OSError as error:  # it has ended, or it does not read
+            self._fail(error)
+
+    def _on_frame(self, frame: bytes) -> None:
+        self._on_activity()
+        try:
+            for message in m.decode_to_core(frame):
+                if not self._open:
+                    return
+                _HANDLERS[type(message)](self, message)
+        except (msgspec.DecodeError, KeyError, ValueError, IndexError) as error:
+            self._fail(error)
+        except Exception as error:  # a defect of ours: messages of the frame are lost
+            _log.exception("unexpected failure while messages of %s were handled", self._name)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self._open:
+            self._ring.close()
+            self._on_fault(error)
+
+    def _on_hello(self, unrestricted: Sequence[str] = ()) -> None:
+        if not self.hello.done():
+            self.hello.set_result(None)
+            if unrestricted:
+                _log.warning("%s runs without %s", self._name, " and without ".join(unrestricted))
+
+    def _on_drained(self, in_time: bool) -> None:
+        if self.drained is not None and not self.drained.done():
+            self.drained.set_result(in_time)
+
+    def _on_tls_reloaded(self) -> None:
+        if self.tls_reloaded is not None and not self.tls_reloaded.done():
+            self.tls_reloaded.set_result(None)
+
+    def _on_counts(self, message: m.OpenRequestCounts) -> None:
+        self.open_http, self.open_grpc = message.http, message.grpc
+
+    def _on_pong(self) -> None:
+        self.pong = True
+
+    def _log_record(self, record: m.LogRecord) -> None:
+        if _log.isEnabledFor(record.level):
+            _log.handle(
+                _log.makeRecord(
+                    _log.name, record.level, record.path, record.line, record.text, (), None
+                )
+            )
+
+    def close(self) -> None:
+        """Ends all requests of the process, which has ended. A second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self._requests.close()
+        self._exchanges.close()
+        self._memory.close()
+        self._ring.close()
+        self._control.close()
+        self._theirs.close()
+        self._files.close()
+        self._on_hello()
+        self._on_drained(True)
+        self._on_tls_reloaded()
+
+
+_HANDLERS: dict[type, Callable[..., None]] = {
+    m.Infer: lambda self, message: self._requests.start(message),
+    m.CancelInfer: lambda self, message: self._requests.cancel(message.number),
+    m.ResponseAck: lambda self, message: self._requests.acknowledge(message.number),
+    m.FinishTrace: lambda self, message: self._requests.finish_trace(message),
+    BlockRelease: lambda self, message: self._memory.release_blocks(message),
+    m.FindModel: lambda self, message: self._exchanges.find_model(message),
+    m.AwaitModel: lambda self, message: self._exchanges.await_model(message),
+    m.CallRpc: lambda self, message: self._exchanges.call_rpc(message),
+    m.OpenExchange: lambda self, message: self._exchanges.open_exchange(message),
+    m.ExchangeBody: lambda self, message: self._exchanges.body_received(message),
+    m.ExchangeSent: lambda self, message: self._exchanges.part_sent(message.number),
+    m.Cancel: lambda self, message: self._exchanges.cancel(message.number),
+    m.LogRecord: lambda self, message: self._log_record(message),
+    m.Hello: lambda self, message: self._on_hello(message.unrestricted),
+    m.Drained: lambda self, message: self._on_drained(message.in_time),
+    m.OpenRequestCounts: lambda self, message: self._on_counts(message),
+    m.TlsReloaded: lambda self, message: self._on_tls_reloaded(),
+    m.Pong: lambda self, message: self._on_pong(),
+}

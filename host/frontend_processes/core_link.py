@@ -1,0 +1,198 @@
+"""A frontend process's connection to the core: messages, questions and their replies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from host.errors import ErrorCode, HostError
+from host.frontend_processes.errors import decode_error
+from host.frontend_processes.link import LinkFiles, RingLink, SharedState
+from host.frontend_processes.messages import (
+    Cancel,
+    Reply,
+    ToCore,
+    ToFrontend,
+    decode_to_frontend,
+    encode_message,
+)
+from stub.wire.messages import BlockRelease, join_messages
+
+ARENA = struct.Struct("<QQ")
+"""The number and the limit of an arena, sent with its descriptor."""
+
+CORE_GONE_STATUS = 1
+"""The exit status of a frontend process that has no core any more."""
+
+_MAX_FRAME_MESSAGES = 64
+_ANSWER_SECONDS = 30.0  # the core replies at once, unless its event loop is blocked
+
+
+class CoreSilent(HostError):
+    """The core has not replied to a question."""
+
+
+class CoreLink:
+    """`on_message` is called with every message but replies; `on_arena` with each new arena.
+
+    The process ends if the core does, or if it breaks the protocol. Messages of one turn of the
+    event loop are sent in one frame, with the blocks that `collect_releases` returns.
+    """
+
+    def __init__(
+        self,
+        files: LinkFiles,
+        control: socket.socket,
+        on_message: Callable[[ToFrontend], None],
+        on_arena: Callable[[int, int, int], None],
+        collect_releases: Callable[[], BlockRelease | None],
+    ) -> None:
+        self._collect_releases = collect_releases
+        self.state = SharedState(files)
+        self.numbers = itertools.count(1)
+        self._on_message = on_message
+        self._on_arena = on_arena
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[bytes] = []  # encoded messages
+        self._replies: dict[int, asyncio.Future[bytes]] = {}
+        self._awaited = 0  # the number of the question that blocks this process
+        self._answers: list[Reply] = []  # to that question
+        self._deferred: deque[ToFrontend] = deque()  # came while a question blocked this process
+        self._control = control
+        control.setblocking(False)
+        self._loop.add_reader(control.fileno(), self.read_arenas)
+        self._ring = RingLink(files, False, self._on_frame, self._on_error)
+        self.inline_limit = self._ring.inline_limit
+
+    def send(self, message: ToCore) -> None:
+        """Sends a message at the end of this turn of the event loop.
+
+        Raises ValueError, TypeError or OverflowError if it cannot be encoded.
+        """
+        encoded = encode_message(message)
+        if not self._unsent:
+            self._loop.call_soon(self.flush)
+        self._unsent.append(encoded)
+        if len(self._unsent) >= _MAX_FRAME_MESSAGES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends the messages of this turn now."""
+        if self._unsent:
+            messages, self._unsent = self._unsent, []
+            releases = self._collect_releases()
+            if releases is not None:
+                messages.append(encode_message(releases))
+            self._ring.send(join_messages(messages))
+
+    def flush_releases(self) -> None:
+        """Sends the blocks that this process has released since the last message."""
+        releases = self._collect_releases()
+        if releases is not None:
+            self.send(releases)
+
+    async def ask(self, question: ToCore, number: int) -> bytes:
+        """Sends a question, and waits for its reply. Raises HostError.
+
+        A caller that is cancelled while it waits cancels what the core does for it.
+        """
+        reply: asyncio.Future[bytes] = self._loop.create_future()
+        self._replies[number] = reply
+        self.send(question)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self.send(Cancel(number))
+            raise
+        finally:
+            del self._replies[number]
+
+    def ask_now(self, question: ToCore, number: int) -> bytes:
+        """As `ask`, but blocks this process: only for questions that are rare and replied at once.
+
+        Raises HostError.
+        """
+        self.send(question)
+        self.flush()
+        self._awaited = number
+        end = time.monotonic() + _ANSWER_SECONDS
+        try:
+            while not self._answers:
+                left = end - time.monotonic()
+                if left <= 0 or not self._ring.wait(left):
+                    raise CoreSilent(
+                        ErrorCode.UNAVAILABLE,
+                        f"the server did not respond within {_ANSWER_SECONDS:g} s",
+                    )
+                self._ring.read_available()
+            answer = self._answers.pop()
+        finally:
+            self._awaited = 0
+        if answer.error is not None:
+            raise decode_error(answer.error)
+        return answer.data
+
+    def _on_frame(self, frame: bytes) -> None:
+        try:
+            messages = decode_to_frontend(frame)
+        except msgspec.DecodeError as error:
+            self._on_error(error)
+            return
+        for message in messages:
+            if self._awaited:
+                if isinstance(message, Reply) and message.number == self._awaited:
+                    self._answers.append(message)
+                    continue
+                if not self._deferred:
+                    self._loop.call_soon(self._handle_deferred)
+                self._deferred.append(message)
+            elif self._deferred:  # to keep the order
+                self._deferred.append(message)
+            else:
+                self._handle(message)
+
+    def _handle_deferred(self) -> None:
+        while self._deferred:
+            self._handle(self._deferred.popleft())
+
+    def _handle(self, message: ToFrontend) -> None:
+        if isinstance(message, Reply):
+            reply = self._replies.get(message.number)
+            if reply is None or reply.done():
+                return
+            if message.error is None:
+                reply.set_result(message.data)
+            else:
+                reply.set_exception(decode_error(message.error))
+        else:
+            try:
+                self._on_message(message)
+            except (KeyError, ValueError, IndexError) as error:
+                self._on_error(error)
+
+    def read_arenas(self) -> None:
+        """Opens the arenas that the core has announced by now. Ends the process without a core."""
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._control, ARENA.size, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                os._exit(CORE_GONE_STATUS)
+            number, limit = ARENA.unpack(data)
+            self._on_arena(number, descriptors[0], limit)
+
+    def _on_error(self, error: Exception) -> None:
+        # Nothing that this process knows is certain any more. The core starts another one.
+        os.write(2, f"pbhost-frontend: the core broke the protocol: {error!r}\n".encode())
+        os._exit(CORE_GONE_STATUS)

@@ -1,0 +1,119 @@
+"""The core's end of the shared memory of one frontend process."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from host.frontend_processes.messages import WireTensor
+from host.inference.request import Tensor, copy_from_shared_memory
+from host.instances.arenas import HOST_ARENA, ArenaFile, Arenas
+from host.instances.transfer import ReleaseTimer
+from stub.wire.arena import Block, BlockReferences
+from stub.wire.messages import BlockRelease, CloseArena
+from stub.wire.payload import INLINE_ALWAYS
+
+
+class CoreMemory:
+    """The blocks that the core and one frontend process hold of each other.
+
+    `send_arena` passes the number, the size and a read-only descriptor of an arena to the process,
+    before the first message that refers to it. `flush` sends the releases soon.
+    """
+
+    def __init__(
+        self,
+        arenas: Arenas,
+        send_arena: Callable[[int, int, int], None],
+        close_arena: Callable[[CloseArena], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self._arenas = arenas
+        self._send_arena = send_arena
+        self._close_arena = close_arena
+        self._announced = {HOST_ARENA}
+        self._exported = BlockReferences()
+        self._file: ArenaFile | None = arenas.create_arena()
+        self._number = self._file.number
+        self._file.set_drop_handler(ReleaseTimer(flush).schedule)
+        arenas.on_closed.append(self._on_arena_closed)
+
+    @property
+    def file(self) -> ArenaFile:
+        """The arena of the frontend process, until that has ended."""
+        assert self._file is not None
+        return self._file
+
+    def decode_tensor(self, wire: WireTensor) -> Tensor:
+        """Converts an input that lies in no region. Raises ValueError for an invalid reference."""
+        if wire.data is not None:
+            return Tensor(wire.name, wire.datatype, wire.shape, wire.data)
+        if wire.arena != self._number:
+            raise ValueError(f"a block of arena {wire.arena}, which is not that of the process")
+        block = self.file.block(wire.offset, wire.size)
+        return Tensor(wire.name, wire.datatype, wire.shape, block.data, block)
+
+    def encode_tensor(self, tensor: Tensor, limit: int) -> WireTensor:
+        """Converts an output of more than `limit` bytes to a reference, and exports its block.
+
+        Raises ArenaFull, HostError if it cannot be read, or OSError.
+        """
+        name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
+        size = len(tensor.data)
+        if size <= INLINE_ALWAYS and not isinstance(tensor.owner, Block):
+            return WireTensor(name, datatype, shape, bytes(tensor.data))
+        if not size:  # it is empty, or in memory of its client
+            return WireTensor(name, datatype, shape, b"")
+        tensor = copy_from_shared_memory(tensor)
+        self._arenas.place_tensor(tensor, limit)
+        block = tensor.owner
+        if not isinstance(block, Block):
+            return WireTensor(name, datatype, shape, bytes(tensor.data))
+        if block.arena not in self._announced and block.arena != self._number:
+            self._announce_arena(block.arena)
+        self._exported.export_block(block)
+        return WireTensor(name, datatype, shape, None, block.arena, block.offset, block.size)
+
+    def cancel_export(self, tensors: Iterable[WireTensor]) -> None:
+        """Reverts `encode_tensor`: the message with these tensors is not sent."""
+        for wire in tensors:
+            if wire.data is None:
+                self._exported.release_block(wire.arena, wire.offset, 1)
+
+    def _announce_arena(self, number: int) -> None:
+        message = self._arenas.announcement(number)
+        descriptor = os.open(message.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._send_arena(number, message.limit, descriptor)
+        finally:
+            os.close(descriptor)
+        self._announced.add(number)
+
+    def _on_arena_closed(self, number: int) -> None:
+        if number in self._announced:
+            self._announced.discard(number)
+            self._close_arena(CloseArena(number))
+
+    def release_blocks(self, message: BlockRelease) -> None:
+        """Releases blocks that the process has returned. Raises KeyError for unknown blocks."""
+        for arena, offset, count in message.blocks:
+            self._exported.release_block(arena, offset, count)
+
+    def collect_releases(self) -> BlockRelease | None:
+        """A message with the blocks of the process that the core has released, or None."""
+        if self._file is None or not self._file.dropped:
+            return None
+        dropped = self._file.dropped
+        counts: Counter[int] = Counter()
+        while dropped:
+            counts[dropped.popleft()] += 1
+        return BlockRelease([(self._number, offset, count) for offset, count in counts.items()])
+
+    def close(self) -> None:
+        """Releases everything: the process has ended. What it has sent stays valid."""
+        self._arenas.on_closed.remove(self._on_arena_closed)
+        self._exported.release_all()
+        if self._file is not None:
+            self._file.set_drop_handler(None)
+            self._file = None

@@ -1,0 +1,376 @@
+"""Messages between the core and a frontend process, and their encoding.
+
+A frame is a list of messages. Numbers are chosen by the frontend process; each is used once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import msgspec
+
+from host.inference.request import Parameter
+from stub.wire.messages import BlockRelease, CloseArena
+
+
+class _Message(msgspec.Struct, tag_field="t", array_like=True):
+    """The base of all messages: encoded as an array that starts with the tag."""
+
+
+class WireTensor(msgspec.Struct, array_like=True, gc=False):
+    """A tensor: its bytes inline in `data`, a block `(arena, offset, size)`, or a part of a region.
+
+    A part of client-registered shared memory is `(region, offset, size)`. Sizes are in bytes.
+    """
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: bytes | None = None
+    arena: int = 0
+    offset: int = 0
+    size: int = 0
+    region: str | None = None
+
+
+class WireError(msgspec.Struct, array_like=True, gc=False):
+    """An error: the value of its `ErrorCode`, and the text.
+
+    `not_served`: it is a NotServedError.
+    """
+
+    code: str
+    message: str
+    not_served: bool = False
+
+
+class WireTrace(msgspec.Struct, array_like=True):
+    """What a frontend knows of the trace of a request: the client's headers, and events (name, ns).
+
+    The core decides whether the request is traced.
+    """
+
+    number: int
+    model: str
+    headers: dict[str, str]
+    events: list[tuple[str, int]]
+
+
+class WireResponse(msgspec.Struct, array_like=True):
+    """An inference response; with an `error` there are no outputs."""
+
+    model: str
+    version: int
+    id: str
+    outputs: list[WireTensor]
+    parameters: dict[str, Parameter]
+    error: WireError | None = None
+
+
+# Frontend to core
+
+
+class Hello(_Message, tag="hello"):
+    """The first message: the process accepts connections.
+
+    `unrestricted`: the rights that it still has, because the kernel does not support the limits.
+    """
+
+    unrestricted: list[str] = []
+
+
+class Infer(_Message, tag="infer"):
+    """Starts a request; the fields are those of `InferRequest`.
+
+    `classes`: the number of classes by output, of a classification. `placement`: outputs that the
+    client wants in its shared memory, as (region, offset, size). `reserved`: the process counts the
+    memory of the request until `RequestTaken`. `confirm`: the core sends `RequestAccepted` before
+    the first response.
+    """
+
+    number: int
+    model: str
+    inputs: list[WireTensor]
+    version: int = -1
+    id: str = ""
+    outputs: list[str] = []
+    unary: bool = False
+    parameters: dict[str, Parameter] = {}
+    correlation_id: int | str = 0
+    flags: int = 0
+    priority: int = 0
+    timeout_us: int = 0
+    classes: dict[str, int] | None = None
+    placement: dict[str, tuple[str, int, int]] | None = None
+    trace: WireTrace | None = None
+    reserved: bool = False
+    confirm: bool = False
+
+
+class CancelInfer(_Message, tag="cancel"):
+    """Cancels a request: its client waits no longer. The core may have responded already."""
+
+    number: int
+
+
+class ResponseAck(_Message, tag="ack"):
+    """The client has taken a response that was not the last one."""
+
+    number: int
+
+
+class FinishTrace(_Message, tag="trace"):
+    """The frontend has finished a traced request; `started`: it has sent `Infer` with this trace.
+
+    The events are those since then.
+    """
+
+    trace: WireTrace
+    started: bool
+
+
+class FindModel(_Message, tag="find"):
+    """Asks for the configuration of a model; the core replies at once."""
+
+    number: int
+    model: str
+    version: int
+
+
+class AwaitModel(_Message, tag="await"):
+    """Waits until a model is loaded, as `Core.start_when_loaded`."""
+
+    number: int
+    model: str
+    version: int
+    priority: int
+    timeout_us: int
+
+
+class CallRpc(_Message, tag="rpc"):
+    """Calls a gRPC method that the core answers; `data` is the request message."""
+
+    number: int
+    service: str
+    method: str
+    data: bytes
+
+
+class OpenExchange(_Message, tag="http"):
+    """An HTTP request that the core answers: the scope of ASGI, as far as it is used.
+
+    `names`: the names of the headers as the client sent them.
+    """
+
+    number: int
+    method: str
+    raw_path: bytes
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    names: list[bytes] | None
+
+
+class ExchangeBody(_Message, tag="body"):
+    """The reply to `ReceiveBody`: a part of the body. `disconnected`: the client has gone."""
+
+    number: int
+    body: bytes
+    more: bool
+    disconnected: bool = False
+
+
+class ExchangeSent(_Message, tag="sent"):
+    """The reply to `SendHead` and `SendBody`: the connection takes more."""
+
+    number: int
+
+
+class Cancel(_Message, tag="drop"):
+    """Cancels what runs for `AwaitModel`, `CallRpc` or `OpenExchange`."""
+
+    number: int
+
+
+class LogRecord(_Message, tag="log"):
+    """A record for the log of the server; `level` is that of `logging`."""
+
+    level: int
+    path: str
+    line: int
+    text: str
+
+
+class Drained(_Message, tag="drained"):
+    """The reply to `Drain`: whether all requests were answered in time."""
+
+    in_time: bool
+
+
+class OpenRequestCounts(_Message, tag="open"):
+    """How many inference requests are open; sent each second while the process drains."""
+
+    http: int
+    grpc: int
+
+
+class TlsReloaded(_Message, tag="tls_done"):
+    """New connections use the TLS files as they are now."""
+
+
+class Pong(_Message, tag="pong"):
+    """The reply to `Ping`."""
+
+
+# Core to frontend
+
+
+class Start(_Message, tag="start"):
+    """The first message: the options of the server, by field."""
+
+    options: dict[str, Any]
+    loads_on_demand: bool
+
+
+class Response(_Message, tag="response"):
+    """A response to `Infer`; None is an end without one. `refused`: no model has the request."""
+
+    number: int
+    response: WireResponse | None
+    final: bool = True
+    refused: bool = False
+
+
+class RequestAccepted(_Message, tag="accepted"):
+    """The request is valid for its model."""
+
+    number: int
+
+
+class RequestTaken(_Message, tag="taken"):
+    """A model has the request: it does not wait any more."""
+
+    number: int
+
+
+class Reply(_Message, tag="reply"):
+    """The reply to `FindModel`, `AwaitModel` or `CallRpc`."""
+
+    number: int
+    data: bytes
+    error: WireError | None = None
+
+
+class ReceiveBody(_Message, tag="receive"):
+    """Asks for the next part of a body."""
+
+    number: int
+
+
+class SendHead(_Message, tag="head"):
+    """Sends the head of an HTTP response."""
+
+    number: int
+    status: int
+    headers: list[tuple[bytes, bytes]]
+
+
+class SendBody(_Message, tag="chunk"):
+    """Sends a part of the body of an HTTP response."""
+
+    number: int
+    body: bytes
+    more: bool
+
+
+class EndExchange(_Message, tag="end"):
+    """The core has finished with an HTTP request, completely or not."""
+
+    number: int
+
+
+class ReloadTls(_Message, tag="tls"):
+    """Reads the TLS files again; the process replies with `TlsReloaded`."""
+
+
+class Drain(_Message, tag="drain"):
+    """Refuses new inference requests and waits for open ones, at most `seconds`."""
+
+    seconds: float
+
+
+class Stop(_Message, tag="stop"):
+    """Closes all connections, after at most `seconds` for what is still open, and ends."""
+
+    seconds: float
+
+
+class Ping(_Message, tag="ping"):
+    """Asks for a `Pong`."""
+
+
+ToCore = Union[  # noqa: UP007 - a tagged union for msgspec
+    BlockRelease,
+    Hello,
+    Infer,
+    CancelInfer,
+    ResponseAck,
+    FinishTrace,
+    FindModel,
+    AwaitModel,
+    CallRpc,
+    OpenExchange,
+    ExchangeBody,
+    ExchangeSent,
+    Cancel,
+    LogRecord,
+    Drained,
+    OpenRequestCounts,
+    TlsReloaded,
+    Pong,
+]
+ToFrontend = Union[  # noqa: UP007
+    BlockRelease,
+    CloseArena,
+    Start,
+    Response,
+    RequestAccepted,
+    RequestTaken,
+    Reply,
+    ReceiveBody,
+    SendHead,
+    SendBody,
+    EndExchange,
+    ReloadTls,
+    Drain,
+    Stop,
+    Ping,
+]
+
+_encoder = msgspec.msgpack.Encoder()
+_to_core = msgspec.msgpack.Decoder(list[ToCore])
+_to_frontend = msgspec.msgpack.Decoder(list[ToFrontend])
+
+
+def encode_message(message: ToCore | ToFrontend) -> bytes:
+    """Encodes one message of a frame, for `join_messages` of `stub.wire.messages`.
+
+    Raises ValueError, TypeError or OverflowError.
+    """
+    return _encoder.encode(message)
+
+
+def decode_to_core(frame: bytes) -> list[ToCore]:
+    """Decodes a frame of a frontend. Raises msgspec.DecodeError if it is invalid."""
+    return _decode(_to_core, frame)
+
+
+def decode_to_frontend(frame: bytes) -> list[ToFrontend]:
+    """Decodes a frame of the core. Raises msgspec.DecodeError if it is invalid."""
+    return _decode(_to_frontend, frame)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[list[Any]], frame: bytes) -> list[Any]:
+    try:
+        return decoder.decode(frame)
+    except UnicodeDecodeError as error:  # msgspec does not convert this error
+        raise msgspec.DecodeError(str(error)) from error

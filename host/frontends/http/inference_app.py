@@ -1,0 +1,100 @@
+"""The ASGI application of the inference endpoints alone; another one answers all other requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from host.errors import unavailable
+from host.frontends.forwarding import HeaderForwarding
+from host.frontends.http import routes
+from host.frontends.http.exchange import Header, HttpExchange
+from host.frontends.http.fast_path import FastInference
+from host.frontends.http.generate import GenerateHandler
+from host.frontends.http.handler import Handler, answer_exchange
+from host.frontends.http.infer import InferHandler
+from host.frontends.http.inference_header import InferenceHeaderReader
+from host.frontends.http.load_report import LOAD_REPORT_HEADER
+from host.frontends.http.routes import Endpoint, Route, find_route
+from host.frontends.http.tensors import JsonInputLimit
+from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.http1.header_cache import FastHandler
+from host.frontends.inference_core import InferenceCore
+from host.frontends.open_requests import OpenRequests
+from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.restrictions import Restrictions
+
+
+class InferenceApp:
+    """Serves the inference endpoints of one core. Call it in the thread of the event loop only.
+
+    `others` answers the requests to all other endpoints, those that are refused, and those that ask
+    for a report of the load. After `drain`, new inference requests get status 503.
+    """
+
+    def __init__(
+        self,
+        core: InferenceCore,
+        others: App,
+        max_input_size: int,
+        restrictions: Restrictions,
+        forwarding: HeaderForwarding,
+        receive_budget: ReceiveBudget,
+    ) -> None:
+        self._others = others
+        self._restrictions = restrictions
+        self._receive_budget = receive_budget
+        self._open_requests = OpenRequests()
+        header_reader = InferenceHeaderReader(JsonInputLimit(max_input_size))
+        fast_inference = FastInference(
+            core, restrictions, forwarding, max_input_size, header_reader, self._open_requests
+        )
+        self._find_infer_handler = fast_inference.find_handler
+        self.drain = self._open_requests.drain
+        infer = InferHandler(core, forwarding, max_input_size, header_reader)
+        generate = GenerateHandler(core, max_input_size, lambda exchange: ())
+        self._handlers: dict[Endpoint, Handler] = {
+            routes.INFER: infer.infer,
+            routes.GENERATE: generate.generate,
+            routes.GENERATE_STREAM: generate.generate_stream,
+        }
+
+    @property
+    def open_requests(self) -> int:
+        """The number of inference requests without a complete response."""
+        return self._open_requests.count
+
+    def fast_path(self, method: str, url: bytes, headers: Sequence[Header]) -> FastHandler | None:
+        """Return the handler of a request without a task (`host.frontends.http1.header_cache`)."""
+        return self._find_infer_handler(method, url, headers)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request; an ASGI 3 application."""
+        exchange = HttpExchange(scope, receive, send, self._receive_budget)
+        route = self._find_own_route(exchange, scope["raw_path"])
+        if route is None:
+            await self._others(scope, receive, send)
+        else:
+            await answer_exchange(exchange, self._infer(exchange, route))
+
+    def _find_own_route(self, exchange: HttpExchange, path: bytes) -> Route | None:
+        """The route of a request that this application answers; None if `others` does."""
+        route = find_route(path)
+        if (
+            route is None
+            or route.endpoint not in self._handlers
+            or exchange.method not in route.endpoint.methods
+            or LOAD_REPORT_HEADER in exchange.headers
+            or self._restrictions.missing_header(route.endpoint.category, exchange.header)
+            is not None
+        ):
+            return None
+        return route
+
+    async def _infer(self, exchange: HttpExchange, route: Route) -> None:
+        if self._open_requests.draining:
+            raise unavailable("Server exiting")
+        self._open_requests.count += 1
+        try:
+            await self._handlers[route.endpoint](exchange, route)
+        finally:
+            self._open_requests.request_finished()

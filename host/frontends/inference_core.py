@@ -1,0 +1,68 @@
+"""The core as the inference endpoints see it: in their own process, or in another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from host.config.model_config import ModelConfig
+from host.inference.call import Call
+from host.inference.request import InferRequest, RequestTracer
+from host.inference.shared_memory_bytes import SharedMemoryBytes
+
+_Started = TypeVar("_Started")
+
+
+class RegionLookup(Protocol):
+    """Finds tensors in shared memory that clients have registered."""
+
+    def find_block(self, name: str, offset: int, byte_size: int) -> SharedMemoryBytes:
+        """The place of a tensor in a region; offset and size in bytes. Raises HostError."""
+
+
+class InferenceCore(Protocol):
+    """What the inference endpoints need of the core.
+
+    `host.core.Core` is the core itself, in the process of the server. `CoreProxy` speaks to it from
+    a frontend process (`host.frontend_processes`). Belongs to the event loop.
+    """
+
+    @property
+    def regions(self) -> RegionLookup:
+        """Shared memory that clients have registered."""
+
+    @property
+    def request_tracer(self) -> RequestTracer | None:
+        """Decides which requests are traced; None while none is."""
+
+    @property
+    def loads_on_demand(self) -> bool:
+        """Whether `start_when_loaded` can load models."""
+
+    def infer(self, request: InferRequest, unary: bool = False) -> Call:
+        """Starts a request. `unary`: the endpoint cannot carry responses of a decoupled model.
+
+        Raises NotServedError if the model is missing, so that `start_when_loaded` may help. Another
+        error is raised as HostError, or is the response of the call.
+        """
+
+    async def start_when_loaded(
+        self, request: InferRequest, start: Callable[[], _Started]
+    ) -> _Started:
+        """Calls `start` and returns its result.
+
+        If it raises NotServedError and the model of the request loads on demand, waits for the
+        model and calls `start` again. Raises HostError.
+        """
+
+    async def infer_when_loaded(self, request: InferRequest) -> Call:
+        """As `infer`, but waits for the model if it is not loaded and loads on demand."""
+
+    def model_config(self, name: str, version: str) -> ModelConfig:
+        """The complete configuration of a model. Raises HostError if it is missing."""
+
+    async def config_when_loaded(self, name: str, version: str) -> ModelConfig:
+        """As `model_config`, but waits for the model if it is not loaded and loads on demand."""
+
+    def tensor_counts(self, name: str, version: str) -> tuple[int, int]:
+        """The numbers of inputs and outputs of a model; (0, 0) if it is missing."""

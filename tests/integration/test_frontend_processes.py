@@ -1,0 +1,248 @@
+"""Frontend processes: they come and go, what they may do, and what the core checks of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+
+HOLD = """
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        gate = Path("{gate}")
+        while not gate.exists():
+            time.sleep(0.005)
+        inputs = [pb_utils.get_input_tensor_by_name(r, "IN").as_numpy() for r in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", one)]) for one in inputs]
+
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}})
+        config.add_output({{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}})
+        return config
+"""
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gate") / "open"
+
+
+@pytest.fixture(scope="module")
+def host(module_serve: Serve, module_repository: RepositoryBuilder, gate: Path) -> RunningHost:
+    module_repository.copy("identity")
+    module_repository.add("hold", HOLD.format(gate=gate))
+    return module_serve(module_repository, "--frontend-processes=2").wait_started()
+
+
+@pytest.fixture
+def clients(host: RunningHost) -> Iterator[list[grpcclient.InferenceServerClient]]:
+    """One client at each process."""
+    wait_until(lambda: len(frontends(host)) == 2, "two frontend processes")
+    found: dict[int, grpcclient.InferenceServerClient] = {}
+    others: list[grpcclient.InferenceServerClient] = []
+    while len(found) < 2:
+        client = grpcclient.InferenceServerClient(
+            host.url, channel_args=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        before = connections(host)
+        assert client.is_server_live()
+        (owner,) = [pid for pid, count in connections(host).items() if count > before.get(pid, 0)]
+        if owner in found:
+            others.append(client)
+        else:
+            found[owner] = client
+    yield [found[process.pid] for process in frontends(host)]
+    for client in [*found.values(), *others]:
+        client.close()
+
+
+def frontends(host: RunningHost) -> list[psutil.Process]:
+    """The frontend processes, by their number."""
+    return sorted(
+        (
+            child
+            for child in psutil.Process(host.process.pid).children()
+            if child.cmdline() and child.cmdline()[0].startswith("pbhost-frontend ")
+        ),
+        key=lambda child: child.cmdline()[0],
+    )
+
+
+def connections(host: RunningHost) -> dict[int, int]:
+    """The number of connections of each process, over gRPC."""
+    return {
+        process.pid: sum(
+            one.status == "ESTABLISHED" and bool(one.laddr) and one.laddr.port == host.port
+            for one in process.net_connections("tcp")
+        )
+        for process in frontends(host)
+    }
+
+
+def infer(
+    client: grpcclient.InferenceServerClient, model: str, values: np.ndarray, **options: object
+) -> np.ndarray:
+    name, output = ("IN", "OUT") if model == "hold" else ("INPUT0", "OUTPUT0")
+    entry = grpcclient.InferInput(name, list(values.shape), "FP32")
+    entry.set_data_from_numpy(values)
+    found = client.infer(model, [entry], **options).as_numpy(output)
+    assert isinstance(found, np.ndarray)
+    return found
+
+
+def submit(
+    client: grpcclient.InferenceServerClient, values: np.ndarray
+) -> tuple[threading.Thread, list[object]]:
+    """Sends a request to the model that waits for the gate; its result, or its error."""
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(infer(client, "hold", values))
+        except InferenceServerException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def in_flight(host: RunningHost) -> int:
+    """The requests of the model that waits for the gate, without a response yet."""
+    with urllib.request.urlopen(f"http://{host.http_url}/v2/overview") as response:
+        models = json.loads(response.read())["models"]
+    return sum(int(one["in_flight"]) for one in models if one["name"] == "hold")
+
+
+def test_large_tensors_pass_unchanged_through_each_process(
+    clients: list[grpcclient.InferenceServerClient],
+) -> None:
+    values = np.arange(1 << 19, dtype=np.float32)
+    for client in clients:
+        assert np.array_equal(infer(client, "identity", values), values)
+
+
+def test_all_processes_count_in_the_same_statistics(
+    clients: list[grpcclient.InferenceServerClient],
+) -> None:
+    def count(client: grpcclient.InferenceServerClient) -> int:
+        (shown,) = client.get_inference_statistics("identity").model_stats
+        return int(shown.inference_count)
+
+    before = count(clients[0])
+    for client in clients:
+        infer(client, "identity", np.zeros(3, np.float32))
+    assert [count(client) for client in clients] == [before + 2, before + 2]
+
+
+def test_a_model_that_one_process_unloads_is_gone_for_the_other_at_once(
+    serve: Serve, repository: RepositoryBuilder
+) -> None:
+    repository.copy("identity")
+    host = serve(
+        repository,
+        "--frontend-processes=2",
+        "--model-control-mode=explicit",
+        "--load-model=identity",
+    ).wait_started()
+    entry = httpclient.InferInput("INPUT0", [2], "FP32")
+    entry.set_data_from_numpy(np.ones(2, np.float32))
+    with host.client() as control, httpclient.InferenceServerClient(host.http_url) as client:
+        for _ in range(5):
+            assert client.infer("identity", [entry]).as_numpy("OUTPUT0") is not None
+            control.unload_model("identity")
+            with pytest.raises(InferenceServerException, match="unknown model: 'identity'"):
+                client.infer("identity", [entry])
+            control.load_model("identity")
+
+
+def test_a_killed_process_takes_only_its_connections_with_it(
+    host: RunningHost, clients: list[grpcclient.InferenceServerClient], gate: Path
+) -> None:
+    gate.unlink(missing_ok=True)
+    values = np.arange(1 << 16, dtype=np.float32)
+    victim, other = frontends(host)
+    lost, lost_outcome = submit(clients[0], values)
+    kept, kept_outcome = submit(clients[1], values)
+    wait_until(lambda: in_flight(host) == 2, "both requests")
+    victim.send_signal(signal.SIGKILL)
+    lost.join()
+    gate.touch()
+    kept.join()
+    (error,) = lost_outcome
+    assert isinstance(error, InferenceServerException)
+    (result,) = kept_outcome
+    assert isinstance(result, np.ndarray) and np.array_equal(result, values)
+    host.wait_for(r"pbhost-frontend 0 has ended: it .*SIGKILL.*; its connections are closed")
+    wait_until(lambda: len(frontends(host)) == 2, "another process")
+    replaced, stayed = frontends(host)
+    assert replaced.pid != victim.pid and stayed.pid == other.pid
+    with host.client() as client:
+        assert np.array_equal(infer(client, "identity", values), values)
+    wait_until(lambda: in_flight(host) == 0, "the end of all requests")
+
+
+def test_a_process_that_stands_still_is_replaced(
+    host: RunningHost, clients: list[grpcclient.InferenceServerClient]
+) -> None:
+    stopped = frontends(host)[1]
+    stopped.send_signal(signal.SIGSTOP)
+    assert infer(clients[0], "identity", np.ones(4, np.float32)).sum() == 4
+    host.wait_for(r"pbhost-frontend 1 has ended: .* did not respond within 10 s")
+    wait_until(lambda: len(frontends(host)) == 2, "another process")
+    assert frontends(host)[1].pid != stopped.pid
+
+
+def test_a_process_may_start_no_process_and_holds_no_file_of_the_repository(
+    host: RunningHost, repository: RepositoryBuilder
+) -> None:
+    wait_until(lambda: len(frontends(host)) == 2, "two frontend processes")
+    assert "runs without" not in host.output
+    for process in frontends(host):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert re.search(r"^Seccomp:\t2$", status, re.MULTILINE)
+        assert re.search(r"^NoNewPrivs:\t1$", status, re.MULTILINE)
+        assert not [file.path for file in process.open_files() if "/repository" in file.path]
+
+
+def test_frontends_end_with_a_host_that_is_killed(
+    serve: Serve, repository: RepositoryBuilder
+) -> None:
+    repository.copy("identity")
+    host = serve(repository, "--frontend-processes=1").wait_started()
+    (process,) = frontends(host)
+    with host.client() as client:
+        infer(client, "identity", np.ones(1 << 16, np.float32))
+    host.process.kill()
+    psutil.wait_procs([process], timeout=DEADLINE)
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize("flag", ["--grpc-engine=grpcio", "--api-key-file=keys"])
+def test_what_the_processes_cannot_do_is_refused(
+    serve: Serve, repository: RepositoryBuilder, flag: str
+) -> None:
+    host = serve(repository, "--frontend-processes=1", flag)
+    host.wait_for("in the server itself, so it cannot be used with --frontend-processes=1")
+    assert host.process.wait(DEADLINE) == 1

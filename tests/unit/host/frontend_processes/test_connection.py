@@ -1,0 +1,191 @@
+"""The core's connection to a frontend process: what passes, and what ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from host.frontend_processes import messages as m
+from host.frontend_processes.connection import FrontendConnection
+from host.frontend_processes.link import LinkFiles, RingLink
+from host.frontend_processes.shared_budget import BudgetFile
+from host.frontends.grpc.admin import admin_services
+from host.frontends.http1.cycle import Message, Receive, Send
+from host.instances.arenas import Arenas
+from stub.wire.messages import BlockRelease
+from tests.unit.host.frontends.grpc.echo_core import EchoCore
+
+LIMIT = 1 << 24
+
+
+async def app(scope: Message, receive: Receive, send: Send) -> None:
+    """Answers with the body."""
+    body, more = b"", True
+    while more:
+        part = await receive()
+        body += part["body"]
+        more = part["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Peer:
+    """A frontend process of the test: it sends what it is told to, and keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.core = EchoCore()
+        self.arenas = Arenas(LIMIT)
+        self.faults: list[Exception] = []
+        self.received: list[m.ToFrontend] = []
+        self.changed = asyncio.Event()
+        self.connection = FrontendConnection(
+            "pbhost-frontend 0",
+            self.core,
+            admin_services(self.core),
+            app,
+            self.arenas,
+            lambda: None,
+            self._on_fault,
+        )
+        self.budget = BudgetFile(1)
+        self.spawn = self.connection.spawn_arguments(0, -1, -1, self.budget)
+        files = LinkFiles(self.spawn.rings, self.spawn.to_frontend, self.spawn.to_core)
+        self.link = RingLink(files, False, self._on_frame, self._on_fault)
+
+    def _on_fault(self, error: Exception) -> None:
+        self.faults.append(error)
+        self.changed.set()
+
+    def _on_frame(self, frame: bytes) -> None:
+        self.received += m.decode_to_frontend(frame)
+        self.changed.set()
+
+    def send(self, *messages: m.ToCore) -> None:
+        self.link.send(b"".join([bytes((0x90 | len(messages),)), *map(m.encode_message, messages)]))
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), 60)
+
+    def close(self) -> None:
+        self.link.close()
+        self.connection.close()
+        self.budget.close()
+        self.arenas.close()
+
+
+def run(test: Callable[[Peer], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        peer = Peer()
+        try:
+            await test(peer)
+        finally:
+            peer.close()
+
+    asyncio.run(main())
+
+
+def tensor(**fields: Any) -> m.WireTensor:
+    return m.WireTensor("INPUT0", "INT32", [1], **fields)
+
+
+def infer(number: int, model: str = "echo", **fields: Any) -> m.Infer:
+    return m.Infer(number, model, [tensor(data=b"1234")], **fields)
+
+
+def test_a_request_is_answered() -> None:
+    async def test(peer: Peer) -> None:
+        peer.send(infer(1, id="one"), infer(2, "missing"))
+        await peer.wait_until(lambda: len(peer.received) == 2)
+        first, second = peer.received
+        assert isinstance(first, m.Response) and isinstance(second, m.Response)
+        assert first.response is not None and first.response.id == "one"
+        assert first.response.outputs[0].data == b"1234"
+        assert second.response is not None and second.response.error is not None
+        assert second.response.error.code == "Not found"
+
+    run(test)
+
+
+def test_long_and_many_frames_arrive_in_order() -> None:
+    async def test(peer: Peer) -> None:
+        long = "x" * 300_000
+        count = 400
+        for number in range(1, count + 1):
+            text = long if number % 50 == 0 else "y" * 3000
+            peer.send(infer(number, parameters={"text": text}))
+        await peer.wait_until(lambda: len(peer.received) == count)
+        numbers = [one.number for one in peer.received if isinstance(one, m.Response)]
+        assert numbers == list(range(1, count + 1))
+        last = peer.received[-1]
+        assert isinstance(last, m.Response) and last.response is not None
+        assert last.response.parameters == {"text": long}
+        assert not peer.faults
+
+    run(test)
+
+
+def test_an_http_request_is_passed_on_in_parts() -> None:
+    async def test(peer: Peer) -> None:
+        peer.send(m.OpenExchange(1, "POST", b"/v2", b"", [], None))
+        sent = 0
+        while True:
+            await peer.wait_until(lambda: bool(peer.received))
+            command = peer.received.pop(0)
+            if isinstance(command, m.ReceiveBody):
+                sent += 1
+                peer.send(m.ExchangeBody(1, b"%d," % sent, sent < 3))
+            elif isinstance(command, m.EndExchange):
+                break
+            else:
+                if isinstance(command, m.SendBody):
+                    assert command.body == b"1,2,3,"
+                peer.send(m.ExchangeSent(1))
+        assert sent == 3
+
+    run(test)
+
+
+def test_the_end_of_the_process_cancels_its_requests() -> None:
+    async def test(peer: Peer) -> None:
+        peer.send(infer(1, "hold", id="held"))
+        await asyncio.to_thread(peer.core.held.get, timeout=60)
+        peer.connection.close()
+        assert peer.core.cancelled.get_nowait() == "held"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        [m.Infer(1, "echo", [tensor(arena=0, offset=0, size=4)])],  # an arena of the core
+        [m.Infer(1, "echo", [tensor(arena=1, offset=1 << 40, size=4)])],  # outside of its own
+        [m.Infer(1, "echo", [tensor(arena=1, offset=-4, size=4)])],
+        [infer(1, "hold"), infer(1, "hold")],
+        [m.CallRpc(1, "inference.GRPCInferenceService", "Missing", b"")],
+        [BlockRelease([(0, 0, 1)])],
+        [m.OpenExchange(1, "POST", b"/", b"", [], None)] * 2,
+    ],
+    ids=["arena", "outside", "negative", "number", "method", "release", "exchange"],
+)
+def test_a_process_that_lies_is_ended(lie: list[m.ToCore]) -> None:
+    async def test(peer: Peer) -> None:
+        peer.send(*lie)
+        await peer.wait_until(lambda: bool(peer.faults))
+        assert len(peer.faults) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x91\x91\xa4nope", b"\x91" + b"\x91" * 2000])
+def test_a_frame_that_is_no_frame_ends_the_process(frame: bytes) -> None:
+    async def test(peer: Peer) -> None:
+        peer.link.send(frame)
+        await peer.wait_until(lambda: bool(peer.faults))
+
+    run(test)
