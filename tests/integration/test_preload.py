@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from tests.clients import infer_error, run_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, MODEL
 from tests.integration.on_demand_models import parameter
+from tests.pythons import own_venv
 
 MIB = 1 << 20
 COMMANDS = """
@@ -43,6 +45,7 @@ def prepared(body: str, static: bool = True) -> str:
     start = """
 import ctypes
 import random
+import sys
 import threading
 
 TOKEN = random.random()
@@ -172,6 +175,21 @@ def test_a_model_completes_its_configuration(repository: RepositoryBuilder, serv
     with host.client() as client:
         assert run_command(client, "name", "a")
     assert host.output.count("prepares") == 1
+
+
+def test_a_model_in_an_environment_is_prepared_there(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    venv = own_venv(tmp_path / "env")
+    four = CONFIG + "instance_group [ { count: 4 } ]\n"
+    environment = parameter("EXECUTION_ENV_PATH", venv)
+    repository.add("a", prepared("print(sys.prefix)"), four + environment)
+    host = serve(repository).wait_started()
+    assert host.output.count("prepares") == 1
+    host.wait_for(rf"\[a:1\] {venv}")
+    with host.client() as client:
+        parent = psutil.Process(int(run_command(client, "parent", "a")))
+        assert len(parent.children()) == 4
 
 
 # Failures
