@@ -191,7 +191,7 @@ def test_crashes_leave_nothing_behind(repository: RepositoryBuilder) -> None:
     repository.copy("misbehave")
 
     async def serve() -> None:
-        async with serving(repository, log_warning=False) as bench:
+        async with serving(repository, log_warning=False, quarantine_secs=0) as bench:
 
             async def crash(how: str) -> None:
                 command = np.array([how], dtype=np.object_)
