@@ -66,7 +66,9 @@ class BlsReader:
         It goes on until another thread reads, or each request would wake it.
         """
         with self._lock:
-            if not self._unattended and (self._attached or self._leader is not None):
+            # The event loop may be blocked until followers without a leader have their responses.
+            attended = self._leader is not None or (self._attached and not self._followers)
+            if not self._unattended and attended:
                 self._service_reads = False
             return self._service_reads
 
