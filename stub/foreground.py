@@ -17,7 +17,7 @@ import json  # noqa: E402
 import pdb  # noqa: E402
 import time  # noqa: E402
 import traceback  # noqa: E402
-from contextlib import closing  # noqa: E402
+from contextlib import ExitStack, closing  # noqa: E402
 from cProfile import Profile  # noqa: E402
 from types import TracebackType  # noqa: E402
 from typing import Any, Dict, List, Optional  # noqa: E402
@@ -62,18 +62,19 @@ def run_job(job: Job) -> int:
     """Loads the model, sends the request and prints the responses; returns the exit status."""
     others = BlsModels(job.others, _NO_TIMEOUT_SECONDS, _print_log)
     try:
-        with (
-            closing(others),
-            testing.load(
-                job.directory,
-                job.config,
-                version=job.version,
-                models=others,
-                response_timeout=_NO_TIMEOUT_SECONDS,
-                backend=job.backend or None,
-                on_log=_print_log,
-            ) as model,
-        ):
+        with ExitStack() as stack:  # Python 3.8 cannot read parentheses around two contexts
+            stack.enter_context(closing(others))
+            model = stack.enter_context(
+                testing.load(
+                    job.directory,
+                    job.config,
+                    version=job.version,
+                    models=others,
+                    response_timeout=_NO_TIMEOUT_SECONDS,
+                    backend=job.backend or None,
+                    on_log=_print_log,
+                )
+            )
             others.add(model, job.directory)
             if job.recorded is None:
                 inputs = read_inputs([(name, text) for name, text in job.inputs], model.config)

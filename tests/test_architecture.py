@@ -191,6 +191,11 @@ def test_a_library_has_one_place(library: str, homes: set[str]) -> None:
     assert users == homes
 
 
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("host")])
+def test_python_3_8_can_read_what_stubs_import(name: str) -> None:
+    ast.parse(MODULES[name].read_text(), feature_version=(3, 8))
+
+
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("host")])
 def test_the_host_never_runs_a_users_code(name: str) -> None:
     tree = ast.parse(MODULES[name].read_text())
