@@ -62,6 +62,11 @@ def _prepare(job: PreloadJob, host: socket.socket) -> None:
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
     error = ""
     try:
+        if not hasattr(socket, "recv_fds"):  # Python 3.8
+            raise ModelFailure(
+                "Python 3.8 cannot hand a stub its descriptors; set the parameter PRELOAD to 'no',"
+                " and each instance calls preload itself"
+            )
         prepare_model(job)
     except ModelFailure as failure:
         error = str(failure)

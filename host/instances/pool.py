@@ -263,6 +263,7 @@ class PreparedModel:
     ) -> None:
         self.label = label
         self.pid = 0
+        self._groups: list[int] = []  # of all its processes, as it may have been started again
         self._pool = pool
         preload = Preload(
             label.model,
@@ -276,11 +277,14 @@ class PreparedModel:
 
     def _started(self, pid: int) -> None:
         self.pid = pid
+        self._groups.append(pid)
         self._pool.process_reaper.watch_group(pid)
 
     async def close(self) -> None:
         """Ends the process. Its stubs have ended before."""
         await self.launcher.close()
+        while self._groups:  # what `preload` has started ends as well
+            self._pool.process_reaper.kill_group(self._groups.pop())
         self.pid = 0
         self._pool.prepared_closed(self)
 

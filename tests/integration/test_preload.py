@@ -23,6 +23,9 @@ COMMANDS = """
 
     def parent(self, _):
         return str(os.getppid())
+
+    def helper(self, _):
+        return str(TritonPythonModel.helper_process.pid)
 """
 FAILURES = {
     "raises": ("raise ValueError('no weights')", "preload failed: ValueError: no weights"),
@@ -45,6 +48,7 @@ def prepared(body: str, static: bool = True) -> str:
     start = """
 import ctypes
 import random
+import subprocess
 import sys
 import threading
 
@@ -72,6 +76,8 @@ def host(tmp_path_factory: pytest.TempPathFactory, module_serve: Serve) -> Runni
     repository.add("imported", prepared("pass", static=False), four + parameter("PRELOAD", "yes"))
     repository.add("private", prepared("pass"), four + parameter("PRELOAD", "no"))
     repository.add("ordinary", prepared("pass", static=False), four)
+    helper = "TritonPythonModel.helper_process = subprocess.Popen(['sleep', '1000'])"
+    repository.add("helped", prepared(helper), CONFIG)
     for name, (body, _) in FAILURES.items():
         repository.add(name, prepared(body), CONFIG)
     return module_serve(repository, "--model-control-mode=explicit").wait_started()
@@ -152,6 +158,14 @@ def test_a_prepared_process_that_was_killed_is_started_again(host: RunningHost) 
         )
         assert int(run_command(client, "parent", "shared")) != parent
         client.unload_model("shared")
+
+
+def test_processes_that_preload_has_started_end_with_the_model(host: RunningHost) -> None:
+    with host.client() as client:
+        client.load_model("helped")
+        helper = psutil.Process(int(run_command(client, "helper", "helped")))
+        client.unload_model("helped")
+        wait_until(lambda: not helper.is_running(), "the process to end")
 
 
 def test_without_forks_each_process_prepares_the_model(
