@@ -39,12 +39,13 @@ def parse_gpu_memory(devices: Iterable[str], processes: Iterable[str]) -> GpuMem
     """
     numbers: dict[str, int] = {}
     for line in devices:
-        index, uuid = (part.strip() for part in line.split(","))
-        numbers[uuid] = int(index)
+        index, _, uuid = (part.strip() for part in line.partition(","))
+        if index.isdecimal():  # otherwise it is a warning of the program
+            numbers[uuid] = int(index)
     found: GpuMemory = {}
     for line in processes:
         parts = [part.strip() for part in line.split(",")]
-        if len(parts) != 3 or parts[1] not in numbers:
+        if len(parts) != 3 or not parts[0].isdecimal() or parts[1] not in numbers:
             continue  # a message of the program, such as that no process runs
         used = int(parts[2]) << 20 if parts[2].isdecimal() else 0
         memory = found.setdefault(int(parts[0]), {})

@@ -6,6 +6,7 @@ Source: docs/reference/configuration_and_scheduling.md, 8.12.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from host.metrics.catalogue import MetricsSnapshot
 from host.model_control.eviction import Evictions
 from host.model_control.memory_usage import HOST, Memory, ModelMemory, gpu_name
 from host.repository.repository import Fingerprint
+
+_log = logging.getLogger("pbhost")
 
 _LOOK_SECONDS = 0.05
 """How long a load that waits for room waits until it looks again."""
@@ -272,8 +275,11 @@ class MemoryBudget:
         """Measures from time to time, and unloads idle models if loaded ones have grown."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            if not self._is_within(add((await self._measure_all()).values())):
-                self._evict_until_within()
+            try:
+                if not self._is_within(add((await self._measure_all()).values())):
+                    self._evict_until_within()
+            except Exception:  # a defect of one measurement must not end the watch
+                _log.exception("failed to measure the memory of the models")
 
     # Sums
 

@@ -18,3 +18,9 @@ def test_memory_is_given_by_process_and_gpu() -> None:
 def test_what_is_not_known_counts_as_nothing() -> None:
     lines = ["No running processes found", "100, GPU-aaaa, [N/A]", "100, GPU-cccc, 7"]
     assert parse_gpu_memory(DEVICES, lines) == {100: {0: 0}}
+
+
+def test_warnings_of_the_program_are_no_memory() -> None:
+    warning = "WARNING: infoROM is corrupted at gpu 0000:3D:00.0"
+    lines = ["100, GPU-aaaa, 1", "WARNING, GPU-aaaa, 1", warning]
+    assert parse_gpu_memory([*DEVICES, warning], lines) == {100: {0: 1 << 20}}
