@@ -117,13 +117,11 @@ class InstanceFactory:
     ) -> None:
         """Initialises and warms up a stub. Raises HostError."""
         arguments = arguments or self._arguments
-        # The slots of all models come last, so that none is held by an instance that still waits.
-        async with self._own_initializing, self._initializing:
-            if place.permit is None:
-                await self._initialize(stub, place, arguments)
-                return
-            async with place.permit.held():
-                await self._initialize(stub, place, arguments)
+        if place.permit is None:
+            await self._initialize(stub, place, arguments)
+            return
+        async with place.permit.held():
+            await self._initialize(stub, place, arguments)
 
     async def _initialize(
         self, stub: Instance, place: InstancePlan, arguments: InitializeArguments
@@ -131,20 +129,22 @@ class InstanceFactory:
         spec, policy = place.spec, place.policy
         stub.name = spec.name
         stub.label = Label(self._model.name, self._model.version, spec.name)
-        await stub.initialize(
-            Initialize(
-                spec.name,
-                self._source,
-                arguments.for_instance(spec),
-                arguments.outputs,
-                arguments.decoupled,
-                arguments.overlap,
-                arguments.flow.max_outstanding_responses,
-                arguments.flow.send_timeout,
-                tuple(policy.cores),
-                policy.node,
-            )
+        message = Initialize(
+            spec.name,
+            self._source,
+            arguments.for_instance(spec),
+            arguments.outputs,
+            arguments.decoupled,
+            arguments.overlap,
+            arguments.flow.max_outstanding_responses,
+            arguments.flow.send_timeout,
+            tuple(policy.cores),
+            policy.node,
         )
+        # The slots of all models come last, so that none is held by an instance that still waits.
+        # Warm-up needs none: it may wait for models that have to be loaded.
+        async with self._own_initializing, self._initializing:
+            await stub.initialize(message)
         signature = self._model.signature
         if signature.reshapes_outputs:
             stub.batches.restore_shape = signature.restore_output_shape
