@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -111,16 +112,19 @@ class ServedExchanges:
             "headers": message.headers,
             "extensions": {} if message.names is None else {RAW_HEADER_NAMES: message.names},
         }
-        self._run(message.number, self._answer(exchange, scope))
+        task = self._run(message.number, self._answer(exchange, scope))
+        # Not in `_answer`: a task that is cancelled before it runs never enters it.
+        task.add_done_callback(lambda _: self._end_exchange(message.number))
+
+    def _end_exchange(self, number: int) -> None:
+        self._exchanges.pop(number, None)
+        self._send(EndExchange(number))
 
     async def _answer(self, exchange: _Exchange, scope: Message) -> None:
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception:  # a defect of ours: the frontend closes the connection
             _log.exception("unexpected failure of an HTTP request of a frontend process")
-        finally:
-            self._exchanges.pop(exchange.number, None)
-            self._send(EndExchange(exchange.number))
 
     def body_received(self, message: ExchangeBody) -> None:
         """Takes a part of a body."""
@@ -140,9 +144,10 @@ class ServedExchanges:
         if task is not None:
             task.cancel()
 
-    def _run(self, number: int, work: Coroutine[None, None, None]) -> None:
+    def _run(self, number: int, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._tasks[number] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        return task
 
     def close(self) -> None:
         """Cancels everything: the process has ended."""
@@ -160,7 +165,7 @@ class _Exchange:
         self.disconnected = False  # the frontend process has ended
         self._send = send
         self._body: asyncio.Future[ExchangeBody] | None = None
-        self._sent: asyncio.Future[None] | None = None
+        self._sent: deque[asyncio.Future[None]] = deque()  # parts that wait, the oldest first
 
     async def receive(self) -> Message:
         """Receives the next part of the body."""
@@ -177,14 +182,15 @@ class _Exchange:
         """Sends a part of the response, and waits until the connection takes more."""
         if self.disconnected:
             return
-        self._sent = asyncio.get_running_loop().create_future()
+        sent = asyncio.get_running_loop().create_future()
+        self._sent.append(sent)
         if message["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in message["headers"]]
             self._send(SendHead(self.number, message["status"], headers))
         else:
             body = bytes(message.get("body", b""))
             self._send(SendBody(self.number, body, message.get("more_body", False)))
-        await self._sent
+        await sent
 
     def body_received(self, part: ExchangeBody) -> None:
         """Called with the next part of the body."""
@@ -193,5 +199,5 @@ class _Exchange:
 
     def part_sent(self) -> None:
         """Called when the connection takes more."""
-        if self._sent is not None and not self._sent.done():
-            self._sent.set_result(None)
+        if self._sent and not (sent := self._sent.popleft()).done():
+            sent.set_result(None)

@@ -22,7 +22,13 @@ LIMIT = 1 << 24
 
 
 async def app(scope: Message, receive: Receive, send: Send) -> None:
-    """Answers with the body."""
+    """Answers with the body; on the path /parts with two parts that are sent at once."""
+    if scope["raw_path"] == b"/parts":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        part: Message = {"type": "http.response.body", "body": b"x", "more_body": True}
+        await asyncio.gather(send(part), send(part))
+        await send({"type": "http.response.body", "body": b""})
+        return
     body, more = b"", True
     while more:
         part = await receive()
@@ -146,6 +152,27 @@ def test_an_http_request_is_passed_on_in_parts() -> None:
                     assert command.body == b"1,2,3,"
                 peer.send(m.ExchangeSent(1))
         assert sent == 3
+
+    run(test)
+
+
+def test_an_http_request_ends_although_it_is_cancelled_before_it_starts() -> None:
+    async def test(peer: Peer) -> None:
+        peer.send(m.OpenExchange(1, "GET", b"/v2", b"", [], None), m.Cancel(1))
+        await peer.wait_until(lambda: bool(peer.received))
+        assert peer.received == [m.EndExchange(1)]
+
+    run(test)
+
+
+def test_parts_that_are_sent_at_once_are_each_acknowledged() -> None:
+    async def test(peer: Peer) -> None:
+        peer.send(m.OpenExchange(1, "GET", b"/parts", b"", [], None))
+        while True:
+            await peer.wait_until(lambda: bool(peer.received))
+            if isinstance(peer.received.pop(0), m.EndExchange):
+                break
+            peer.send(m.ExchangeSent(1))
 
     run(test)
 
