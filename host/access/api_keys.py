@@ -36,13 +36,22 @@ class ApiKeys:
     The file is read again after it has changed; if it cannot be read then, the old keys stay.
     """
 
-    def __init__(self, path: str, categories: Collection[str], max_concurrent: int = 0) -> None:
-        """`max_concurrent`: the requests in progress that clients share; 0 means no limit.
+    def __init__(
+        self,
+        path: str,
+        categories: Collection[str],
+        default: frozenset[str],
+        max_concurrent: int = 0,
+    ) -> None:
+        """`categories`: all that there are. `default`: those of a key that names none.
+
+        `max_concurrent`: the requests in progress that clients share; 0 means no limit.
 
         Raises HostError INTERNAL if the file cannot be read.
         """
         self._path = Path(path)
         self._categories = categories
+        self._default = default
         self._capacity = SharedCapacity(max_concurrent)
         self._clients: dict[str, Client] = {}
         self._unauthenticated = 0
@@ -119,7 +128,7 @@ class ApiKeys:
 
     def _read(self) -> None:
         """Replaces the keys. A client that stays keeps its counts. Raises OSError, ValueError."""
-        entries = read_key_file(self._path, self._categories)
+        entries = read_key_file(self._path, self._categories, self._default)
         known = self._clients
         self._clients, self._by_hash = {}, {}
         for name, entry in entries.items():

@@ -31,7 +31,9 @@ class ClientEntry:
     hashes: list[bytes] = field(default_factory=list)
 
 
-def read_key_file(path: Path, categories: Collection[str]) -> dict[str, ClientEntry]:
+def read_key_file(
+    path: Path, categories: Collection[str], default: frozenset[str] = DEFAULT_CATEGORIES
+) -> dict[str, ClientEntry]:
     """Returns the clients of a key file by name. `categories`: the known ones. Blocks.
 
     Raises OSError, and ValueError with the line of an error.
@@ -52,12 +54,12 @@ def read_key_file(path: Path, categories: Collection[str]) -> dict[str, ClientEn
             owners[digest] = number
             name = name or digest.hex()[:8]
             if name not in clients:
-                clients[name] = ClientEntry(_read_options({}, categories))
+                clients[name] = ClientEntry(_read_options({}, categories, default))
             if options:
                 first = lines_of_options.setdefault(name, number)
                 if first != number:
                     raise ValueError(f"line {first} has the options of client '{name}'")
-                clients[name].permissions = _read_options(options, categories)
+                clients[name].permissions = _read_options(options, categories, default)
             clients[name].hashes.append(digest)
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
@@ -97,10 +99,12 @@ def _unexpected_word(word: str) -> str:
     return f"expected [NAME] KEY [OPTION=VALUE ...]{hint}"
 
 
-def _read_options(options: dict[str, str], categories: Collection[str]) -> Permissions:
+def _read_options(
+    options: dict[str, str], categories: Collection[str], default: frozenset[str]
+) -> Permissions:
     rate = _number(options, "rate")
     burst = _count(options, "burst") or max(1, math.ceil(rate))
-    allowed = DEFAULT_CATEGORIES
+    allowed = default
     if "allow" in options:
         named = options["allow"].split(",")
         allowed = frozenset(categories if named == ["all"] else named)

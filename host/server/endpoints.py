@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from host.access.api_keys import ApiKeys
+from host.access.key_file import DEFAULT_CATEGORIES
 from host.core import Core
 from host.errors import HostError
 from host.frontend_processes.processes import FrontendProcesses
@@ -65,7 +66,9 @@ class Endpoints:
         options = self._options
         key_file = options.api_key_file or options.openai_api_key_file
         if key_file:
-            self.api_keys = ApiKeys(key_file, CATEGORIES, options.api_key_max_requests)
+            # A key for the OpenAI routes allows all of them, also to load models.
+            default = DEFAULT_CATEGORIES if options.api_key_file else frozenset(CATEGORIES)
+            self.api_keys = ApiKeys(key_file, CATEGORIES, default, options.api_key_max_requests)
         if options.allow_grpc:
             await check_grpc_tls(options)
             _check_address(

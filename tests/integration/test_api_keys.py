@@ -28,6 +28,7 @@ all all-models-key
 hashed sha256:{HASHED}
 limited limited-key models=misb*,letters allow=inference,model-repository,statistics,metadata
 ops ops-admin-key allow=all
+reader log-reader-key models=misbehave allow=logging
 slow slow-rate-key rate=0.01 burst=2
 one one-at-a-time concurrency=1
 """
@@ -227,6 +228,15 @@ def test_a_key_is_for_the_models_that_its_patterns_match(
     assert refused(host, "limited", "model") == before + 12
 
 
+def test_a_key_for_some_models_does_not_read_about_others(host: RunningHost) -> None:
+    error = {"error": "the key of client 'reader' is for some models only: name a model"}
+    for path in ("/v2/stacks", "/v2/crashes", "/v2/quarantine", "/v2/logging/lines"):
+        reply = send(host, "GET", path, headers=bearer("log-reader-key"))
+        assert (reply.status, reply.json) == (403, error), path
+    reply = send(host, "GET", "/v2/models/misbehave/stacks", headers=bearer("log-reader-key"))
+    assert reply.status == 200
+
+
 def test_a_client_above_its_rate_is_told_when_to_retry(
     host: RunningHost, client: grpcclient.InferenceServerClient
 ) -> None:
@@ -293,7 +303,7 @@ def test_no_key_is_in_the_log_or_in_metrics(host: RunningHost) -> None:
     assert re.search(r'pbhost_client_requests_total{client="all"} [1-9]', metrics)
     assert 'pbhost_client_requests_in_progress{client="one"} 0' in metrics
     assert re.search(r"pbhost_unauthenticated_requests_total [1-9]", metrics)
-    assert len(SECRETS) == 5
+    assert len(SECRETS) == 6
     for secret in (*SECRETS, HASHED, HASHED[:8]):
         assert secret not in metrics and secret not in host.output
 

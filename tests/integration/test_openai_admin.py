@@ -56,7 +56,7 @@ def test_restrictions_and_keys_hold_for_loads(
 ) -> None:
     add_models(repository)
     keys = tmp_path / "keys"
-    keys.write_text("the-only-key allow=all\n")
+    keys.write_text("the-only-key\n")
     host = serve(
         repository,
         "--model-control-mode=explicit",

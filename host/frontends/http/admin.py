@@ -126,7 +126,10 @@ class AdminHandler:
 
     async def crash(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with one record of a crash."""
-        await exchange.send_json(msgspec.json.encode(self._core.crash_records.find(route.resource)))
+        record = self._core.crash_records.find(route.resource)
+        if exchange.client is not None:
+            exchange.client.check_model(record.model)
+        await exchange.send_json(msgspec.json.encode(record))
 
     async def quarantine(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with the requests that are refused because they ended processes."""
