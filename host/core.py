@@ -170,10 +170,14 @@ class Core:
 
     async def infer_when_loaded(self, request: InferRequest) -> Call:
         """As `infer`, but waits for the model if it is not loaded and loads on demand."""
+        if self._on_demand is None:
+            return self.infer(request)
         return await self.start_when_loaded(request, lambda: self.infer(request))
 
     async def config_when_loaded(self, name: str, version: str) -> ModelConfig:
         """As `model_config`, but waits for the model if it is not loaded and loads on demand."""
+        if self._on_demand is None:
+            return self.model_config(name, version)
         request = InferRequest(name, [], parse_version(version))
         return await self.start_when_loaded(request, lambda: self.model_config(name, version))
 
