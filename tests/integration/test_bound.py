@@ -447,7 +447,9 @@ with Host(**hosts) as host:
     tensor = [TensorSpec(shape=(-1,), dtype=np.float32)]
     host.bind("echo", batch(lambda INPUT_1: [INPUT_1]), tensor, tensor)
     host.run()
-    print("URL", host.grpc_url, flush=True)
+    # One write: the host logs into the same file.
+    sys.stdout.write(f"URL {host.grpc_url}\\n")
+    sys.stdout.flush()
     host.serve()
 print("went on", flush=True)
 """

@@ -180,7 +180,9 @@ def test_all_requests_that_wait_share_one_load(
     with ThreadPoolExecutor(8) as pool, host.client() as client:
         answers = pool.map(ask, range(8))
         wait_until(lambda: waiting(host) == 8, "the requests to wait", state=lambda: host.output)
-        assert [state for _, state, _ in index(client, "slow")] == ["LOADING"]
+        wait_until(
+            lambda: [state for _, state, _ in index(client, "slow")] == ["LOADING"], "the load"
+        )
         assert client.is_server_ready()  # the others can be asked
         assert run_command(client, "name", "x") == "x"
         gate.touch()
