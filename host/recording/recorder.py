@@ -293,7 +293,7 @@ class Recorder:
             return self._start(request, unary)
         try:
             call = self._start(request, unary)
-        except BaseException:
+        except BaseException:  # whatever it is, the request is no longer counted
             recorded.drop()
             raise
         recorded.follow(call)

@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 HOLD = """
+import threading
 import time
 from pathlib import Path
 
@@ -29,9 +30,12 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        gate = Path("{gate}")
+        gate, pause = Path("{gate}"), threading.Event()
+        end = time.monotonic() + {deadline}
         while not gate.exists():
-            time.sleep(0.005)
+            if time.monotonic() > end:
+                raise TimeoutError("the gate did not open")
+            pause.wait(0.005)
         inputs = [pb_utils.get_input_tensor_by_name(r, "IN").as_numpy() for r in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", one)]) for one in inputs]
 
@@ -51,7 +55,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def host(module_serve: Serve, module_repository: RepositoryBuilder, gate: Path) -> RunningHost:
     module_repository.copy("identity")
-    module_repository.add("hold", HOLD.format(gate=gate))
+    module_repository.add("hold", HOLD.format(gate=gate, deadline=DEADLINE))
     return module_serve(module_repository, "--frontend-processes=2").wait_started()
 
 
