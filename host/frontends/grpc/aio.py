@@ -221,8 +221,10 @@ class _AioStreamWriter:
     def resume_reading(self) -> None:
         self._may_read.set()
 
-    def finish_stream(self, error: BaseException | None = None) -> None:
+    def finish_stream(self, error: BaseException | None = None, retry: int | None = None) -> None:
         self._error, self._finished = error, True
+        if retry is not None:
+            self._rpc.set_trailing_metadata(((RETRY_METADATA, str(retry)),))
         self._outgoing.put_nowait(None)
 
     async def serve(self, handler: StreamHandler, requests: AsyncIterator[bytes]) -> None:
