@@ -360,14 +360,14 @@ class Core:
 
         Source: docs/reference/configuration_and_scheduling.md, 8.6.
         """
-        await self._control.load_in_turn(name, parameters)
+        await self._control.load_for_client(name, parameters)
 
     async def unload_model(self, name: str, unload_dependents: bool) -> None:
         """Starts to unload a model. Raises HostError.
 
         Source: docs/reference/configuration_and_scheduling.md, 8.7.
         """
-        await self._control.unload_in_turn(name, unload_dependents)
+        await self._control.unload_for_client(name, unload_dependents)
 
 
 def _tensor_metadata(config: ModelConfig, tensors: object) -> list[TensorMetadata]:
