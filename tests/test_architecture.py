@@ -69,7 +69,10 @@ ONE_PLACE = {
     "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
     "python_multipart": {"host.frontends.openai.form"},
     "tokenizers": {"host.repository.token_counter"},
-    "ray": {f"host.ray.{name}" for name in ("application", "replica")},
+    "ray": {
+        f"host.ray.{name}"
+        for name in ("application", "metrics", "peers", "replica", "running", "sequence_router")
+    },
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},
     "prometheus_client": {"host.metrics.exposition", "host.metrics.process"},

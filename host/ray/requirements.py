@@ -71,4 +71,4 @@ def _add_model(
         found.sequence_models.append(directory.name)
     for group in config.instance_group:
         found.gpus = max(found.gpus, *(gpu + 1 for gpu in group.gpus), 0)
-    return _BATCHES_PER_INSTANCE * instances * max(1, config.max_batch_size)
+    return _BATCHES_PER_INSTANCE * instances * max(1, int(config.max_batch_size))

@@ -50,7 +50,7 @@ def add_servicer(servicer: object, server: Any) -> None:
 
     Messages stay bytes: nothing is parsed before the replica.
     """
-    services: dict[str, dict[str, _MethodHandler]] = {}
+    services: dict[str, dict[str, Any]] = {}
     for rpc in list_rpcs():
         handler = _MethodHandler(rpc.streams, rpc.streams)
         services.setdefault(rpc.service, {})[rpc.name] = handler
@@ -59,8 +59,8 @@ def add_servicer(servicer: object, server: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _MethodHandler(grpc.RpcMethodHandler):  # type: ignore[misc]
-    """A method's handler, whose functions Ray Serve fills in by `_replace`, as of a named tuple.
+class _MethodHandler:
+    """A method's handler (`grpc.RpcMethodHandler`), which Ray Serve fills in by `_replace`.
 
     Ray answers a request whose replica has died with INTERNAL. Clients retry UNAVAILABLE.
     """

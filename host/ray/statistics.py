@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from host.inference.metadata import (
     BatchStatistics,
@@ -43,7 +43,7 @@ def _add(left: ModelStatistics, right: ModelStatistics) -> ModelStatistics:
 
 
 def _add_durations(left: _Durations, right: _Durations) -> _Durations:
-    changes = {}
+    changes: dict[str, Any] = {}
     for field in fields(left):
         one, other = getattr(left, field.name), getattr(right, field.name)
         if isinstance(one, Duration):
