@@ -42,7 +42,7 @@ from host.repository.chat_template import ChatTemplate
 from host.repository.token_counter import TokenCounter
 from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
-from host.traffic.splits import TrafficSplits
+from host.traffic.splits import TrafficChange, TrafficSplits
 
 VERSION = "2.73.0"
 """The version of Triton whose behaviour this server has; clients can read it."""
@@ -361,6 +361,10 @@ class Core:
         Source: docs/reference/configuration_and_scheduling.md, 8.6.
         """
         await self._control.load_for_client(name, parameters)
+
+    def change_traffic(self, name: str, change: TrafficChange) -> None:
+        """Changes how the requests to a model are split between versions. Raises HostError."""
+        self._control.change_traffic(name, change)
 
     async def unload_model(self, name: str, unload_dependents: bool) -> None:
         """Starts to unload a model. Raises HostError.

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,18 @@ ONE_PLACE = {
 """A library, and the only modules that may import it."""
 
 
-def imports(name: str, top_level_only: bool = False) -> Iterator[str]:
+@cache
+def parse(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text())
+
+
+@cache
+def imports(name: str, top_level_only: bool = False) -> tuple[str, ...]:
     """The modules that a module imports, those under TYPE_CHECKING included."""
-    tree = ast.parse(MODULES[name].read_text())
+    return tuple(_imports(parse(name), top_level_only))
+
+
+def _imports(tree: ast.Module, top_level_only: bool) -> Iterator[str]:
     todo: list[ast.AST] = list(tree.body)
     while todo:
         node = todo.pop()
@@ -111,7 +121,7 @@ def layer(name: str) -> int | None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_says_what_it_is(name: str) -> None:
-    assert ast.get_docstring(ast.parse(MODULES[name].read_text())), "no docstring"
+    assert ast.get_docstring(parse(name)), "no docstring"
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("host.")])
@@ -198,7 +208,7 @@ def test_python_3_8_can_read_what_stubs_import(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("host")])
 def test_the_host_never_runs_a_users_code(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text())
+    tree = parse(name)
     called = {
         node.func.id
         for node in ast.walk(tree)

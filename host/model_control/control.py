@@ -23,6 +23,7 @@ from host.models.loading import RepositoryReadError
 from host.models.registry import UNLOADED, Registry, VersionState, parse_version
 from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
+from host.traffic.splits import TrafficChange, TrafficSplits
 
 _log = logging.getLogger("pbhost")
 
@@ -41,6 +42,7 @@ class ModelControl:
         registry: Registry,
         repository: Repository,
         dependencies: EnsembleDependencies,
+        traffic: TrafficSplits,
         *,
         explicit: bool,
         on_demand: bool,
@@ -49,6 +51,7 @@ class ModelControl:
         self._registry = registry
         self._repository = repository
         self._dependencies = dependencies
+        self._traffic = traffic
         self._explicit = explicit
         self._on_demand = on_demand
         self._serving = serving
@@ -111,7 +114,7 @@ class ModelControl:
             with self._waits_for_loads(requester, known):
                 failures = await self._dependencies.load(known, override)
         except HostError as error:
-            failures = {name: error}
+            known, failures = [], {name: error}
         for failure in failures.values():
             if isinstance(failure, RepositoryReadError):
                 raise internal(not_polled) from failure
@@ -119,6 +122,9 @@ class ModelControl:
             raise invalid_argument(
                 "".join(f"load failed for model '{k}': {e.message}\n" for k, e in failures.items())
             ) from next(iter(failures.values()))
+        if override is not None:
+            for one in known:
+                self._traffic.follow_configuration(one)
 
     async def _resolve_model(self, name: str, override: Override | None) -> list[str]:
         """The qualified names of all models of this name; unloads those that are gone from disk.
@@ -159,6 +165,11 @@ class ModelControl:
             return
         self._raise_unless_explicit()
         await self.hook.unload(name, dependents, unload)
+
+    def change_traffic(self, name: str, change: TrafficChange) -> None:
+        """Changes how the requests to a model are split between versions. Raises HostError."""
+        self._raise_unless_explicit()
+        self._traffic.change(name, change)
 
     async def unload_in_turn(self, name: str, dependents: bool) -> None:
         """Waits for the loads in progress that concern the model, then as `unload`."""

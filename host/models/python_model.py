@@ -114,6 +114,7 @@ class PythonModel(DrainableModel):
         """Refuses a request for `seconds` after it has killed two stubs."""
         self.quarantine = Quarantine(self.name, self.version, seconds)
         self.quarantine.on_change = self._on_quarantine_changed
+        self.metrics.has_quarantine = True
 
     def record_lethal_request(self, request: InferRequest, record: CrashRecord) -> None:
         """Records that a stub died of a request."""
@@ -128,8 +129,12 @@ class PythonModel(DrainableModel):
 
     def _validate_with_quarantine(self, request: InferRequest) -> None:
         self.signature.validate_request(request)
-        if self.quarantine is not None:
-            self.quarantine.check(request)
+        if self.quarantine is None:
+            return
+        refusal = self.quarantine.find_refusal(request)
+        if refusal is not None:
+            self.counters.quarantined += 1
+            raise refusal
 
     @property
     def in_use(self) -> bool:

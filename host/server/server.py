@@ -200,6 +200,7 @@ class Server:
                 self._registry,
                 repository,
                 families,
+                self._traffic,
                 explicit=mode in ("explicit", "on-demand"),
                 on_demand=mode == "on-demand",
                 serving=lambda: self._state.accepts_model_control,
