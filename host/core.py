@@ -360,7 +360,7 @@ class Core:
 
         Source: docs/reference/configuration_and_scheduling.md, 8.6.
         """
-        await self._control.load_in_turn(name, parameters)
+        await self._control.load_for_client(name, parameters)
 
     def change_traffic(self, name: str, change: TrafficChange) -> None:
         """Changes how the requests to a model are split between versions. Raises HostError."""
@@ -371,7 +371,7 @@ class Core:
 
         Source: docs/reference/configuration_and_scheduling.md, 8.7.
         """
-        await self._control.unload_in_turn(name, unload_dependents)
+        await self._control.unload_for_client(name, unload_dependents)
 
 
 def _tensor_metadata(config: ModelConfig, tensors: object) -> list[TensorMetadata]:
