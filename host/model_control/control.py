@@ -157,11 +157,6 @@ class ModelControl:
                 )
             yield
 
-    def change_traffic(self, name: str, change: TrafficChange) -> None:
-        """Changes how the requests to a model are split between versions. Raises HostError."""
-        self._raise_unless_explicit()
-        self._traffic.change(name, change)
-
     async def unload_for_client(self, name: str, dependents: bool) -> None:
         """As `unload_in_turn`, but the hook takes part."""
         unload = partial(self.unload_in_turn, name, dependents)
@@ -170,6 +165,11 @@ class ModelControl:
             return
         self._raise_unless_explicit()
         await self.hook.unload(name, dependents, unload)
+
+    def change_traffic(self, name: str, change: TrafficChange) -> None:
+        """Changes how the requests to a model are split between versions. Raises HostError."""
+        self._raise_unless_explicit()
+        self._traffic.change(name, change)
 
     async def unload_in_turn(self, name: str, dependents: bool) -> None:
         """Waits for the loads in progress that concern the model, then as `unload`."""
