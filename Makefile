@@ -28,6 +28,7 @@ serve: $(VENV)/base.stamp  ## serve model_repository/ until Ctrl-C
 	$(BIN)/pbhost serve --model-repository=model_repository --cache-config=local,size=1048576
 
 check: $(VENV)/test.stamp  ## lint and types
+	$(BIN)/hadolint Containerfile
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
