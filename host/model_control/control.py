@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from weakref import WeakValueDictionary
 
 from host.config.names import checked_load_name
@@ -17,6 +18,7 @@ from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies
+from host.model_control.hook import LoadParameters, ModelControlHook
 from host.models.loading import RepositoryReadError
 from host.models.registry import UNLOADED, Registry, VersionState, parse_version
 from host.repository.override import Override, parse_override
@@ -53,6 +55,8 @@ class ModelControl:
         self._explicit = explicit
         self._on_demand = on_demand
         self._serving = serving
+        self.hook: ModelControlHook | None = None
+        """Takes part in loads and unloads; None if nothing does."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load(
@@ -64,16 +68,30 @@ class ModelControl:
         }
         if config:
             parameters["config"] = config
-        await self.load_with_parameters(name, parameters, requester)
+        load = partial(self.load_with_parameters, name, parameters, requester)
+        if self.hook is None:
+            await load()
+            return
+        self._raise_unless_explicit()
+        await self.hook.load(name, parameters, load)
 
-    async def load_in_turn(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
+    async def load_for_client(self, name: str, parameters: LoadParameters) -> None:
+        """As `load_in_turn`, but the hook takes part."""
+        load = partial(self.load_in_turn, name, parameters)
+        if self.hook is None:
+            await load()
+            return
+        self._raise_unless_explicit()
+        await self.hook.load(name, parameters, load)
+
+    async def load_in_turn(self, name: str, parameters: LoadParameters) -> None:
         """Waits for earlier unloads of the model, then as `load_with_parameters`."""
         async with self._wait_for_earlier(name):
             pass
         await self.load_with_parameters(name, parameters)
 
     async def load_with_parameters(
-        self, name: str, parameters: Mapping[str, Parameter | bytes], requester: str = ""
+        self, name: str, parameters: LoadParameters, requester: str = ""
     ) -> None:
         """Loads or reloads a model, with overrides (`config`, `file:<path>`) if there are any.
 
@@ -139,6 +157,15 @@ class ModelControl:
                 )
             yield
 
+    async def unload_for_client(self, name: str, dependents: bool) -> None:
+        """As `unload_in_turn`, but the hook takes part."""
+        unload = partial(self.unload_in_turn, name, dependents)
+        if self.hook is None:
+            await unload()
+            return
+        self._raise_unless_explicit()
+        await self.hook.unload(name, dependents, unload)
+
     def change_traffic(self, name: str, change: TrafficChange) -> None:
         """Changes how the requests to a model are split between versions. Raises HostError."""
         self._raise_unless_explicit()
@@ -167,6 +194,12 @@ class ModelControl:
         fails: it may belong to the model that asks, which therefore cannot wait for it.
         """
         self._raise_unless_explicit()
+        if self.hook is None:
+            await self._unload_here(name, dependents)
+            return
+        await self.hook.unload(name, dependents, partial(self._unload_here, name, dependents))
+
+    async def _unload_here(self, name: str, dependents: bool) -> None:
         for known in self._registry.qualified_names(name):
             self._dependencies.unload(known, dependents)
 

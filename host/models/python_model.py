@@ -177,6 +177,10 @@ class PythonModel(DrainableModel):
                     return reason
         return ""
 
+    def queued_since(self) -> list[int]:
+        """When each request that no instance has started arrived: CLOCK_MONOTONIC nanoseconds."""
+        return [call.queued_ns for call in self._calls if self._is_queued(call)]
+
     def statistics(self) -> ModelStatistics:
         """The statistics since the load."""
         return self.counters.snapshot()
@@ -263,9 +267,11 @@ class PythonModel(DrainableModel):
     def _failure_reason(self, call: Call) -> FailureReason:
         if call.failure_reason is not None:
             return call.failure_reason
+        return FailureReason.OTHER if self._is_queued(call) else FailureReason.BACKEND
+
+    def _is_queued(self, call: Call) -> bool:
         holder: object = call.holder
-        queued = holder is self.scheduler
-        return FailureReason.OTHER if queued else FailureReason.BACKEND
+        return holder is self.scheduler
 
     def _can_recover(self) -> bool:
         coming = (InstanceState.RESTARTING, InstanceState.BACKING_OFF)
