@@ -100,15 +100,17 @@ class _Admin:
         return pb.ModelReadyResponse(ready=ready)
 
     async def model_metadata(self, request: Any) -> Any:
+        await self._core.refresh_remote(request.name)
         metadata = self._core.model_metadata(request.name, request.version)
         return pb.ModelMetadataResponse(**asdict(metadata))
 
     async def model_config(self, request: Any) -> Any:
+        await self._core.refresh_remote(request.name)
         config = self._core.model_config(request.name, request.version)
         return pb.ModelConfigResponse(config=config)
 
     async def model_statistics(self, request: Any) -> Any:
-        statistics = self._core.statistics(request.name, request.version)
+        statistics = await self._core.collect_statistics(request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=[asdict(entry) for entry in statistics])
 
     async def repository_index(self, request: Any) -> Any:

@@ -53,17 +53,19 @@ class AdminHandler:
 
     async def model_metadata(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with versions, inputs and outputs of a model."""
+        await self._core.refresh_remote(route.resource)
         metadata = self._core.model_metadata(route.resource, route.version)
         await exchange.send_json(json.dump(asdict(metadata)))
 
     async def model_config(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with the complete configuration of a model."""
+        await self._core.refresh_remote(route.resource)
         config = self._core.model_config(route.resource, route.version)
         await exchange.send_json(to_json(config).encode())
 
     async def statistics(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with the inference statistics of one model or of all models."""
-        found = self._core.statistics(route.resource, route.version)
+        found = await self._core.collect_statistics(route.resource, route.version)
         await exchange.send_json(
             json.dump({"model_stats": [_statistics_json(entry) for entry in found]})
         )
