@@ -52,6 +52,9 @@ _log = logging.getLogger("pbhost")
 
 _Started = TypeVar("_Started")
 
+CollectStatistics = Callable[[str, str], Awaitable[list[ModelStatistics]]]
+"""Returns the statistics of a model and a version; of all without a name. Raises HostError."""
+
 EXTENSIONS = [
     "classification",
     "sequence",
@@ -107,6 +110,8 @@ class Core:
         self._recorder = Recorder(self._infer)
         self.infer: Infer = self._infer
         """Starts a request, see `_infer`; replaced while requests are recorded."""
+        self.collect_statistics: CollectStatistics = self._collect_statistics
+        """Returns the statistics that clients get; replaced where several servers answer as one."""
         self.overview = overview
         """Returns what the models and their instances do, in numbers."""
         self.log = log
@@ -343,6 +348,9 @@ class Core:
                 )
             raise invalid_argument(f"requested model '{name}' is not available")
         return found
+
+    async def _collect_statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        return self.statistics(name, version)
 
     def _versions(self, name: str) -> dict[int, ModelVersion]:
         return self._registry.versions(self._registry.resolve_name(name))

@@ -50,6 +50,7 @@ LAYERS = [
     ["host.frontend_processes"],
     ["host.server"],
     ["host.lint"],
+    ["host.ray"],
     ["host.cli", "host.__main__"],
     ["host.bind"],
 ]
@@ -60,7 +61,7 @@ LAYERS = [
 
 ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
-    "grpc": {"host.cli.grpc_inference", "host.frontends.grpc.aio"},
+    "grpc": {"host.cli.grpc_inference", "host.frontends.grpc.aio", "host.ray.servicer"},
     "hpack": {"host.frontends.grpc.h2.headers"},
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.child"},
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
@@ -69,6 +70,10 @@ ONE_PLACE = {
     "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
     "python_multipart": {"host.frontends.openai.form"},
     "tokenizers": {"host.repository.token_counter"},
+    "ray": {
+        f"host.ray.{name}"
+        for name in ("application", "metrics", "peers", "replica", "running", "sequence_router")
+    },
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},
     "prometheus_client": {"host.metrics.exposition", "host.metrics.process"},
@@ -236,7 +241,7 @@ def test_a_stub_starts_without_what_it_does_not_need() -> None:
 
 def test_heavy_libraries_are_not_imported_by_the_host() -> None:
     loaded = loaded_by("import host.__main__, host.server.server, host.server.blocking")
-    assert not loaded & {"torch", "onnxruntime", "tensorrt", "tensorflow", "opentelemetry"}
+    assert not loaded & {"torch", "onnxruntime", "tensorrt", "tensorflow", "opentelemetry", "ray"}
 
 
 def test_names_of_shared_places_start_with_the_projects_name() -> None:

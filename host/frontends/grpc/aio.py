@@ -208,7 +208,8 @@ def _stream_behavior(
     async def behavior(requests: AsyncIterator[bytes], rpc: Any) -> None:
         try:
             reserve = partial(_reserve, budget)
-            messages = serve_stream(open_stream, requests, _AioContext(rpc), reserve)
+            set_retry = partial(_set_retry, rpc)
+            messages = serve_stream(open_stream, requests, _AioContext(rpc), reserve, set_retry)
             async with aclosing(messages):
                 async for message in messages:
                     await rpc.write(message)
@@ -220,6 +221,10 @@ def _stream_behavior(
     return behavior
 
 
+def _set_retry(rpc: Any, milliseconds: int) -> None:
+    rpc.set_trailing_metadata(((RETRY_METADATA, str(milliseconds)),))
+
+
 def _set_error_status(rpc: Any, error: Exception) -> None:
     # Setting the status costs less than rpc.abort(), which raises through grpcio's layers.
     host_error = to_host_error(error)
@@ -229,7 +234,7 @@ def _set_error_status(rpc: Any, error: Exception) -> None:
         rpc.set_code(_GRPCIO_STATUS[host_error.code])
     retry = retry_milliseconds(error)
     if retry is not None:
-        rpc.set_trailing_metadata(((RETRY_METADATA, str(retry)),))
+        _set_retry(rpc, retry)
     rpc.set_details(host_error.message.encode("utf-8", "replace").decode())
 
 

@@ -94,7 +94,11 @@ class GrpcApplication:
         if not isinstance(method, StreamMethod):
             raise KeyError(path)
         responses = serve_stream(
-            method.open_stream, messages, _Metadata(metadata), lambda message: None
+            method.open_stream,
+            messages,
+            _Metadata(metadata),
+            lambda message: None,
+            lambda retry: None,  # only the status of an error has a place for it
         )
         try:
             async for response in responses:

@@ -17,11 +17,13 @@ async def serve_stream(
     requests: AsyncIterator[bytes],
     context: RpcContext,
     reserve: Reserve,
+    set_retry: Callable[[int], None],
 ) -> AsyncGenerator[bytes, None]:
     """Yields the messages for the client; raises the error that ends the stream.
 
-    The next message is taken once the one before it is written. A generator that is closed early
-    cancels the requests of the stream.
+    `set_retry` gets milliseconds before the end if the last request was above a limit. The next
+    message is taken once the one before it is written. A generator that is closed early cancels the
+    requests of the stream.
     """
     writer = _QueueWriter()
     handler = open_stream(writer, context)
@@ -35,6 +37,8 @@ async def serve_stream(
         writer.finished = True
         reader.cancel()
         handler.cancel()
+    if writer.retry is not None:
+        set_retry(writer.retry)
     if writer.error is not None:
         raise writer.error
 
@@ -45,6 +49,7 @@ class _QueueWriter:
     def __init__(self) -> None:
         self.outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.error: BaseException | None = None
+        self.retry: int | None = None
         self.finished = False
         self._may_read = asyncio.Event()
 
@@ -55,8 +60,8 @@ class _QueueWriter:
     def resume_reading(self) -> None:
         self._may_read.set()
 
-    def finish_stream(self, error: BaseException | None = None) -> None:
-        self.error, self.finished = error, True
+    def finish_stream(self, error: BaseException | None = None, retry: int | None = None) -> None:
+        self.error, self.retry, self.finished = error, retry, True
         self.outgoing.put_nowait(None)
 
     async def read_messages(
