@@ -313,16 +313,6 @@ class Core:
             return 0, 0
         return len(config.input), len(config.output)
 
-    async def collect_statistics(self, name: str, version: str) -> list[ModelStatistics]:
-        """As `statistics`, with those of models of other servers."""
-        remote = self._remote
-        if remote is None or (name and not remote.serves(name)):
-            return self.statistics(name, version)
-        self.refuse_while_loading()
-        if name:
-            return list(await remote.statistics(name, version))
-        return [*self.statistics(name, version), *await remote.statistics(name, version)]
-
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         """Statistics of a model; of all models without a name. Raises HostError."""
         self.refuse_while_loading()
@@ -350,7 +340,14 @@ class Core:
         return found
 
     async def _collect_statistics(self, name: str, version: str) -> list[ModelStatistics]:
-        return self.statistics(name, version)
+        """The statistics, with those of models of other servers."""
+        remote = self._remote
+        if remote is None or (name and not remote.serves(name)):
+            return self.statistics(name, version)
+        self.refuse_while_loading()
+        if name:
+            return list(await remote.statistics(name, version))
+        return [*self.statistics(name, version), *await remote.statistics(name, version)]
 
     def _versions(self, name: str) -> dict[int, ModelVersion]:
         return self._registry.versions(self._registry.resolve_name(name))
