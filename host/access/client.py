@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -145,11 +145,27 @@ class Client:
         self._check_limits()
         call = start()
         self._request_started()
+        self._follow(call)
+        return call
+
+    async def start_after_wait(self, start: Callable[[], Awaitable[Call]]) -> Call:
+        """As `start_request`, but `start` waits before the request starts, which counts too."""
+        self._check_limits()
+        self._request_started()
+        try:
+            call = await start()
+        except BaseException:  # also if the client has gone
+            self.request_finished()
+            raise
+        self._follow(call)
+        return call
+
+    def _follow(self, call: Call) -> None:
+        """Notices the end of a counted request."""
         if call.finished:
             self.request_finished()
         else:
             call.listener = _CountedCall(self, call.listener)
-        return call
 
     def _check_limits(self) -> None:
         limits = self._permissions
