@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -73,6 +73,9 @@ test-tensorflow:  ## the backend of that name, in an environment of its own: the
 
 test-image: $(VENV)/test.stamp  ## build the image and run it; needs root, buildah, mmdebstrap and runc
 	PBHOST_TEST_IMAGE=1 $(BIN)/python -m pytest -q --timeout=1500 tests/image
+
+test-systemd: $(VENV)/test.stamp  ## the unit of deploy/systemd under a real systemd; needs root and systemd-nspawn
+	PBHOST_TEST_SYSTEMD=1 $(BIN)/python -m pytest -q --timeout=300 -n 0 tests/systemd
 
 # Builds of torchvision and others from PyPI may not fit PyTorch for the CPU; texts need none of them.
 .venv-vllm/test.stamp: pyproject.toml
