@@ -17,6 +17,7 @@ from host.errors import HostError, ServiceStartError
 from host.logs.formats import format_json
 from host.logs.writer import write_if_room
 from host.options.command_line import parse
+from host.options.flag_parser import describe_misuse
 from host.options.options import Options, UsageError
 from host.server.server import Server
 from host.system.service_manager import ServiceManager
@@ -40,8 +41,7 @@ def _describe(error: UsageError) -> str:
     """Returns one line about invalid options; for `--help`, the whole text."""
     if not error.detail:
         return str(error)
-    parts = [*error.detail.splitlines(), *error.advice.splitlines(), "See pbhost serve --help"]
-    return "pbhost serve: " + "; ".join(part.strip().rstrip(".") for part in parts)
+    return describe_misuse("serve", error.detail, error.advice)
 
 
 def _raise_file_limit() -> None:
