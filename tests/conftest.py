@@ -264,8 +264,7 @@ Serve = Callable[..., RunningHost]
 
 def _frontend_flags(flags: Sequence[str]) -> list[str]:
     """The number of frontend processes; with these flags, there can be none."""
-    alone = ("--grpc-engine=grpcio", "--api-key-file")
-    if GRPC_ENGINE == "grpcio" or any(flag.startswith(alone) for flag in flags):
+    if "grpcio" in (GRPC_ENGINE, *(flag.removeprefix("--grpc-engine=") for flag in flags)):
         return []
     return [f"--frontend-processes={FRONTENDS}"]
 

@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import HostError
 from host.frontend_processes.errors import encode_error
 from host.frontend_processes.messages import (
+    Authorize,
     AwaitModel,
     CallRpc,
     EndExchange,
@@ -24,7 +26,7 @@ from host.frontend_processes.messages import (
     SendHead,
     ToFrontend,
 )
-from host.frontends.grpc.methods import EMPTY_CONTEXT, Services, UnaryMethod, to_host_error
+from host.frontends.grpc.methods import EmptyContext, Services, UnaryMethod, to_host_error
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, App, Message
 from host.inference.request import InferRequest
 
@@ -35,13 +37,19 @@ class ServedExchanges:
     """Answers what one frontend process passes on.
 
     `services`: the gRPC methods that the core answers. `app`: the ASGI application that answers
-    HTTP requests.
+    HTTP requests. `api_keys`: the keys that clients need.
     """
 
     def __init__(
-        self, core: Core, services: Services, app: App, send: Callable[[ToFrontend], None]
+        self,
+        core: Core,
+        services: Services,
+        app: App,
+        api_keys: ApiKeys | None,
+        send: Callable[[ToFrontend], None],
     ) -> None:
         self._core = core
+        self._api_keys = api_keys
         self._methods = {
             (service, method.name): method
             for service, methods in services.items()
@@ -61,6 +69,18 @@ class ServedExchanges:
             reply = Reply(message.number, config.SerializeToString())
         except HostError as error:
             reply = Reply(message.number, b"", encode_error(error))
+        self._send(reply)
+
+    def authorize(self, message: Authorize) -> None:
+        """Replies whether a client may send inference requests to a model."""
+        reply = Reply(message.number, b"")
+        try:
+            if self._api_keys is not None:
+                client = self._api_keys.authorize("inference", message.authorization)
+                if message.model:
+                    client.check_model(message.model)
+        except HostError as error:
+            reply.error = encode_error(error)
         self._send(reply)
 
     def await_model(self, message: AwaitModel) -> None:
@@ -87,7 +107,7 @@ class ServedExchanges:
         method = self._methods[message.service, message.method]
 
         async def call() -> bytes:
-            return await method.handler(message.data, EMPTY_CONTEXT)
+            return await method.handler(message.data, _RemoteContext(message.authorization))
 
         self._run(message.number, self._reply(message.number, call()))
 
@@ -155,6 +175,17 @@ class ServedExchanges:
             exchange.disconnected = True
         for task in list(self._tasks.values()):
             task.cancel()
+
+
+class _RemoteContext(EmptyContext):
+    """The context of an RPC, with the metadata that its handler may read."""
+
+    def __init__(self, authorization: str | None) -> None:
+        self._authorization = authorization
+
+    def metadata(self, key: str) -> str | None:
+        """The value of `authorization`, None of other keys."""
+        return self._authorization if key == "authorization" else None
 
 
 class _Exchange:

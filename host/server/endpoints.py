@@ -99,7 +99,8 @@ class Endpoints:
         if processes is not None:
             self._clients = processes
             app = self.http_app = self._make_app(core, processes.receive_budget)
-            await processes.start(core, admin_services(core), app)
+            keys = self.api_keys if options.api_key_file else None
+            await processes.start(core, admin_services(core, keys), app, keys)
             self.grpc_port, self.http_port = processes.grpc_port, processes.http_port
             return
         clients = self._clients = ClientEndpoints(options, connection_hooks)

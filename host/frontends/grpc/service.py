@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from host.access.api_keys import ApiKeys
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
@@ -33,7 +32,7 @@ from host.frontends.grpc.methods import (
 )
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
-from host.frontends.inference_core import InferenceCore
+from host.frontends.inference_core import InferenceCore, InferenceKeys
 from host.frontends.open_requests import OpenRequests
 from host.frontends.receive_budget import ReservedBytes
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
@@ -62,7 +61,7 @@ class GrpcService:
         others: Services,
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
-        api_keys: ApiKeys | None = None,
+        api_keys: InferenceKeys | None = None,
     ) -> None:
         self._core = core
         self._others = others
