@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-vllm openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-vllm test-ray openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,7 @@ serve: $(VENV)/base.stamp  ## serve model_repository/ until Ctrl-C
 	$(BIN)/pbhost serve --model-repository=model_repository --cache-config=local,size=1048576
 
 check: $(VENV)/test.stamp  ## lint and types
+	$(BIN)/hadolint Containerfile
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -84,6 +85,14 @@ test-image: $(VENV)/test.stamp  ## build the image and run it; needs root, build
 test-vllm: .venv-vllm/test.stamp  ## examples/vllm over vLLM on the CPU, in an environment of its own
 	.venv-vllm/bin/python -m pytest tests/integration/test_vllm.py
 
+.venv-ray/test.stamp: pyproject.toml
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install -q -e '.[ray]' 'tritonclient[http]' pytest pytest-timeout hypothesis psutil pyyaml
+	touch $@
+
+test-ray: .venv-ray/test.stamp  ## models on a Ray cluster of two simulated nodes, in an environment of its own
+	.venv-ray/bin/python -m pytest tests/ray
+
 openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of the routes under /v1
 	test -x .venv-openai-clients/bin/python || $(PYTHON) -m venv .venv-openai-clients
 	.venv-openai-clients/bin/python -m pip install -q -r tests/openai_clients/requirements.txt
@@ -99,4 +108,4 @@ bench-memory: $(VENV)/test.stamp  ## memory and descriptors over ten minutes of 
 	$(BIN)/python -m benchmarks.memory --minutes 10
 
 clean:
-	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-openai-clients tests/openai_clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-ray .venv-openai-clients tests/openai_clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,7 @@
 """Serves more models than fit into a memory budget, and measures what that costs.
 
     python -m benchmarks.on_demand [--minutes 10] [--models 50] [--fitting 10] [--clients 16]
+        [--pairs 20]
 
 Clients ask models of 20 MB each, chosen by a Zipf distribution; the budget is the measured memory
 of those that fit. Then a loaded model is asked in turn on a host with a budget and on one without.
@@ -49,7 +50,6 @@ output { name: "Y" data_type: TYPE_INT32 dims: 1 }
 ON_DEMAND = "--model-control-mode=on-demand"
 EXPONENT = 1.1  # of the Zipf distribution
 SAMPLE_SECONDS = 0.1
-PAIRS = 20
 REQUESTS = 500  # of each side of a pair
 
 
@@ -172,7 +172,7 @@ def serve_many(
     return load.failures
 
 
-def compare(folder: Path, budget: int) -> None:
+def compare(folder: Path, budget: int, pairs: int) -> None:
     """Prints how much CPU time of the host a request takes, with and without a budget."""
     flags = [ON_DEMAND, f"--memory-budget={budget}"]
     with ours(folder, flags=["--model-control-mode=explicit", "--load-model=m0"]) as plain:
@@ -180,7 +180,7 @@ def compare(folder: Path, budget: int) -> None:
             clients = [connect(server) for server in (plain, limited)]
             hosts = [server.pid for server in (plain, limited)]
             ratios: list[float] = []
-            for pair in range(PAIRS + 1):
+            for pair in range(pairs + 1):
                 spent = [0.0, 0.0]
                 for side in ((0, 1), (1, 0))[pair % 2]:
                     before = cpu_seconds(hosts[side])
@@ -194,7 +194,7 @@ def compare(folder: Path, budget: int) -> None:
     middle, spread = statistics.median(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
     print(
         f"CPU time of the host per request to a loaded model, with a budget : without: {middle:.3f}"
-        f" (median of {PAIRS} pairs of {REQUESTS} requests, standard error {spread:.3f})"
+        f" (median of {pairs} pairs of {REQUESTS} requests, standard error {spread:.3f})"
     )
 
 
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=50)
     parser.add_argument("--fitting", type=int, default=10)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=20)
     given = parser.parse_args()
     with repository(given.models) as folder:
         budget = measure_models(folder, given.fitting)
@@ -211,7 +212,7 @@ def main() -> None:
             f"{given.models} models, a budget of {budget / 1e6:.1f} MB for {given.fitting} of them"
         )
         failures = serve_many(folder, given.models, given.clients, budget, given.minutes)
-        compare(folder, budget)
+        compare(folder, budget, given.pairs)
     if failures:
         raise SystemExit("\n".join(f"{n} x {what}" for what, n in failures.items()))
 

@@ -12,18 +12,38 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from host.errors import ErrorCode, HostError
+    from host.frontends.grpc.application import GrpcApplication, GrpcMethod, GrpcStatus
+    from host.model_control.hook import ModelControlHook
     from host.options.options import Options
     from host.server.blocking import BlockingServer
     from host.server.in_process import Result
+    from host.server.queues import QueueState
     from host.server.server import Server
 
-__all__ = ["BlockingServer", "ErrorCode", "HostError", "Options", "Result", "Server"]
+__all__ = [
+    "BlockingServer",
+    "ErrorCode",
+    "GrpcApplication",
+    "GrpcMethod",
+    "GrpcStatus",
+    "HostError",
+    "ModelControlHook",
+    "Options",
+    "QueueState",
+    "Result",
+    "Server",
+]
 
 _HOMES = {
     "BlockingServer": "host.server.blocking",
     "ErrorCode": "host.errors",
+    "GrpcApplication": "host.frontends.grpc.application",
+    "GrpcMethod": "host.frontends.grpc.application",
+    "GrpcStatus": "host.frontends.grpc.application",
     "HostError": "host.errors",
+    "ModelControlHook": "host.model_control.hook",
     "Options": "host.options.options",
+    "QueueState": "host.server.queues",
     "Result": "host.server.in_process",
     "Server": "host.server.server",
 }

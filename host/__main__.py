@@ -36,6 +36,8 @@ Usage: pbhost serve --model-repository=DIR [options]
            record requests to a running server, with their tensors
        pbhost replay DIRECTORY --against=URL | --run=MODEL_DIR [options]
            send recorded requests again, and compare the responses
+       pbhost ray check|config|run REPOSITORY ... [options]
+           serve models on a Ray cluster
        pbhost COMMAND --help
        pbhost version
 """
@@ -52,6 +54,7 @@ _SUBCOMMANDS = (
     "top",
     "record",
     "replay",
+    "ray",
     "completion",
 )
 
@@ -88,6 +91,7 @@ def _run(command: str, arguments: list[str]) -> NoReturn:
         crashes,
         infer,
         new,
+        ray,
         record,
         replay,
         run,
@@ -106,6 +110,7 @@ def _run(command: str, arguments: list[str]) -> NoReturn:
         "crashes": crashes.main,
         "stacks": stacks.main,
         "top": top.main,
+        "ray": ray.main,
         "completion": completion.main,
         "record": record.main,
         "replay": replay.main,

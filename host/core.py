@@ -42,7 +42,7 @@ from host.repository.chat_template import ChatTemplate
 from host.repository.token_counter import TokenCounter
 from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
-from host.traffic.splits import TrafficSplits
+from host.traffic.splits import TrafficChange, TrafficSplits
 
 VERSION = "2.73.0"
 """The version of Triton whose behaviour this server has; clients can read it."""
@@ -50,6 +50,9 @@ VERSION = "2.73.0"
 _log = logging.getLogger("pbhost")
 
 _Started = TypeVar("_Started")
+
+CollectStatistics = Callable[[str, str], Awaitable[list[ModelStatistics]]]
+"""Returns the statistics of a model and a version; of all without a name. Raises HostError."""
 
 EXTENSIONS = [
     "classification",
@@ -104,6 +107,8 @@ class Core:
         self._recorder = Recorder(self._infer)
         self.infer: Infer = self._infer
         """Starts a request, see `_infer`; replaced while requests are recorded."""
+        self.collect_statistics: CollectStatistics = self._collect_statistics
+        """Returns the statistics that clients get; replaced where several servers answer as one."""
         self.overview = overview
         """Returns what the models and their instances do, in numbers."""
         self.log = log
@@ -323,6 +328,9 @@ class Core:
             raise invalid_argument(f"requested model '{name}' is not available")
         return found
 
+    async def _collect_statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        return self.statistics(name, version)
+
     def _versions(self, name: str) -> dict[int, ModelVersion]:
         return self._registry.versions(self._registry.resolve_name(name))
 
@@ -360,14 +368,18 @@ class Core:
 
         Source: docs/reference/configuration_and_scheduling.md, 8.6.
         """
-        await self._control.load_in_turn(name, parameters)
+        await self._control.load_for_client(name, parameters)
+
+    def change_traffic(self, name: str, change: TrafficChange) -> None:
+        """Changes how the requests to a model are split between versions. Raises HostError."""
+        self._control.change_traffic(name, change)
 
     async def unload_model(self, name: str, unload_dependents: bool) -> None:
         """Starts to unload a model. Raises HostError.
 
         Source: docs/reference/configuration_and_scheduling.md, 8.7.
         """
-        await self._control.unload_in_turn(name, unload_dependents)
+        await self._control.unload_for_client(name, unload_dependents)
 
 
 def _tensor_metadata(config: ModelConfig, tensors: object) -> list[TensorMetadata]:

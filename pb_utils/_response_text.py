@@ -29,12 +29,22 @@ def format_response(number: int, response: InferenceResponse) -> str:
     lines = [f"response {number}{suffix}"]
     for tensor in response.output_tensors():
         lines.append(f"  {tensor.name()} {NAMES[tensor.triton_dtype()]} {tensor.shape()}")
-        text = np.array2string(_readable_array(tensor), threshold=_MAX_ELEMENTS, separator=", ")
-        lines += [f"    {line}" for line in text.split("\n")]
+        lines += [f"    {line}" for line in format_tensor(tensor).split("\n")]
     return "\n".join(lines)
 
 
-def _readable_array(tensor: Tensor) -> npt.NDArray[Any]:
+def format_tensor(tensor: Tensor, longest: int | None = None) -> str:
+    """Returns the elements of a tensor, abbreviated if there are many.
+
+    Args:
+        tensor: a tensor in the memory of the host.
+        longest: characters after which an element of BYTES is cut; None for all of them.
+    """
+    array = _readable_array(tensor, longest)
+    return np.array2string(array, threshold=_MAX_ELEMENTS, separator=", ")
+
+
+def _readable_array(tensor: Tensor, longest: int | None) -> npt.NDArray[Any]:
     """Returns an array to print: BYTES as text, BF16 as 32-bit numbers."""
     if tensor.triton_dtype() == BF16:
         halves = np.frombuffer(tensor._wire_data(), np.uint16).astype(np.uint32)
@@ -46,7 +56,8 @@ def _readable_array(tensor: Tensor) -> npt.NDArray[Any]:
     texts = np.empty(array.size, dtype=np.object_)
     for index, element in enumerate(array.flat):
         try:
-            texts[index] = element.decode()
+            text = element.decode()
         except UnicodeDecodeError:
-            texts[index] = element
+            text = element
+        texts[index] = text[:longest]
     return texts.reshape(array.shape)

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.conftest import DEADLINE, RunningHost
+from tests.conftest import DEADLINE, RunningHost, wait_until
 
 Client: TypeAlias = grpcclient.InferenceServerClient
 
@@ -43,6 +43,15 @@ def infer_error(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
     with pytest.raises(InferenceServerException) as caught:
         call(*arguments, **options)
     return str(caught.value.status()), str(caught.value.message())
+
+
+def kill_stub(host: RunningHost, command: str, **options: Any) -> None:
+    """Send a command that ends a stub of `misbehave`, and wait for the next one."""
+    restarts = host.output.count("] restarted")
+    with host.client() as client:
+        _, text = infer_error(run_command, client, command, **options)
+    assert "while it ran this request" in text, text
+    wait_until(lambda: host.output.count("] restarted") > restarts, "a restart")
 
 
 def send_command(client: Client, text: str, model: str = "script") -> Any:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ LAYERS = [
     ["host.frontend_processes"],
     ["host.server"],
     ["host.lint"],
+    ["host.ray"],
     ["host.cli", "host.__main__"],
     ["host.bind"],
 ]
@@ -58,7 +60,7 @@ LAYERS = [
 
 ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
-    "grpc": {"host.cli.grpc_inference", "host.frontends.grpc.aio"},
+    "grpc": {"host.cli.grpc_inference", "host.frontends.grpc.aio", "host.ray.servicer"},
     "hpack": {"host.frontends.grpc.h2.headers"},
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.child"},
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
@@ -67,6 +69,10 @@ ONE_PLACE = {
     "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
     "python_multipart": {"host.frontends.openai.form"},
     "tokenizers": {"host.repository.token_counter"},
+    "ray": {
+        f"host.ray.{name}"
+        for name in ("application", "metrics", "peers", "replica", "running", "sequence_router")
+    },
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},
     "prometheus_client": {"host.metrics.exposition", "host.metrics.process"},
@@ -85,9 +91,18 @@ ONE_PLACE = {
 """A library, and the only modules that may import it."""
 
 
-def imports(name: str, top_level_only: bool = False) -> Iterator[str]:
+@cache
+def parse(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text())
+
+
+@cache
+def imports(name: str, top_level_only: bool = False) -> tuple[str, ...]:
     """The modules that a module imports, those under TYPE_CHECKING included."""
-    tree = ast.parse(MODULES[name].read_text())
+    return tuple(_imports(parse(name), top_level_only))
+
+
+def _imports(tree: ast.Module, top_level_only: bool) -> Iterator[str]:
     todo: list[ast.AST] = list(tree.body)
     while todo:
         node = todo.pop()
@@ -111,7 +126,7 @@ def layer(name: str) -> int | None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_says_what_it_is(name: str) -> None:
-    assert ast.get_docstring(ast.parse(MODULES[name].read_text())), "no docstring"
+    assert ast.get_docstring(parse(name)), "no docstring"
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("host.")])
@@ -198,7 +213,7 @@ def test_python_3_8_can_read_what_stubs_import(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("host")])
 def test_the_host_never_runs_a_users_code(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text())
+    tree = parse(name)
     called = {
         node.func.id
         for node in ast.walk(tree)
@@ -225,7 +240,7 @@ def test_a_stub_starts_without_what_it_does_not_need() -> None:
 
 def test_heavy_libraries_are_not_imported_by_the_host() -> None:
     loaded = loaded_by("import host.__main__, host.server.server, host.server.blocking")
-    assert not loaded & {"torch", "onnxruntime", "tensorrt", "tensorflow", "opentelemetry"}
+    assert not loaded & {"torch", "onnxruntime", "tensorrt", "tensorflow", "opentelemetry", "ray"}
 
 
 def test_names_of_shared_places_start_with_the_projects_name() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -130,8 +130,18 @@ class Client:
 
         Raises TooManyRequests if a limit is reached.
         """
+        with self.count_wait():
+            self._count_start()
+            yield
+
+    @contextmanager
+    def count_wait(self) -> Iterator[None]:
+        """Counts a request as in progress while the context is open; it may start afterwards.
+
+        Raises TooManyRequests if a limit is reached.
+        """
         self._check_limits()
-        self._request_started()
+        self._enter()
         try:
             yield
         finally:
@@ -145,11 +155,27 @@ class Client:
         self._check_limits()
         call = start()
         self._request_started()
+        self._follow(call)
+        return call
+
+    async def start_after_wait(self, start: Callable[[], Awaitable[Call]]) -> Call:
+        """As `start_request`, but `start` waits before the request starts, which counts too."""
+        self._check_limits()
+        self._request_started()
+        try:
+            call = await start()
+        except BaseException:  # also if the client has gone
+            self.request_finished()
+            raise
+        self._follow(call)
+        return call
+
+    def _follow(self, call: Call) -> None:
+        """Notices the end of a counted request."""
         if call.finished:
             self.request_finished()
         else:
             call.listener = _CountedCall(self, call.listener)
-        return call
 
     def _check_limits(self) -> None:
         limits = self._permissions
@@ -173,9 +199,15 @@ class Client:
             )
 
     def _request_started(self) -> None:
+        self._count_start()
+        self._enter()
+
+    def _count_start(self) -> None:
         self.started += 1
         if self._permissions.rate:
             self._bucket.consume()
+
+    def _enter(self) -> None:
         self._capacity.in_progress += 1
         self._capacity.active_clients += self.in_progress == 0
         self.in_progress += 1

@@ -14,6 +14,7 @@ from host.cli.config import ConfigOptions
 from host.cli.crashes import CrashesOptions
 from host.cli.infer import InferOptions
 from host.cli.new import NewOptions
+from host.cli.ray import RayOptions
 from host.cli.record import RecordOptions
 from host.cli.replay import ReplayOptions
 from host.cli.run import RunOptions
@@ -60,6 +61,7 @@ def _commands() -> dict[str, list[Flag]]:
         "top": TopOptions,
         "record": RecordOptions,
         "replay": ReplayOptions,
+        "ray": RayOptions,
     }
     return {
         "serve": [flag for flag in FLAGS if flag.status is Status.HONOURED],

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 import msgspec
 
 from host.crashes.record import CrashRecord, DescribedRequest, describe_requests, format_time
-from host.errors import invalid_argument
+from host.errors import HostError, invalid_argument
 from host.inference.digest import digest_request
 from host.inference.request import InferRequest
 
@@ -55,7 +55,7 @@ class Quarantine:
     """Refuses a request for `seconds` after it has killed two stubs of a model version.
 
     A request is recognised by a digest of its inputs, requested outputs and parameters. Only those
-    that ran when a stub died have one, so `check` needs to be called only while `active`;
+    that ran when a stub died have one, so `find_refusal` needs to be called only while `active`;
     `on_change` is called whenever that changes.
     """
 
@@ -116,19 +116,20 @@ class Quarantine:
         if self._sizes.pop(digest, None) is not None:
             self.on_change()
 
-    def check(self, request: InferRequest) -> None:
-        """Raises HostError INVALID_ARG if the request is refused, INTERNAL if its memory is gone.
+    def find_refusal(self, request: InferRequest) -> HostError | None:
+        """The error for a request that is refused, with the code INVALID_ARG.
 
         Of requests whose inputs have another size than those that are refused, no digest is made.
+        Raises HostError INTERNAL if memory of a client is gone.
         """
         if request.correlation_id or _input_bytes(request) not in self._sizes.values():
-            return
+            return None
         digest = _digest(request)
         if digest not in self._sizes:
-            return
+            return None
         suspect = self._suspects[digest]
         assert suspect.until is not None
-        raise invalid_argument(
+        return invalid_argument(
             f"request to model '{self._model}' is in quarantine: the same inputs and parameters"
             f" ended {_DEATHS} processes of version {self._version} (crash records"
             f" {', '.join(suspect.crashes)}); it is refused until {format_time(suspect.until)}; to"

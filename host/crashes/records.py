@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from host.crashes.contents import RequestContent, read_contents
 from host.crashes.record import CrashRecord
 from host.crashes.tensors import CrashedRequest, CrashTensors
 from host.errors import HostError, invalid_argument, not_found
@@ -83,6 +84,24 @@ class CrashRecords:
             f"there is no record of a crash '{identifier}'; the server keeps the newest"
             f" {self._limit}"
         )
+
+    async def read_requests(self, identifier: str) -> list[RequestContent]:
+        """The requests of a record with their tensors, read beside the event loop.
+
+        Raises HostError NOT_FOUND if there is no such record or if its tensors were not kept, and
+        INVALID_ARG if their files are damaged.
+        """
+        record = self.find(identifier)
+        # The text of a file in the directory is not trusted to be a name.
+        named = _FILE_NAME.fullmatch(f"{record.id}{_SUFFIX}")
+        if self._directory is None or not record.recorded_requests or not named:
+            raise not_found(
+                f"the tensors of crash '{identifier}' were not kept; a server keeps them with"
+                " --crash-directory and --crash-tensor-byte-size"
+            )
+        await self.close()
+        folder = tensor_folder(self._directory, record.id)
+        return await asyncio.get_running_loop().run_in_executor(None, read_contents, folder)
 
     async def close(self) -> None:
         """Waits until the files are written."""

@@ -60,6 +60,9 @@ class CoreProxy:
         """Starts traces; None while no request is traced."""
         return self._tracer if self._link.state.tracing else None
 
+    def _authorization(self) -> bytes:
+        return b"" if self.keys is None else authorization.get()
+
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
         """As `InferenceCore.infer`. What is wrong with the tensors is the response of the call."""
         return self._start(request, unary, confirm=False)
@@ -105,7 +108,7 @@ class CoreProxy:
                 request.trace.take_events() if isinstance(request.trace, RemoteTrace) else None,
                 request.reserved_memory is not None,
                 confirm,
-                b"" if self.keys is None else authorization.get(),
+                self._authorization(),
             )
             self._link.send(message)
         except ArenaFull as full:
@@ -180,7 +183,12 @@ class CoreProxy:
                 raise
         number = next(self._link.numbers)
         question = AwaitModel(
-            number, request.model_name, request.model_version, request.priority, request.timeout_us
+            number,
+            request.model_name,
+            request.model_version,
+            request.priority,
+            request.timeout_us,
+            self._authorization(),
         )
         await self._link.ask(question, number)
         self._sent_anyway = request

@@ -140,13 +140,14 @@ class FindModel(_Message, tag="find"):
 
 
 class AwaitModel(_Message, tag="await"):
-    """Waits until a model is loaded, as `Core.start_when_loaded`."""
+    """Waits until a model is loaded, as `Core.start_when_loaded`; `authorization` as in `Infer`."""
 
     number: int
     model: str
     version: int
     priority: int
     timeout_us: int
+    authorization: bytes = b""
 
 
 class Authorize(_Message, tag="key"):

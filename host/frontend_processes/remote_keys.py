@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -69,6 +69,11 @@ class RemoteClient:
         """Starts a request; the core counts it, and refuses it above a limit."""
         with self.sending():
             return start()
+
+    async def start_after_wait(self, start: Callable[[], Awaitable[Call]]) -> Call:
+        """As `start_request`, but `start` waits first; the core counts that, too."""
+        with self.sending():
+            return await start()
 
     @contextmanager
     def sending(self) -> Iterator[None]:

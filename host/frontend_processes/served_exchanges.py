@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from host.access.api_keys import ApiKeys
@@ -95,12 +96,21 @@ class ServedExchanges:
         version = "" if message.version == -1 else str(message.version)
 
         async def wait() -> bytes:
-            await self._core.start_when_loaded(
-                request, lambda: self._core.model_config(message.model, version)
-            )
+            with self._count_wait(message):
+                await self._core.start_when_loaded(
+                    request, lambda: self._core.model_config(message.model, version)
+                )
             return b""
 
         self._run(message.number, self._reply(message.number, wait()))
+
+    def _count_wait(self, message: AwaitModel) -> AbstractContextManager[None]:
+        """Counts the wait as a request in progress of its client. Raises HostError."""
+        if self._api_keys is None:
+            return nullcontext()
+        client = self._api_keys.authorize("inference", message.authorization)
+        client.check_model(message.model)
+        return client.count_wait()
 
     def call_rpc(self, message: CallRpc) -> None:
         """Replies with what a gRPC method answers. Raises KeyError for an unknown method."""

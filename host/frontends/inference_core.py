@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -29,6 +29,9 @@ class InferenceClient(Protocol):
 
     def start_request(self, start: Callable[[], Call]) -> Call:
         """Starts an inference request and counts it. Raises what `start` raises, or HostError."""
+
+    async def start_after_wait(self, start: Callable[[], Awaitable[Call]]) -> Call:
+        """As `start_request`, but `start` waits before the request starts, which counts too."""
 
 
 class InferenceKeys(Protocol):

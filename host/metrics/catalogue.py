@@ -36,6 +36,9 @@ _COUNTERS = {
     "pbhost_instance_busy_us_total": "Time that the instance executed batches, in microseconds",
     "pbhost_batches_closed_total": "Batches formed, by closing reason",
     "pbhost_stub_restarts_total": "Stub processes that were restarted after they died",
+    "pbhost_quarantine_refusals_total": (
+        "Requests that were refused because the same request has ended processes of the model"
+    ),
     "pbhost_on_demand_loads_total": "Loads of the model for requests, by result",
     "pbhost_on_demand_requests_total": "Requests that had to wait until their model was loaded",
     "pbhost_on_demand_wait_seconds_total": (

@@ -57,6 +57,7 @@ class Totals:
     hit_ns: int = 0
     misses: int = 0
     miss_ns: int = 0
+    quarantined: int = 0
     failures: Counter[FailureReason] = field(default_factory=Counter)
     batches: Counter[int] = field(default_factory=Counter)
     latencies: Counter[int] = field(default_factory=Counter)
@@ -79,6 +80,7 @@ class Totals:
             hit_ns=spent.cache_hit.ns,
             misses=spent.cache_miss.count,
             miss_ns=spent.cache_miss.ns,
+            quarantined=counters.quarantined,
             failures=Counter(counters.failures),
             batches=Counter({b.batch_size: b.compute_infer.count for b in seen.batch_stats}),
             latencies=counters.latency_counts,
@@ -105,6 +107,7 @@ class ModelMetrics:
     ) -> None:
         self.labels = model_labels(config, version)
         self.load_seconds = 0.0
+        self.has_quarantine = False
         self.latencies: Latencies | None = None
         if settings.summary_latencies or settings.histogram_latencies:
             self.latencies = Latencies(config, settings)
@@ -169,6 +172,8 @@ class ModelMetrics:
         snapshot["nv_inference_exec_count"].add(labels, totals.executions)
         snapshot["nv_inference_pending_request_count"].add(labels, self.count_pending())
         snapshot["nv_model_load_duration_secs"].add(labels, self.load_seconds)
+        if self.has_quarantine:
+            snapshot["pbhost_quarantine_refusals_total"].add(labels, totals.quarantined)
         if self._settings.counter_latencies:
             _collect_durations(snapshot, labels, totals, _LATENCIES)
             if self._cache_enabled:

@@ -38,6 +38,7 @@ class InferenceCounters:
         "failures",
         "latencies",
         "latency_counts",
+        "quarantined",
         "_name",
         "_version",
         "_last_inference",
@@ -63,6 +64,7 @@ class InferenceCounters:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.latencies: LatencyRecorder | None = None
         self.latency_counts = LatencyCounts()  # of successful requests
+        self.quarantined = 0  # requests that were refused as they ended processes
         self._name = name
         self._version = version
         self._last_inference = 0

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from weakref import WeakValueDictionary
 
 from host.config.names import checked_load_name
@@ -17,10 +18,12 @@ from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies
+from host.model_control.hook import LoadParameters, ModelControlHook
 from host.models.loading import RepositoryReadError
 from host.models.registry import UNLOADED, Registry, VersionState, parse_version
 from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
+from host.traffic.splits import TrafficChange, TrafficSplits
 
 _log = logging.getLogger("pbhost")
 
@@ -39,6 +42,7 @@ class ModelControl:
         registry: Registry,
         repository: Repository,
         dependencies: EnsembleDependencies,
+        traffic: TrafficSplits,
         *,
         explicit: bool,
         on_demand: bool,
@@ -47,9 +51,12 @@ class ModelControl:
         self._registry = registry
         self._repository = repository
         self._dependencies = dependencies
+        self._traffic = traffic
         self._explicit = explicit
         self._on_demand = on_demand
         self._serving = serving
+        self.hook: ModelControlHook | None = None
+        """Takes part in loads and unloads; None if nothing does."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load(
@@ -61,16 +68,30 @@ class ModelControl:
         }
         if config:
             parameters["config"] = config
-        await self.load_with_parameters(name, parameters, requester)
+        load = partial(self.load_with_parameters, name, parameters, requester)
+        if self.hook is None:
+            await load()
+            return
+        self._raise_unless_explicit()
+        await self.hook.load(name, parameters, load)
 
-    async def load_in_turn(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
+    async def load_for_client(self, name: str, parameters: LoadParameters) -> None:
+        """As `load_in_turn`, but the hook takes part."""
+        load = partial(self.load_in_turn, name, parameters)
+        if self.hook is None:
+            await load()
+            return
+        self._raise_unless_explicit()
+        await self.hook.load(name, parameters, load)
+
+    async def load_in_turn(self, name: str, parameters: LoadParameters) -> None:
         """Waits for earlier unloads of the model, then as `load_with_parameters`."""
         async with self._wait_for_earlier(name):
             pass
         await self.load_with_parameters(name, parameters)
 
     async def load_with_parameters(
-        self, name: str, parameters: Mapping[str, Parameter | bytes], requester: str = ""
+        self, name: str, parameters: LoadParameters, requester: str = ""
     ) -> None:
         """Loads or reloads a model, with overrides (`config`, `file:<path>`) if there are any.
 
@@ -93,7 +114,7 @@ class ModelControl:
             with self._waits_for_loads(requester, known):
                 failures = await self._dependencies.load(known, override)
         except HostError as error:
-            failures = {name: error}
+            known, failures = [], {name: error}
         for failure in failures.values():
             if isinstance(failure, RepositoryReadError):
                 raise internal(not_polled) from failure
@@ -101,6 +122,9 @@ class ModelControl:
             raise invalid_argument(
                 "".join(f"load failed for model '{k}': {e.message}\n" for k, e in failures.items())
             ) from next(iter(failures.values()))
+        if override is not None:
+            for one in known:
+                self._traffic.follow_configuration(one)
 
     async def _resolve_model(self, name: str, override: Override | None) -> list[str]:
         """The qualified names of all models of this name; unloads those that are gone from disk.
@@ -133,6 +157,20 @@ class ModelControl:
                 )
             yield
 
+    async def unload_for_client(self, name: str, dependents: bool) -> None:
+        """As `unload_in_turn`, but the hook takes part."""
+        unload = partial(self.unload_in_turn, name, dependents)
+        if self.hook is None:
+            await unload()
+            return
+        self._raise_unless_explicit()
+        await self.hook.unload(name, dependents, unload)
+
+    def change_traffic(self, name: str, change: TrafficChange) -> None:
+        """Changes how the requests to a model are split between versions. Raises HostError."""
+        self._raise_unless_explicit()
+        self._traffic.change(name, change)
+
     async def unload_in_turn(self, name: str, dependents: bool) -> None:
         """Waits for the loads in progress that concern the model, then as `unload`."""
         self._raise_unless_explicit()
@@ -156,6 +194,12 @@ class ModelControl:
         fails: it may belong to the model that asks, which therefore cannot wait for it.
         """
         self._raise_unless_explicit()
+        if self.hook is None:
+            await self._unload_here(name, dependents)
+            return
+        await self.hook.unload(name, dependents, partial(self._unload_here, name, dependents))
+
+    async def _unload_here(self, name: str, dependents: bool) -> None:
         for known in self._registry.qualified_names(name):
             self._dependencies.unload(known, dependents)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from host.config.model_config import ModelConfig
-from host.models.loading import UPDATABLE_FIELDS
+from host.models.loading import clear_updatable
 from host.models.registry import LoadedModel
 from host.repository.override import ModelFiles, Override
 from host.repository.repository import Fingerprint
@@ -55,7 +55,7 @@ class VersionRecord:
     def can_update_in_place(
         self, version: int, config: ModelConfig, state: FileState | None
     ) -> bool:
-        """Whether nothing but `UPDATABLE_FIELDS` and other versions has changed since the load."""
+        """Whether only what may change in place, or other versions, has changed since the load."""
         if self.state is None or state is None or self.config != serialize_fixed_fields(config):
             return False
         return self.state.of_version(version) == state.of_version(version)
@@ -129,10 +129,9 @@ class LoadRecords:
 
 
 def serialize_fixed_fields(config: ModelConfig) -> bytes:
-    """The configuration without `UPDATABLE_FIELDS`, as comparable bytes."""
+    """The configuration without what may change in place, as comparable bytes."""
     fixed = type(config)()
     fixed.CopyFrom(config)
-    for name in UPDATABLE_FIELDS:
-        fixed.ClearField(name)
+    clear_updatable(fixed)
     serialized: bytes = fixed.SerializeToString(deterministic=True)
     return serialized

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from host.environments.program import ProgramError
 from host.instances.gpu_memory import GpuMemory
-from host.instances.pool import StubPool
 from host.system.resident_memory import processes_of_groups, proportional_bytes
 
 _log = logging.getLogger("pbhost")
@@ -23,13 +23,18 @@ Memory = dict[str, int]
 ModelMemory = dict[str, Memory]
 """The memory of each model that has processes, by the model's name."""
 
-_MAX_AGE_S = 0.02
-"""Loads that ask at the same time share one measurement."""
-
 
 def gpu_name(number: int) -> str:
     """The name of a GPU among devices."""
     return f"gpu{number}"
+
+
+class _Processes(Protocol):
+    """Knows the processes of models."""
+
+    def process_ids(self) -> dict[str, list[int]]:
+        """The process ids by the name of the model."""
+        ...
 
 
 class MemoryUsage:
@@ -39,24 +44,28 @@ class MemoryUsage:
     """
 
     def __init__(
-        self, pool: StubPool, read_gpu_memory: Callable[[], Awaitable[GpuMemory]] | None
+        self, pool: _Processes, read_gpu_memory: Callable[[], Awaitable[GpuMemory]] | None
     ) -> None:
         self._pool = pool
         self._read_gpu_memory = read_gpu_memory
         self._lock = asyncio.Lock()
-        self._measured = 0.0  # when the last measurement began, monotonic
+        self._began = 0  # when the last measurement began, in nanoseconds, monotonic
         self.last: ModelMemory = {}
         """The last measurement."""
 
     async def measure(self) -> ModelMemory:
-        """The memory of each model now."""
+        """The memory of each model now: no measurement that began before the call.
+
+        Those who ask while another measurement runs share the next one.
+        """
+        asked = time.monotonic_ns()
         async with self._lock:
-            now = time.monotonic()
-            if now - self._measured > _MAX_AGE_S:
+            if self._began <= asked:
+                began = time.monotonic_ns()
                 gpus = await self._measure_gpus()
                 stubs = self._pool.process_ids()
                 self.last = await asyncio.to_thread(_measure_processes, stubs, gpus)
-                self._measured = now
+                self._began = began
             return self.last
 
     async def _measure_gpus(self) -> GpuMemory:

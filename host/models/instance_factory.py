@@ -19,7 +19,7 @@ from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.logs.formats import Label
 from host.models.lendable_semaphore import LendableSemaphore
-from host.models.loading import UPDATABLE_FIELDS
+from host.models.loading import copy_updatable
 from host.models.python_model import PythonModel
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies, HostPolicy, find_policy
@@ -163,9 +163,7 @@ class InstanceFactory:
         """Makes the instances that `wanted` adds to those of the model. Raises HostError."""
         config = type(wanted)()
         config.CopyFrom(self._model.config)
-        for name in UPDATABLE_FIELDS:
-            config.ClearField(name)
-            getattr(config, name).MergeFrom(getattr(wanted, name))
+        copy_updatable(wanted, config)
         surplus = dict(self._places)
         missing: list[InstanceSpec] = []
         for spec in configuration.instance_specs(config):

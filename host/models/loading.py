@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from host.config.model_config import LoadedConfig, ModelConfig
+from host.config.traffic_parameters import CANARY_PARAMETER, SHADOW_PARAMETER
 from host.errors import ErrorCode, HostError
 from host.models.registry import LoadedModel
 from host.repository.repository import Fingerprint
@@ -18,6 +19,27 @@ UPDATABLE_FIELDS = ("instance_group", "version_policy")
 
 Source: docs/reference/configuration_and_scheduling.md, 8.4.
 """
+
+UPDATABLE_PARAMETERS = (CANARY_PARAMETER, SHADOW_PARAMETER)
+"""Config parameters of which the same is true."""
+
+
+def clear_updatable(config: ModelConfig) -> None:
+    """Removes what may change while the loaded versions of the model stay."""
+    for name in UPDATABLE_FIELDS:
+        config.ClearField(name)
+    for name in UPDATABLE_PARAMETERS:
+        config.parameters.pop(name, None)
+
+
+def copy_updatable(wanted: ModelConfig, config: ModelConfig) -> None:
+    """Replaces in `config` what may change meanwhile by what `wanted` has."""
+    clear_updatable(config)
+    for name in UPDATABLE_FIELDS:
+        getattr(config, name).MergeFrom(getattr(wanted, name))
+    for name in UPDATABLE_PARAMETERS:
+        if name in wanted.parameters:
+            config.parameters[name].CopyFrom(wanted.parameters[name])
 
 
 @dataclass(frozen=True, slots=True)

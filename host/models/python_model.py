@@ -114,6 +114,7 @@ class PythonModel(DrainableModel):
         """Refuses a request for `seconds` after it has killed two stubs."""
         self.quarantine = Quarantine(self.name, self.version, seconds)
         self.quarantine.on_change = self._on_quarantine_changed
+        self.metrics.has_quarantine = True
 
     def record_lethal_request(self, request: InferRequest, record: CrashRecord) -> None:
         """Records that a stub died of a request."""
@@ -128,8 +129,12 @@ class PythonModel(DrainableModel):
 
     def _validate_with_quarantine(self, request: InferRequest) -> None:
         self.signature.validate_request(request)
-        if self.quarantine is not None:
-            self.quarantine.check(request)
+        if self.quarantine is None:
+            return
+        refusal = self.quarantine.find_refusal(request)
+        if refusal is not None:
+            self.counters.quarantined += 1
+            raise refusal
 
     @property
     def in_use(self) -> bool:
@@ -171,6 +176,10 @@ class PythonModel(DrainableModel):
                 if reason:
                     return reason
         return ""
+
+    def queued_since(self) -> list[int]:
+        """When each request that no instance has started arrived: CLOCK_MONOTONIC nanoseconds."""
+        return [call.queued_ns for call in self._calls if self._is_queued(call)]
 
     def statistics(self) -> ModelStatistics:
         """The statistics since the load."""
@@ -258,9 +267,11 @@ class PythonModel(DrainableModel):
     def _failure_reason(self, call: Call) -> FailureReason:
         if call.failure_reason is not None:
             return call.failure_reason
+        return FailureReason.OTHER if self._is_queued(call) else FailureReason.BACKEND
+
+    def _is_queued(self, call: Call) -> bool:
         holder: object = call.holder
-        queued = holder is self.scheduler
-        return FailureReason.OTHER if queued else FailureReason.BACKEND
+        return holder is self.scheduler
 
     def _can_recover(self) -> bool:
         coming = (InstanceState.RESTARTING, InstanceState.BACKING_OFF)

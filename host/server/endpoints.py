@@ -25,6 +25,7 @@ from host.frontends.client_endpoints import (
 )
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.grpc.admin import admin_services
+from host.frontends.grpc.service import GrpcService
 from host.frontends.http.app import HttpApp
 from host.frontends.http.metrics_app import MetricsApp
 from host.frontends.http1.listener import HttpListener
@@ -56,6 +57,8 @@ class Endpoints:
         self._clients: ClientEndpoints | FrontendProcesses | None = None
         self.http_app: HttpApp | None = None
         """The application of the HTTP endpoints, also without a port; None before the start."""
+        self.grpc_service: GrpcService | None = None
+        """The gRPC service, also without a port; None before the start."""
         self._metrics: HttpListener | None = None
         self.api_keys: ApiKeys | None = None
         """The API keys of clients; None if clients need none."""
@@ -96,17 +99,19 @@ class Endpoints:
         Raises HostError if a port or a certificate cannot be used.
         """
         options = self._options
+        keys = self.api_keys if options.api_key_file else None
         if processes is not None:
             self._clients = processes
             app = self.http_app = self._make_app(core, processes.receive_budget)
-            keys = self.api_keys if options.api_key_file else None
-            await processes.start(core, admin_services(core, keys), app, keys)
+            services = admin_services(core, keys)
+            self.grpc_service = make_grpc_service(options, core, services, keys)
+            await processes.start(core, services, app, keys)
             self.grpc_port, self.http_port = processes.grpc_port, processes.http_port
             return
         clients = self._clients = ClientEndpoints(options, connection_hooks)
+        service = make_grpc_service(options, core, admin_services(core, keys), keys)
+        self.grpc_service = service
         if options.allow_grpc:
-            keys = self.api_keys if options.api_key_file else None
-            service = make_grpc_service(options, core, admin_services(core, keys), keys)
             self.grpc_port = await clients.open_grpc(service)
         app = self.http_app = self._make_app(core, clients.receive_budget)
         if options.allow_http:
@@ -188,8 +193,9 @@ class Endpoints:
 
         Returns whether all were answered. Health requests are still answered.
         """
-        clients, app, options = self._clients, self.http_app, self._options
-        if clients is None or app is None:
+        clients, app, service = self._clients, self.http_app, self.grpc_service
+        options = self._options
+        if clients is None or app is None or service is None:
             return True
         serves_app = isinstance(clients, ClientEndpoints) and options.allow_http
 
@@ -208,13 +214,14 @@ class Endpoints:
                 )
 
         left = max(0.0, deadline - asyncio.get_running_loop().time())
-        draining = asyncio.gather(clients.drain(left), app.drain(left))
+        draining = asyncio.gather(clients.drain(left), app.drain(left), service.drain(left))
         await wait_with_reports(draining, deadline, report)
         return all(await draining)
 
     async def stop(self, deadline: float) -> None:
         """Closes all endpoints but metrics by `deadline`, and cuts off what is still open."""
-        clients, self._clients, self.http_app = self._clients, None, None
+        clients, self._clients = self._clients, None
+        self.http_app = self.grpc_service = None
         if clients is not None:
             await clients.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
 

@@ -19,6 +19,7 @@ from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument, unavailable
 from host.frontend_processes.processes import FrontendProcesses
+from host.frontends.grpc.application import GrpcApplication
 from host.frontends.http.asgi import AsgiApplication
 from host.frontends.openai.loader import OpenAILoader
 from host.health.event_loop_watchdog import EventLoopWatchdog
@@ -36,11 +37,13 @@ from host.logs.settings import LogSettings
 from host.logs.tail import LogTail
 from host.logs.text_table import format_table
 from host.metrics.custom import CustomMetrics
+from host.metrics.family import MetricFamily
 from host.metrics.machine import MachineMetrics
 from host.metrics.process import ProcessMetrics
 from host.model_control.control import ModelControl
 from host.model_control.dependencies import EnsembleDependencies
 from host.model_control.eviction import Evictions
+from host.model_control.hook import LoadParameters, ModelControlHook
 from host.model_control.lifecycle import ModelLifecycle
 from host.model_control.memory_budget import MemoryBudget
 from host.model_control.memory_usage import HOST, MemoryUsage, gpu_name
@@ -63,6 +66,7 @@ from host.server.in_process import Arrays, Result, to_request, to_result
 from host.server.load_progress import LoadProgress
 from host.server.metrics_collector import MetricsCollector
 from host.server.overview_collector import OverviewCollector
+from host.server.queues import QueueState, read_queues
 from host.system.cpus import usable_cpus
 from host.tracing.tracer import Tracer
 from host.traffic.splits import TrafficSplits
@@ -76,14 +80,23 @@ _FINAL_TIMEOUT_S = 5.0  # seconds for `finalize` of idle models after the exit t
 class Server:
     """A server in this process. Belongs to the event loop that `start` runs in.
 
-    `launcher`: starts stubs in another way than the options say.
+    `launcher`: starts stubs in another way than the options say. `control_hook`: takes part in the
+    loads and unloads that clients and models ask for.
 
     `async with Server(Options(model_repository=["models"])) as server: ...`
     """
 
-    def __init__(self, options: Options, launcher: Launcher | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        launcher: Launcher | None = None,
+        *,
+        control_hook: ModelControlHook | None = None,
+    ) -> None:
         self.options = options
         self._launcher = launcher
+        self._control_hook = control_hook
+        self._control: ModelControl | None = None
         self._registry = Registry(options.model_namespacing)
         self._traffic = TrafficSplits(self._registry)
         self._state = ServerState()
@@ -125,6 +138,17 @@ class Server:
         if app is None:
             raise unavailable("Server not ready")
         return AsgiApplication(app)
+
+    @property
+    def grpc_application(self) -> GrpcApplication:
+        """The gRPC methods, for another gRPC server on this event loop; no port is needed.
+
+        Raises HostError UNAVAILABLE before the server is started.
+        """
+        service = self._endpoints.grpc_service
+        if service is None:
+            raise unavailable("Server not ready")
+        return GrpcApplication(service)
 
     @property
     def grpc_port(self) -> int:
@@ -172,20 +196,22 @@ class Server:
             targets.on_demand = on_demand
             self._open_memory_budget(pool, families)
             mode = options.model_control_mode
-            pool.control = ModelControl(
+            control = pool.control = self._control = ModelControl(
                 self._registry,
                 repository,
                 families,
+                self._traffic,
                 explicit=mode in ("explicit", "on-demand"),
                 on_demand=mode == "on-demand",
                 serving=lambda: self._state.accepts_model_control,
             )
+            control.hook = self._control_hook
             core = self._core = Core(
                 options.id,
                 self._registry,
                 self._state,
                 strict_readiness=options.strict_readiness,
-                control=pool.control,
+                control=control,
                 on_demand=on_demand,
                 traffic=self._traffic,
                 regions=pool.regions,
@@ -204,7 +230,8 @@ class Server:
                 )
             await self._endpoints.start(core, pool.busy_poller.connection_hook, processes)
             if options.allow_metrics:
-                await self._open_metrics()
+                collector = self._open_metrics_collector()
+                await self._endpoints.start_metrics(collector.collect_after_catch_up)
             self._endpoints.log_listening()
             await self._load_models(repository, families)
             self._state.started = True
@@ -405,7 +432,7 @@ class Server:
         ]
         return list(dict.fromkeys([*named, *names])), not scan.failures
 
-    async def _open_metrics(self) -> None:
+    def _open_metrics_collector(self) -> MetricsCollector:
         options = self.options
         assert self._pool is not None and self._watchdog is not None
         collector = self._metrics_collector = MetricsCollector(
@@ -423,7 +450,39 @@ class Server:
             api_keys=self._endpoints.api_keys,
             traffic=self._traffic,
         )
-        await self._endpoints.start_metrics(collector.collect_after_catch_up)
+        return collector
+
+    async def collect_metrics(self) -> list[MetricFamily]:
+        """Everything that the metrics endpoint shows, also without that endpoint.
+
+        Raises HostError UNAVAILABLE if the server does not run.
+        """
+        if self._pool is None or self._core is None:
+            raise unavailable("Server not ready")
+        collector = self._metrics_collector or self._open_metrics_collector()
+        return await collector.collect_after_catch_up()
+
+    def queue_state(self, model: str = "") -> QueueState:
+        """How full the queue of a model is; "" is all models together."""
+        return read_queues(self._registry, model)
+
+    async def load_model(self, name: str, parameters: LoadParameters | None = None) -> None:
+        """Loads or reloads a model in this server, without the `control_hook`. Raises HostError.
+
+        `parameters`: `config` and `file:<path>`, as in the repository API. The model control mode
+        must be explicit or on-demand.
+        """
+        await self._model_control.load_in_turn(name, parameters or {})
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Starts to unload a model in this server, without the `control_hook`. Raises HostError."""
+        await self._model_control.unload_in_turn(name, unload_dependents)
+
+    @property
+    def _model_control(self) -> ModelControl:
+        if self._control is None:
+            raise unavailable("Server not ready")
+        return self._control
 
     def model_table(self) -> str:
         """A table of every known version, with READY or the reason why it is not."""
@@ -516,9 +575,8 @@ class Server:
         budget, self._memory_budget = self._memory_budget, None
         tracer, self._tracer = self._tracer, None
         watchdog, self._watchdog = self._watchdog, None
-        self._poller = self._on_demand = self._lifecycle = self._pool = self._log = self._core = (
-            None
-        )
+        self._poller = self._on_demand = self._lifecycle = self._pool = self._log = None
+        self._core = self._control = None
         await self._endpoints.stop(0.0)  # if `stop` was interrupted
         await self._endpoints.stop_metrics(_FINAL_TIMEOUT_S)
         if collector is not None:

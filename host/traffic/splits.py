@@ -88,7 +88,7 @@ class TrafficSplits:
         return None if split is None else split_versions(split, versions)
 
     def change(self, name: str, change: TrafficChange) -> None:
-        """Changes the shares of a model until the server ends. Raises HostError."""
+        """Changes the shares of a model until `follow_configuration`. Raises HostError."""
         known = self._registry.resolve_name(name)
         split = self._splits.get(known) or TrafficSplit(TrafficSettings())
         settings = split.settings
@@ -100,6 +100,13 @@ class TrafficSplits:
         self._splits[known] = split
         self._changed.add(known)
         self._registry.state_changed()
+
+    def follow_configuration(self, known: str) -> None:
+        """Splits the requests to a model as its configuration says, whatever was changed before."""
+        if known in self._changed:
+            self._changed.discard(known)
+            self._splits[known].settings = TrafficSettings()  # if it has no two versions now
+            self._registry.state_changed()
 
     def _share(self, known: str, share: Share | None) -> TrafficShare | None:
         if share is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import queue
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,13 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.clients import InferStream, infer_error, run_command, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.integration.control_models import CONFIG
+from tests.integration.on_demand_models import gated, metric
 from tests.openai_models import Reply, add_models, send
 
 HASHED = hashlib.sha256(b"hashed-key").hexdigest()
@@ -86,6 +90,18 @@ def rpc_failure(call: Callable[..., Any], *arguments: Any, **options: Any) -> Rp
     error: Any = caught.value.__context__
     trailers = dict(error.trailing_metadata())
     return RpcFailure(error.code(), error.details(), int(trailers["grpc-retry-pushback-ms"]))
+
+
+def stream_trailers(host: RunningHost, key: str, model: str) -> dict[str, Any]:
+    """The trailing metadata of a stream with one request."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    given = request.inputs.add(name="COMMAND", datatype="BYTES", shape=[1])
+    given.contents.bytes_contents.append(b"last")
+    with grpc.insecure_channel(host.url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelStreamInfer(iter([request]), metadata=list(bearer(key).items()))
+        assert len(list(call)) == 1
+        return dict(call.trailing_metadata())
 
 
 def refused(host: RunningHost, client: str, reason: str) -> float:
@@ -260,8 +276,11 @@ def test_a_client_above_its_rate_is_told_when_to_retry(
             stream.send("last")
             with pytest.raises(InferenceServerException, match="more than 0.01 requests"):
                 stream.next()
+    sent = stream_trailers(host, key, "stream")
+    assert 0 < int(sent["grpc-retry-pushback-ms"]) <= 100_000
+    assert "grpc-retry-pushback-ms" not in stream_trailers(host, "all-models-key", "stream")
     assert send(host, "GET", "/v2", headers=bearer(key)).status == 200  # is no inference
-    assert refused(host, "slow", "rate") == before + 5
+    assert refused(host, "slow", "rate") == before + 6
 
 
 @contextmanager
@@ -389,3 +408,42 @@ def test_a_refused_client_does_not_make_a_model_load(
         assert run_command(client, "echo x", headers=headers) == "x"
     loading = re.findall(r"loading: (\w+):1", host.output)
     assert loading == ["misbehave"]
+
+
+def test_requests_that_wait_for_a_load_are_in_progress(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    gate, keys = tmp_path / "gate", tmp_path / "keys"
+    repository.add("slow", gated("slow", gate), CONFIG)
+    keys.write_text("two two-at-a-time concurrency=2\n")
+    flags = ("--model-control-mode=on-demand", f"--api-key-file={keys}")
+    host = serve(repository, *flags).wait_started()
+    headers = bearer("two-at-a-time")
+
+    def in_progress() -> float:
+        return metric(host, "pbhost_client_requests_in_progress", client="two")
+
+    text = "client 'two' has 2 requests in progress, and its limit is 2; retry in 1 s"
+    answers: queue.Queue[Any] = queue.Queue()
+    given = tensor("COMMAND", np.array([b"name"], dtype=np.object_))
+    with host.client() as client, InferStream(host, headers=headers) as stream:
+        stream.send("name", "slow")
+        for _ in range(2):
+            call = client.async_infer(
+                "slow", [given], lambda result, error: answers.put(result), headers=headers
+            )
+            wait_until(lambda: in_progress() == 2, "two requests in progress")
+            assert rpc_failure(run_command, client, "name", "slow", headers=headers) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                text,
+                1000,
+            )
+            call.cancel()
+            assert answers.get(timeout=DEADLINE) is None
+            wait_until(lambda: in_progress() == 1, "the end of the cancelled request")
+        gate.touch()
+        stream.next()
+        wait_until(lambda: in_progress() == 0, "the end of all requests")
+        for _ in range(3):
+            assert run_command(client, "name", "slow", headers=headers) == "slow"
+        assert in_progress() == 0

@@ -22,6 +22,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from tests.browser import WebPage, complaints, open_browser
+from tests.clients import kill_stub
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.openai_models import LETTERS, LETTERS_CONFIG
 
@@ -99,7 +100,7 @@ REFUSED = re.compile(
     r"string correlation ID cannot be longer|failed to load '.*', failed to poll from model repo"
     r"|Unable to open shared memory region|Invalid shared memory region"
     r"|invalid argument for --log_format|explicit model load / unload is not allowed"
-    r"|location can not be updated through network|this server does not record"
+    r"|location can not be updated through network|this server does not (record|send)"
 )
 """Paths that respond with a status of 500 or more, even to a well-formed request."""
 
@@ -711,6 +712,23 @@ def test_crashes_of_a_model_are_shown(
     browser.find_element(By.PARTIAL_LINK_TEXT, "script").click()
     page.wait_for("h2", "^script$")
     assert not browser.find_elements(By.ID, "crashes")
+
+
+def test_the_quarantine_of_a_model_is_shown_and_can_be_lifted(
+    repository: RepositoryBuilder, serve: Serve, browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    repository.copy("misbehave")
+    flags = (f"--crash-directory={tmp_path}", "--crash-tensor-byte-size=100")
+    host = serve(repository, *flags).wait_started()
+    for _ in range(2):
+        kill_stub(host, "aborts", request_id="culprit")
+    page = Page(browser, host, "#misbehave/1")
+    page.wait_for("#quarantine li", r"culprit: COMMAND BYTES \[1\]; until ")
+    browser.find_element(By.CSS_SELECTOR, "#crashes summary").click()
+    page.wait_for("#crashes .tensors", "^this server does not send the tensors .*--allow-recording")
+    page.press("Lift the quarantine")
+    browser.switch_to.alert.accept()
+    wait_until(lambda: not browser.find_elements(By.ID, "quarantine"), "the end of the list")
 
 
 def test_pages_link_to_each_other_if_both_are_served(

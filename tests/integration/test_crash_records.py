@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.clients import infer_error, run_command, tensor
+from tests.clients import infer_error, kill_stub, run_command, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 
 
@@ -154,6 +154,39 @@ def test_a_record_that_cannot_be_written_is_told_and_harms_no_model(
     with host.client() as client:
         client.infer("identity", [tensor("INPUT0", np.ones(1, np.float32))])
     assert newest(host)["signal"] == "SIGKILL"
+
+
+def test_the_tensors_of_a_crash_can_be_read_where_that_is_allowed(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("misbehave")
+    host = serve(
+        repository, f"--crash-directory={tmp_path}", "--crash-tensor-byte-size=2000",
+        "--allow-recording=true", "--quarantine-secs=0",
+    ).wait_started()  # fmt: skip
+    long = "aborts " + "x" * 1000
+    kill_stub(host, long, request_id="culprit", parameters={"kind": 1})
+    path = f"/v2/crashes/{newest(host)['id']}/requests"
+    (request,) = get(host, path)["requests"]
+    (given,) = request["inputs"]
+    assert (request["id"], request["parameters"]) == ("culprit", {"kind": 1})
+    assert given == {
+        "name": "COMMAND",
+        "datatype": "BYTES",
+        "shape": [1],
+        "size": 4 + len(long),
+        "text": f"['{long[:400]}']",
+    }
+    (tensors,) = tmp_path.glob("*.requests/tensors.bin")
+    tensors.write_bytes(b"\xff" * tensors.stat().st_size)
+    assert "the recording is damaged: tensor 'COMMAND'" in get(host, path, 400)["error"]
+    tensors.unlink()
+    assert "no recording in" in get(host, path, 404)["error"]
+    kill_stub(host, "aborts " + "x" * 2000)
+    path = f"/v2/crashes/{newest(host)['id']}/requests"
+    assert get(host, path, 404)["error"].endswith(
+        "were not kept; a server keeps them with --crash-directory and --crash-tensor-byte-size"
+    )
 
 
 def test_a_directory_that_cannot_be_used_ends_the_start(

@@ -19,7 +19,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser import WebPage, complaints, open_browser
-from tests.clients import tensor
+from tests.clients import kill_stub, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.openai_models import LETTERS, LETTERS_CONFIG
 
@@ -292,6 +292,30 @@ def test_a_crash_is_shown_with_its_record(
     page.wait_for("#crashes pre", r"Signal: SIGABRT[\s\S]*Stacks:")
     page.wait_for_row("identity:1", " 1$")
     assert not browser.find_element(By.ID, "load").is_displayed()  # not in this mode
+
+
+def test_requests_in_quarantine_are_shown_with_their_tensors_and_can_be_lifted(
+    repository: RepositoryBuilder, serve: Serve, browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    repository.copy("misbehave")
+    host = serve(
+        repository, f"--crash-directory={tmp_path}", "--crash-tensor-byte-size=100",
+        "--allow-recording=true",
+    ).wait_started()  # fmt: skip
+    for _ in range(2):
+        kill_stub(host, "aborts", request_id="culprit")
+    page = Dashboard(browser, host)
+    page.wait_for("#quarantine li", r"misbehave:1 · culprit · COMMAND BYTES \[1\] · until ")
+    browser.find_element(By.CSS_SELECTOR, "#crashes summary").click()
+    page.wait_for(
+        "#crashes .tensors", r"Request culprit\nCOMMAND BYTES \[1\], 10 bytes:\n\['aborts"
+    )
+    page.press("Lift")
+    browser.switch_to.alert.accept()
+    shown = browser.find_element(By.ID, "quarantine")
+    wait_until(lambda: not shown.is_displayed(), "the end of the list")
+    kill_stub(host, "aborts")
+    browser.get("about:blank")  # it would go on to ask the host
 
 
 def test_the_log_is_shown_and_searched(host: RunningHost, browser: webdriver.Chrome) -> None:

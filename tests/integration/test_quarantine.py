@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import requests
 
-from tests.clients import infer_error, run_command, tensor
+from tests.clients import infer_error, kill_stub, run_command, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
 
 
@@ -28,13 +28,11 @@ def get(host: RunningHost, path: str) -> Any:
     return requests.get(f"http://{host.http_url}{path}", timeout=DEADLINE).json()
 
 
-def kill_stub(host: RunningHost, command: str, **options: Any) -> None:
-    """Sends a command that ends its stub, and waits for the next one."""
-    restarts = host.output.count("] restarted")
-    with host.client() as client:
-        _, text = infer_error(run_command, client, command, **options)
-    assert "while it ran this request" in text, text
-    wait_until(lambda: host.output.count("] restarted") > restarts, "a restart")
+def refusals(host: RunningHost) -> int:
+    text = requests.get(f"http://{host.metrics_url}/metrics", timeout=DEADLINE).text
+    series = r'pbhost_quarantine_refusals_total\{model="misbehave",version="1"\} (\d+)'
+    (count,) = re.findall(series, text)
+    return int(count)
 
 
 def crashes(*arguments: str) -> str:
@@ -68,6 +66,7 @@ def test_a_request_that_has_killed_two_stubs_is_refused_until_that_is_lifted(
         " again",
         text,
     )
+    assert refusals(host) == 1
     (refused,) = get(host, "/v2/quarantine")["requests"]
     assert (refused["model"], refused["version"]) == ("misbehave", 1)
     assert refused["crashes"] == [records[1], records[0]]
@@ -151,10 +150,13 @@ def test_a_loaded_model_starts_anew(repository: RepositoryBuilder, serve: Serve)
     kill_stub(host, "aborts")
     kill_stub(host, "aborts")
     with host.client() as client:
-        client.unload_model("misbehave")
-        wait_until(lambda: not host.stubs(), "the end of the stub")
+        infer_error(run_command, client, "aborts")
+        assert refusals(host) == 1
+        code = repository.path / "misbehave" / "1" / "model.py"
+        code.write_text(f"{code.read_text()}\n")
         client.load_model("misbehave")
     kill_stub(host, "aborts")
+    assert refusals(host) == 1  # the metric goes on where it was
 
 
 def test_numbers_that_json_lacks_harm_neither_records_nor_the_quarantine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from google.protobuf import json_format
 
 from tests.clients import infer_error, infer_through, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
@@ -86,7 +88,8 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve, gate: Path) 
         "through", None, ENSEMBLE.replace("NAME", "canary"), files={"1/.keep": ""}
     )
     module_repository.copy("ask")
-    return module_serve(module_repository).wait_started()
+    flags = ("--model-control-mode=explicit", "--load-model=*")
+    return module_serve(module_repository, *flags).wait_started()
 
 
 def ask(host: RunningHost, model: str, *numbers: float, **options: Any) -> list[str]:
@@ -166,6 +169,45 @@ def test_the_shares_change_while_the_server_runs(host: RunningHost) -> None:
     assert traffic(host, "plain", {"shadow": {"version": 1, "percent": 1}}).json["canary"]
     assert traffic(host, "plain", {"canary": None, "shadow": None}).json["stable"] == 2
     assert set(ask(host, "plain", *[0] * 4)) == {"2"}
+
+
+def test_a_load_with_a_configuration_sets_the_shares_and_keeps_the_processes(
+    host: RunningHost,
+) -> None:
+    def load(canary: str = "") -> None:
+        config = json_format.MessageToDict(
+            client.get_model_config("plain").config, preserving_proto_field_name=True
+        )
+        config["parameters"] = {"CANARY": {"string_value": canary}} if canary else {}
+        client.load_model("plain", config=json.dumps(config))
+
+    stubs = {stub.pid for stub in host.stubs()}
+    with host.client() as client:
+        load("2:50")
+        assert Counter(ask(host, "plain", *[0] * 4)) == {"1": 2, "2": 2}
+        traffic(host, "plain", {"canary": {"version": 2, "percent": 100}})
+        client.load_model("plain")  # without a configuration: what was set stays
+        assert set(ask(host, "plain", *[0] * 4)) == {"2"}
+        load("1:25")
+        state = traffic(host, "plain").json
+        assert (state["stable"], state["canary"]) == (2, {"version": 1, "percent": 25.0})
+        load()
+        assert set(ask(host, "plain", *[0] * 4)) == {"2"}
+    assert traffic(host, "plain").json["canary"] is None
+    assert {stub.pid for stub in host.stubs()} == stubs
+
+
+def test_shares_are_changed_only_where_models_can_be_loaded(
+    serve: Serve, repository: RepositoryBuilder
+) -> None:
+    repository.copy("identity")
+    host = serve(repository).wait_started()
+    reply = traffic(host, "identity", {"canary": None})
+    assert (reply.status, reply.json) == (
+        503,
+        {"error": "explicit model load / unload is not allowed if polling is enabled"},
+    )
+    assert traffic(host, "identity").json["stable"] == 1
 
 
 @pytest.mark.parametrize(

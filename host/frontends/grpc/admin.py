@@ -108,7 +108,7 @@ class _Admin:
         return pb.ModelConfigResponse(config=config)
 
     async def model_statistics(self, request: Any) -> Any:
-        statistics = self._core.statistics(request.name, request.version)
+        statistics = await self._core.collect_statistics(request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=[asdict(entry) for entry in statistics])
 
     async def repository_index(self, request: Any) -> Any:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
 
 from host.errors import HostError, unavailable
 from host.frontends.forwarding import Header
+from host.frontends.grpc.async_stream import serve_stream
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
     RETRY_METADATA,
     GrpcOptions,
-    StreamHandler,
     StreamHandlerFactory,
     StreamMethod,
     UnaryHandler,
@@ -201,73 +202,27 @@ def _unary_behavior(
     return behavior
 
 
-class _AioStreamWriter:
-    """A stream, carried by one coroutine that reads and one that writes."""
-
-    def __init__(self, rpc: Any, budget: ReceiveBudget) -> None:
-        self._rpc = rpc
-        self._budget = budget
-        self._outgoing: asyncio.Queue[bytes | None] = (
-            asyncio.Queue()
-        )  # at most one message and the end
-        self._error: BaseException | None = None
-        self._finished = False
-        self._may_read = asyncio.Event()
-
-    def write_message(self, message: bytes, more: bool) -> bool:
-        self._outgoing.put_nowait(message)
-        return False
-
-    def resume_reading(self) -> None:
-        self._may_read.set()
-
-    def finish_stream(self, error: BaseException | None = None) -> None:
-        self._error, self._finished = error, True
-        self._outgoing.put_nowait(None)
-
-    async def serve(self, handler: StreamHandler, requests: AsyncIterator[bytes]) -> None:
-        """Runs until the stream has ended; raises the error that ended it."""
-        reader = asyncio.ensure_future(self._read_messages(handler, requests))
-        reader.add_done_callback(self._reading_finished)
-        try:
-            while (message := await self._outgoing.get()) is not None:
-                await self._rpc.write(message)
-                handler.resume_writing()
-        finally:
-            self._finished = True
-            reader.cancel()
-            handler.cancel()
-        if self._error is not None:
-            raise self._error
-
-    async def _read_messages(self, handler: StreamHandler, requests: AsyncIterator[bytes]) -> None:
-        async for data in requests:
-            if self._finished:
-                return
-            self._may_read.clear()
-            if not handler.message_received(data, _reserve(self._budget, data)):
-                await self._may_read.wait()
-        if not self._finished:
-            handler.half_closed()
-
-    def _reading_finished(self, reader: asyncio.Future[None]) -> None:
-        if not reader.cancelled() and (error := reader.exception()) is not None:
-            self.finish_stream(error)
-
-
 def _stream_behavior(
     open_stream: StreamHandlerFactory, budget: ReceiveBudget
 ) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
     async def behavior(requests: AsyncIterator[bytes], rpc: Any) -> None:
         try:
-            writer = _AioStreamWriter(rpc, budget)
-            await writer.serve(open_stream(writer, _AioContext(rpc)), requests)
+            reserve = partial(_reserve, budget)
+            set_retry = partial(_set_retry, rpc)
+            messages = serve_stream(open_stream, requests, _AioContext(rpc), reserve, set_retry)
+            async with aclosing(messages):
+                async for message in messages:
+                    await rpc.write(message)
         except grpc.aio.InternalError:
             pass  # nothing can be written any more: the client has cancelled the call
         except Exception as error:  # the top of a call, as above
             _set_error_status(rpc, error)
 
     return behavior
+
+
+def _set_retry(rpc: Any, milliseconds: int) -> None:
+    rpc.set_trailing_metadata(((RETRY_METADATA, str(milliseconds)),))
 
 
 def _set_error_status(rpc: Any, error: Exception) -> None:
@@ -279,7 +234,7 @@ def _set_error_status(rpc: Any, error: Exception) -> None:
         rpc.set_code(_GRPCIO_STATUS[host_error.code])
     retry = retry_milliseconds(error)
     if retry is not None:
-        rpc.set_trailing_metadata(((RETRY_METADATA, str(retry)),))
+        _set_retry(rpc, retry)
     rpc.set_details(host_error.message.encode("utf-8", "replace").decode())
 
 

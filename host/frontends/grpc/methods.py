@@ -86,8 +86,11 @@ class StreamWriter(Protocol):
     def resume_reading(self) -> None:
         """Lets the next message come, after `message_received` has returned False."""
 
-    def finish_stream(self, error: Exception | None = None) -> None:
-        """Ends the stream, with an error if there is one. Nothing is called after that."""
+    def finish_stream(self, error: Exception | None = None, retry: int | None = None) -> None:
+        """Ends the stream, with an error if there is one. Nothing is called after that.
+
+        `retry`: milliseconds after which the client may try again, for the trailing metadata.
+        """
 
 
 class StreamHandler(Protocol):

@@ -32,7 +32,7 @@ from host.frontends.grpc.methods import (
 )
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
-from host.frontends.inference_core import InferenceCore, InferenceKeys
+from host.frontends.inference_core import InferenceClient, InferenceCore, InferenceKeys
 from host.frontends.open_requests import OpenRequests
 from host.frontends.receive_budget import ReservedBytes
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
@@ -134,14 +134,18 @@ class GrpcService:
         return task
 
     def _start_request(
-        self, request: InferRequest, done: ResponseCallback, context: RpcContext
+        self,
+        request: InferRequest,
+        done: ResponseCallback,
+        context: RpcContext,
+        admitted: bool = False,
     ) -> Call:
         if (
             self._reads_metadata
             or self._open_requests.draining
             or self._core.request_tracer is not None
         ):
-            call = self._submit_request(request, context, unary=True)
+            call = self._submit_request(request, context, True, admitted)
         else:
             call = self._core.infer(request, True)
         self._open_requests.count += 1
@@ -185,8 +189,10 @@ class GrpcService:
                 answer.set_result(result)
 
         try:
-            call = await self._core.start_when_loaded(
-                request, lambda: self._start_request(request, deliver, context)
+            call = await self._start_when_loaded(
+                request,
+                context,
+                lambda admitted: self._start_request(request, deliver, context, admitted),
             )
             try:
                 done(await answer)
@@ -195,6 +201,20 @@ class GrpcService:
                 raise
         except Exception as error:  # the top of a call: a defect is logged and answered
             done(to_host_error(error))
+
+    async def _start_when_loaded(
+        self, request: InferRequest, context: RpcContext, start: Callable[[bool], Call]
+    ) -> Call:
+        """Starts a request after its model is loaded if it loads on demand; the wait counts.
+
+        `start` gets whether the client may send the request, so that this is not checked again.
+        """
+        if self._api_keys is None:
+            return await self._core.start_when_loaded(request, lambda: start(False))
+        client = self._find_client(self._api_keys, request, context)
+        return await client.start_after_wait(
+            lambda: self._core.start_when_loaded(request, lambda: start(True))
+        )
 
     @property
     def open_requests(self) -> int:
@@ -234,7 +254,7 @@ class GrpcService:
                 self._request_cache.remember(data, message, request)
             request.reserved_memory = reserved
             try:
-                return message, request_id, self._submit_request(request, context, unary=False)
+                return message, request_id, self._submit_request(request, context, False)
             except NotServedError:
                 if not self._core.loads_on_demand:
                     raise
@@ -259,8 +279,10 @@ class GrpcService:
     ) -> Call | HostError:
         """Submits a request of a stream, after its model is loaded if it loads on demand."""
         try:
-            return await self._core.start_when_loaded(
-                request, lambda: self._submit_request(request, context, unary=False)
+            return await self._start_when_loaded(
+                request,
+                context,
+                lambda admitted: self._submit_request(request, context, False, admitted),
             )
         except HostError as early:
             return early
@@ -289,16 +311,26 @@ class GrpcService:
                     raise
             raise
 
-    def _submit_request(self, request: InferRequest, context: RpcContext, unary: bool) -> Call:
+    def _submit_request(
+        self, request: InferRequest, context: RpcContext, unary: bool, admitted: bool = False
+    ) -> Call:
         if self._open_requests.draining:
             raise unavailable(SHUTTING_DOWN)
         if self._forwards_headers:
             request.parameters.update(self._forwarding.to_parameters(context.invocation_metadata()))
-        if self._api_keys is not None:
-            client = self._api_keys.authorize("inference", context.metadata("authorization"))
-            client.check_model(request.model_name)
+        if self._api_keys is not None and not admitted:
+            client = self._find_client(self._api_keys, request, context)
             return client.start_request(lambda: self._infer(request, context, unary))
         return self._infer(request, context, unary)
+
+    @staticmethod
+    def _find_client(
+        keys: InferenceKeys, request: InferRequest, context: RpcContext
+    ) -> InferenceClient:
+        """The client of a request. Raises HostError if it may not ask the model."""
+        client = keys.authorize("inference", context.metadata("authorization"))
+        client.check_model(request.model_name)
+        return client
 
     def _infer(self, request: InferRequest, context: RpcContext, unary: bool) -> Call:
         if self._core.request_tracer is not None:

@@ -15,7 +15,7 @@ from host.errors import HostError, internal
 from host.frontends.classification import classify
 from host.frontends.grpc.codec import InferMessage
 from host.frontends.grpc.encode import encode_empty_stream_response, encode_stream_response
-from host.frontends.grpc.methods import RpcContext, StreamWriter
+from host.frontends.grpc.methods import RpcContext, StreamWriter, retry_milliseconds
 from host.frontends.receive_budget import ReservedBytes
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
@@ -99,6 +99,7 @@ class InferStream:
         self._submission: asyncio.Task[None] | None = None
         self._half_closed = False
         self._closing_error: HostError | None = None
+        self._retry: int | None = None  # milliseconds, if the last request was above a limit
         self._closed = False
 
     def finish_after_open_requests(self, error: HostError) -> None:
@@ -130,8 +131,10 @@ class InferStream:
         if pending.ordered:
             self._ordered_requests.append(pending)
         if isinstance(outcome, HostError):
+            self._retry = retry_milliseconds(outcome)
             self._queue_outcome(pending, outcome, True)
         else:
+            self._retry = None
             pending.call = outcome
             outcome.subscribe(functools.partial(self._queue_outcome, pending))
         self._reading_paused = len(self._open_requests) >= MAX_OPEN_REQUESTS
@@ -192,7 +195,7 @@ class InferStream:
     def _close_stream(self, error: Exception | None) -> None:
         if not self._closed:
             self.cancel()
-            self._writer.finish_stream(error)
+            self._writer.finish_stream(error, self._retry)
 
     def _close_if_done(self) -> None:
         if self._open_requests or self._writing:

@@ -63,7 +63,7 @@ class AdminHandler:
 
     async def statistics(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with the inference statistics of one model or of all models."""
-        found = self._core.statistics(route.resource, route.version)
+        found = await self._core.collect_statistics(route.resource, route.version)
         await exchange.send_json(
             json.dump({"model_stats": [_statistics_json(entry) for entry in found]})
         )

@@ -83,6 +83,7 @@ class HttpApp:
         admin = AdminHandler(core, max_input_size)
         memory = SharedMemoryHandler(core, max_input_size)
         settings = SettingsHandler(core, max_input_size)
+        recorder = RecordingHandler(core, recording)
         self._openai = (
             OpenAIApp(
                 core,
@@ -135,7 +136,8 @@ class HttpApp:
             routes.OVERVIEW: admin.overview,
             routes.CRASHES: admin.crashes,
             routes.CRASH: admin.crash,
-            routes.RECORD: RecordingHandler(core, recording).record,
+            routes.RECORD: recorder.record,
+            routes.CRASH_REQUESTS: recorder.crash_requests,
             routes.QUARANTINE: admin.quarantine,
             routes.LIFT_QUARANTINE: admin.lift_quarantine,
             page.ROOT: api_page_handler.root,

@@ -1,4 +1,4 @@
-"""The endpoint that records requests to a model (docs/reference/protocol.md, 7.10)."""
+"""The endpoints that send contents of requests (docs/reference/protocol.md, 7.6 and 7.10)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 class RecordingHandler:
-    """Sends recordings while they are made. `allowed`: whether the server may record."""
+    """Sends recordings while they are made, and the tensors of crashes.
+
+    `allowed`: whether the server may send what other clients sent.
+    """
 
     def __init__(self, core: Core, allowed: bool) -> None:
         self._core = core
@@ -45,6 +48,22 @@ class RecordingHandler:
                 async for parts in lines:
                     await _send(exchange, parts)
             await exchange.send_chunk(b"", more=False)
+
+    async def crash_requests(self, exchange: HttpExchange, route: Route) -> None:
+        """Answer with the requests that ran when a stub died, and their tensors as text.
+
+        Raises HostError.
+        """
+        records = self._core.crash_records
+        if exchange.client is not None:
+            exchange.client.check_model(records.find(route.resource).model)
+        if not self._allowed:
+            raise unsupported(
+                "this server does not send the tensors of requests; start it with"
+                " --allow-recording=true"
+            )
+        found = await records.read_requests(route.resource)
+        await exchange.send_json(msgspec.json.encode({"requests": found}))
 
 
 def _read_settings(body: bytes) -> RecordingSettings:

@@ -49,6 +49,7 @@ STACKS = Endpoint(_GET, "logging", True)
 OVERVIEW = Endpoint(_GET, "statistics", True)
 CRASHES = Endpoint(_GET, "logging", True)
 CRASH = Endpoint(_GET, "logging")
+CRASH_REQUESTS = Endpoint(_GET, "recording")
 QUARANTINE = Endpoint(_GET, "logging", True)
 RECORD = Endpoint(_POST, "recording", True)
 LIFT_QUARANTINE = Endpoint(_POST, "model-repository", True)
@@ -124,6 +125,8 @@ def _parse_path(path: bytes) -> Route | None:
             return _model_route(_unquote(model), rest)
         case ["crashes", identifier] if identifier:
             return Route(CRASH, _unquote(identifier))
+        case ["crashes", identifier, "requests"] if identifier:
+            return Route(CRASH_REQUESTS, _unquote(identifier))
         case ["repository", *repository, "index"] if len(repository) < 2 and "" not in repository:
             return Route(REPOSITORY_INDEX)
         case ["repository", "models", model, ("load" | "unload") as verb] if model:

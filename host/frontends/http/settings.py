@@ -62,7 +62,7 @@ class SettingsHandler:
                     'expected {"canary": {"version": N, "percent": N}, "shadow": null}, with one'
                     f" of the two or both: {error}"
                 ) from None
-            self._core.traffic.change(route.resource, change)
+            self._core.change_traffic(route.resource, change)
         await exchange.send_json(msgspec.json.encode(self._core.traffic.describe(route.resource)))
 
     async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:

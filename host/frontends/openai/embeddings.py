@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from host.core import Core
 from host.errors import HostError
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
@@ -23,14 +21,13 @@ from host.frontends.http.traced import receive_started, trace_request, trace_res
 from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract, Input
 from host.frontends.openai.errors import (
-    from_host_error,
     invalid_value,
     model_failure,
     unsupported_field,
 )
 from host.frontends.openai.fields import EMBEDDINGS, Fields, check_fields, too_deep
+from host.frontends.openai.handler import Handler, gather
 from host.frontends.openai.inputs import build_parameters, dump_text, encode_input, set_scheduling
-from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import raise_error, read_number, read_texts
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
@@ -45,16 +42,8 @@ _JSON_REQUEST = "embedding_request"
 _COUNTS = ("prompt_tokens", "num_input_tokens")
 
 
-class EmbeddingsHandler:
+class EmbeddingsHandler(Handler):
     """Answers embeddings requests. Raises OpenAIError or HostError."""
-
-    def __init__(
-        self, core: Core, models: ModelDirectory, bodies: BodyReader, forwarding: HeaderForwarding
-    ) -> None:
-        self._core = core
-        self._models = models
-        self._bodies = bodies
-        self._forwarding = forwarding
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answer one request."""
@@ -70,10 +59,7 @@ class EmbeddingsHandler:
         request_id = set_request_id(exchange, new_request_id())
         for request in requests:
             request.id = request_id
-        if self._forwarding:
-            forwarded = self._forwarding.to_parameters(exchange.raw_headers())
-            for request in requests:
-                request.parameters.update(forwarded)
+        self._forward_headers(exchange, requests)
         with trace_request(tracing, exchange, requests[0], receive_started_ns):
             responses = await self._infer_all(contract, requests)
             # Few short vectors are written faster than a thread starts.
@@ -92,25 +78,14 @@ class EmbeddingsHandler:
     ) -> list[InferResponse]:
         """Return the responses in order. An error of one request cancels the others."""
         if len(requests) == 1:
-            try:
-                return [await self._infer(contract, requests[0])]
-            except HostError as error:
-                raise from_host_error(error) from None
+            return [await self._infer(contract, requests[0])]
         free = asyncio.Semaphore(_MAX_CALLS)
 
         async def infer(request: InferRequest) -> InferResponse:
             async with free:
                 return await self._infer(contract, request)
 
-        tasks = [asyncio.create_task(infer(request)) for request in requests]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except HostError as error:
-            raise from_host_error(error) from None
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await gather(map(infer, requests))
 
     async def _infer(self, contract: Contract, request: InferRequest) -> InferResponse:
         call = await self._core.infer_when_loaded(request)

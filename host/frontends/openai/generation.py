@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from host.core import Core
-from host.errors import HostError
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
@@ -18,8 +17,9 @@ from host.frontends.http.traced import receive_started, trace_request, trace_res
 from host.frontends.openai.answers import Answer, sum_usage
 from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract
-from host.frontends.openai.errors import OpenAIError, from_host_error, invalid_value
+from host.frontends.openai.errors import OpenAIError, invalid_value
 from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields, too_deep
+from host.frontends.openai.handler import Handler
 from host.frontends.openai.inputs import (
     build_request,
     choice_fields,
@@ -88,7 +88,7 @@ class _Generation:
     timer: TokenTimer | None = None
 
 
-class GenerationHandler:
+class GenerationHandler(Handler):
     """Answers `POST /v1/chat/completions`, `/v1/completions` and `/v1/responses`."""
 
     def __init__(
@@ -99,10 +99,7 @@ class GenerationHandler:
         forwarding: HeaderForwarding,
         prompts: PromptRenderer,
     ) -> None:
-        self._core = core
-        self._models = models
-        self._bodies = bodies
-        self._forwarding = forwarding
+        super().__init__(core, models, bodies, forwarding)
         self._prompts = prompts
         self._counting = asyncio.Semaphore(_MAX_COUNTING_THREADS)
 
@@ -142,10 +139,7 @@ class GenerationHandler:
         if streamed:
             latencies = self._core.token_latencies(contract.model, version)
             generation.timer = TokenTimer(latencies, started)
-        if self._forwarding:
-            forwarded = self._forwarding.to_parameters(exchange.raw_headers())
-            for request in generation.requests:
-                request.parameters.update(forwarded)
+        self._forward_headers(exchange, generation.requests)
         deltas = self._deltas(generation)
         with trace_request(tracing, exchange, generation.requests[0], receive_started_ns):
             async with aclosing(deltas):
@@ -245,10 +239,7 @@ class GenerationHandler:
     async def _read_call(
         self, request: InferRequest, reader: ResponseReader, timer: TokenTimer | None
     ) -> AsyncGenerator[list[Delta], None]:
-        try:
-            call = await self._core.infer_when_loaded(request)
-        except HostError as error:
-            raise from_host_error(error) from None
+        call = await self._start_call(request)
         async with aclosing(call.iterate_batches()) as batches:
             async for responses in batches:
                 deltas: list[Delta] = []

@@ -8,23 +8,19 @@ import time
 import uuid
 from contextlib import aclosing
 
-from host.core import Core
-from host.errors import HostError
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.traced import receive_started, trace_request, trace_response
-from host.frontends.openai.bodies import BodyReader, set_request_id
+from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import (
-    from_host_error,
     invalid_value,
     model_failure,
     unsupported_field,
 )
 from host.frontends.openai.fields import IMAGES, Fields, check_fields
+from host.frontends.openai.handler import Handler, gather
 from host.frontends.openai.inputs import build_request, choice_fields
-from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import raise_error, read_texts
 from host.inference.request import InferRequest
 
@@ -32,16 +28,8 @@ _NEED_AN_INPUT = {"size": "auto", "background": "auto", "output_format": "png"}
 """Fields that say how images must be, with the value that every model may have."""
 
 
-class ImageHandler:
+class ImageHandler(Handler):
     """Answers requests for images. Raises OpenAIError or HostError."""
-
-    def __init__(
-        self, core: Core, models: ModelDirectory, bodies: BodyReader, forwarding: HeaderForwarding
-    ) -> None:
-        self._core = core
-        self._models = models
-        self._bodies = bodies
-        self._forwarding = forwarding
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answer one request."""
@@ -57,12 +45,10 @@ class ImageHandler:
             build_request(contract, variant, IMAGES, fields["prompt"], version, request_id)
             for variant in choice_fields(contract, fields, count)
         ]
-        if self._forwarding:
-            forwarded = self._forwarding.to_parameters(exchange.raw_headers())
-            for request in requests:
-                request.parameters.update(forwarded)
+        self._forward_headers(exchange, requests)
         with trace_request(tracing, exchange, requests[0], receive_started_ns):
-            images = await self._infer_all(contract, requests)
+            answers = await gather(self._infer(contract, request) for request in requests)
+            images = [image for some in answers for image in some]
             wanted = fields.get("n", 1)
             if len(images) != wanted:
                 raise model_failure(
@@ -72,23 +58,9 @@ class ImageHandler:
             with trace_response(requests[0]):
                 await exchange.send_response(JSON, (body,))
 
-    async def _infer_all(self, contract: Contract, requests: list[InferRequest]) -> list[bytes]:
-        """Return the images of all requests. An error of one request cancels the others."""
-        tasks = [asyncio.create_task(self._infer(contract, request)) for request in requests]
-        try:
-            return [image for images in await asyncio.gather(*tasks) for image in images]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
     async def _infer(self, contract: Contract, request: InferRequest) -> list[bytes]:
-        try:
-            call = await self._core.infer_when_loaded(request)
-        except HostError as error:
-            raise from_host_error(error) from None
         images: list[bytes] = []
-        async with aclosing(aiter(call)) as responses:
+        async with aclosing(self._responses(request)) as responses:
             async for response in responses:
                 raise_error(response)
                 for tensor in response.outputs:

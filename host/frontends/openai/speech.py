@@ -7,23 +7,19 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from host.core import Core
-from host.errors import HostError
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.traced import receive_started, trace_request, trace_response
-from host.frontends.openai.bodies import BodyReader, set_request_id
+from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import (
     OpenAIError,
-    from_host_error,
     invalid_value,
     model_failure,
     unsupported_field,
 )
 from host.frontends.openai.fields import SPEECH, Fields, check_fields
+from host.frontends.openai.handler import Handler
 from host.frontends.openai.inputs import build_request
-from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import raise_error, read_texts
 from host.inference.request import InferRequest
 from host.logs.formats import model_fields
@@ -41,16 +37,8 @@ _CONTENT_TYPES = {
 }
 
 
-class SpeechHandler:
+class SpeechHandler(Handler):
     """Answers requests for speech. Raises OpenAIError or HostError before the first sound."""
-
-    def __init__(
-        self, core: Core, models: ModelDirectory, bodies: BodyReader, forwarding: HeaderForwarding
-    ) -> None:
-        self._core = core
-        self._models = models
-        self._bodies = bodies
-        self._forwarding = forwarding
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answer one request."""
@@ -62,8 +50,7 @@ class SpeechHandler:
         _check_support(contract, fields)
         request_id = set_request_id(exchange, f"speech-{uuid.uuid4().hex}")
         request = build_request(contract, fields, SPEECH, fields["input"], version, request_id)
-        if self._forwarding:
-            request.parameters.update(self._forwarding.to_parameters(exchange.raw_headers()))
+        self._forward_headers(exchange, [request])
         kind = _CONTENT_TYPES[fields.get("response_format", _DEFAULT_FORMAT)]
         with trace_request(tracing, exchange, request, receive_started_ns):
             async with aclosing(self._pieces(contract, request)) as pieces:
@@ -73,11 +60,7 @@ class SpeechHandler:
         self, contract: Contract, request: InferRequest
     ) -> AsyncGenerator[bytes, None]:
         """Yield the sound as it comes. Leaving early cancels the call."""
-        try:
-            call = await self._core.infer_when_loaded(request)
-        except HostError as error:
-            raise from_host_error(error) from None
-        async with aclosing(aiter(call)) as responses:
+        async with aclosing(self._responses(request)) as responses:
             async for response in responses:
                 raise_error(response)
                 for tensor in response.outputs:

@@ -8,26 +8,23 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from host.core import Core
 from host.errors import HostError
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.traced import receive_started, trace_request, trace_response
 from host.frontends.openai.answers import event
-from host.frontends.openai.bodies import BodyReader, set_request_id
+from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import (
     OpenAIError,
-    from_host_error,
     invalid_type,
     invalid_value,
     model_failure,
     unsupported_field,
 )
 from host.frontends.openai.fields import TRANSCRIPTIONS, Fields, check_fields, model_name
+from host.frontends.openai.handler import Handler
 from host.frontends.openai.inputs import SCHEDULING_FIELDS, build_request
-from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import raise_error, read_float, read_texts
 from host.frontends.openai.pieces import utf8_decoder
 from host.frontends.openai.subtitles import write_srt, write_vtt
@@ -39,16 +36,8 @@ _LISTS = ("timestamp_granularities", "include")
 _NEED_SEGMENTS = ("verbose_json", "srt", "vtt")
 
 
-class TranscriptionHandler:
+class TranscriptionHandler(Handler):
     """Answers transcription requests. Raises OpenAIError or HostError."""
-
-    def __init__(
-        self, core: Core, models: ModelDirectory, bodies: BodyReader, forwarding: HeaderForwarding
-    ) -> None:
-        self._core = core
-        self._models = models
-        self._bodies = bodies
-        self._forwarding = forwarding
 
     async def answer(self, exchange: HttpExchange) -> None:
         """Answer one request."""
@@ -66,8 +55,7 @@ class TranscriptionHandler:
         request = await asyncio.to_thread(
             build_request, contract, fields, TRANSCRIPTIONS, prompt, version, request_id
         )
-        if self._forwarding:
-            request.parameters.update(self._forwarding.to_parameters(exchange.raw_headers()))
+        self._forward_headers(exchange, [request])
         transcript = _Transcript(contract)
         pieces = self._pieces(request, transcript)
         with trace_request(tracing, exchange, request, receive_started_ns):
@@ -85,11 +73,7 @@ class TranscriptionHandler:
         self, request: InferRequest, transcript: _Transcript
     ) -> AsyncGenerator[str, None]:
         """Yield the text as it comes. Leaving early cancels the call."""
-        try:
-            call = await self._core.infer_when_loaded(request)
-        except HostError as error:
-            raise from_host_error(error) from None
-        async with aclosing(aiter(call)) as responses:
+        async with aclosing(self._responses(request)) as responses:
             async for response in responses:
                 yield transcript.read(response)
         yield transcript.finish()

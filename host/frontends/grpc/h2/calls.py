@@ -349,8 +349,8 @@ class StreamCall(_Call):
         if self._handler is not None:
             self._handler.resume_writing()
 
-    def finish_stream(self, error: Exception | None = None) -> None:
-        """Ends the call, with an error or with OK."""
+    def finish_stream(self, error: Exception | None = None, retry: int | None = None) -> None:
+        """Ends the call, with an error or with OK; `retry` as in `StreamWriter`."""
         self._handler = self._running = None
         if self.closed:
             return
@@ -358,9 +358,10 @@ class StreamCall(_Call):
             self._send_error(error)
             return
         self._cancel_deadline()
-        self.send_trailers(
-            _OK_TRAILERS if self._headers_sent else status.RESPONSE_HEADERS + _OK_TRAILERS
-        )
+        trailers = _OK_TRAILERS
+        if retry is not None:
+            trailers += status.hpack_field(RETRY_METADATA, b"%d" % retry)
+        self.send_trailers(trailers if self._headers_sent else status.RESPONSE_HEADERS + trailers)
         self.connection.send_buffer.flush()
 
     async def _decompress_and_deliver(self, message: bytes, reserved: ReservedBytes | None) -> None:

@@ -147,6 +147,14 @@ def _crashes(operations: Operations) -> dict[str, Schema]:
                 errors=(404,), parameters=[identifier],
             )
         },
+        "/v2/crashes/{id}/requests": {
+            "get": operations.operation(
+                "recording", _SERVER, "Get the tensors of the requests that ran at a crash",
+                {**_object({"requests": {"type": "array", "items": {"type": "object"}}}),
+                 "required": ["requests"]},
+                errors=(400, 404, 501), parameters=[identifier],
+            )
+        },
     }  # fmt: skip
 
 

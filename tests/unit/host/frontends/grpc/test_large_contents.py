@@ -233,7 +233,7 @@ class Client:
     def resume_reading(self) -> None:
         self.reads.set()
 
-    def finish_stream(self, error: Exception | None = None) -> None:
+    def finish_stream(self, error: Exception | None = None, retry: int | None = None) -> None:
         self.error = error
         self.ended.set()
 

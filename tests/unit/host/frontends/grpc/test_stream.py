@@ -63,7 +63,7 @@ class Conversation:
         self._reads = True
         self._read()
 
-    def finish_stream(self, error: Exception | None = None) -> None:
+    def finish_stream(self, error: Exception | None = None, retry: int | None = None) -> None:
         assert not self._ended
         self._ended, self.error = True, error
 

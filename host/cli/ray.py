@@ -1,0 +1,133 @@
+"""`pbhost ray`: checks, describes and runs models for a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from host.cli.arguments import check_inputs, parse_arguments, split_inputs
+from host.options.flag_parser import PORT, FlagGroup, integer
+from host.ray.arguments import read_options
+from host.ray.deployment_options import derive_options
+from host.ray.requirements import read_requirements
+
+_ABOUT = """\
+Serves a model repository on a Ray cluster. Each replica holds a whole server.
+
+  check    prints what the models need, and what cannot work in several replicas
+  config   prints the YAML for `serve run` and `serve deploy`
+  run      starts Ray Serve on this machine, or in the cluster of RAY_ADDRESS, until Ctrl-C
+
+examples:
+  pbhost ray check models
+  pbhost ray config models --replicas=2 > serve.yaml && serve run serve.yaml
+  pbhost ray run models --argument model_control_mode=explicit --argument load_model=add_sub
+
+exit status: 0 success; 1 the models or arguments cannot be served so; 2 the command line is
+invalid, or Ray is not installed"""
+
+_MISSING = "pbhost ray: Ray is not installed; pip install 'pbhost[ray]'\n"
+
+_group = FlagGroup("Ray")
+
+
+@dataclass
+class RayOptions:
+    """The flags of `pbhost ray`."""
+
+    replicas: int = _group(1, "Number of replicas; the least one with --max-replicas.", integer(1))
+    max_replicas: int = _group(
+        0, "Add replicas up to this number under load; 0 keeps --replicas.", integer(0)
+    )
+    http_port: int = _group(8000, "HTTP port of the proxies.", PORT)
+    grpc_port: int = _group(8001, "gRPC port of the proxies.", PORT)
+    address: str = _group("0.0.0.0", "Address that the proxies listen on for HTTP.")
+    argument: list[str] = _group(
+        [],
+        "NAME=VALUE: a flag of pbhost serve, with _ in place of -. May be repeated.",
+        check=check_inputs,
+    )
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Runs `pbhost ray COMMAND REPOSITORY ...`; exits with its status."""
+    words, options = parse_arguments(
+        arguments, "ray check|config|run REPOSITORY ...", _ABOUT, RayOptions
+    )
+    command, repositories = str(words[0]), words[1:]
+    commands = {"check": _check, "config": _print_config, "run": _run}
+    if command not in commands or not repositories:
+        sys.stderr.write("pbhost ray: expected check, config or run, and a repository\n")
+        sys.exit(2)
+    if importlib.util.find_spec("ray") is None:
+        sys.stderr.write(_MISSING)
+        sys.exit(2)
+    try:
+        commands[command](_server_arguments(repositories, options), options)
+    except ValueError as error:
+        sys.stderr.write(f"pbhost ray: {error}\n")
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _server_arguments(repositories: Sequence[Path], options: RayOptions) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model_repository": [os.path.abspath(path) for path in repositories]
+    }
+    for name, value in split_inputs(options.argument):
+        known = arguments.setdefault(name, value)
+        if known is not value:
+            arguments[name] = [*(known if isinstance(known, list) else [known]), value]
+    return arguments
+
+
+def _deployment(options: RayOptions) -> dict[str, Any]:
+    if not options.max_replicas:
+        return {"num_replicas": options.replicas}
+    scaling = {"min_replicas": options.replicas, "max_replicas": options.max_replicas}
+    return {"autoscaling_config": scaling}
+
+
+def _check(arguments: dict[str, Any], options: RayOptions) -> None:
+    settings = read_options(arguments)
+    found = read_requirements(settings)
+    derived = derive_options(settings, found, _deployment(options))
+    lines = [f"{name}: error: {text}" for name, text in found.unreadable.items()]
+    lines += [
+        f"{name}: sequences keep to one replica in Ray's own proxies, over gRPC or with the header"
+        " x-session-id; with HAProxy they need one stream each"
+        for name in found.sequence_models
+    ]
+    lines.append(
+        f"{len(found.models)} models; a replica needs {found.gpus} GPUs and takes"
+        f" {derived['max_ongoing_requests']} requests at a time"
+    )
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    if found.unreadable:
+        sys.exit(1)
+
+
+def _print_config(arguments: dict[str, Any], options: RayOptions) -> None:
+    import yaml  # Ray needs it too
+
+    from host.ray.serve_config import make_config
+
+    config = make_config(arguments, _deployment(options), _proxies(options))
+    sys.stdout.write(yaml.safe_dump(config, sort_keys=False))
+
+
+def _run(arguments: dict[str, Any], options: RayOptions) -> None:
+    from host.ray.running import run
+
+    run(arguments, _deployment(options), _proxies(options))
+
+
+def _proxies(options: RayOptions) -> Any:
+    from host.ray.serve_config import Proxies
+
+    return Proxies(options.address, options.http_port, options.grpc_port)

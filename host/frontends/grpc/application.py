@@ -1,0 +1,134 @@
+"""The gRPC methods as an application for other gRPC servers: grpcio's, or a proxy's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from host.errors import HostError
+from host.frontends.forwarding import Header
+from host.frontends.grpc.async_stream import serve_stream
+from host.frontends.grpc.methods import (
+    GRPC_STATUS,
+    Method,
+    StreamMethod,
+    UnaryMethod,
+    retry_milliseconds,
+    to_host_error,
+)
+from host.frontends.grpc.service import GrpcService
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcMethod:
+    """One RPC: its path is `/{service}/{name}`. `streams`: messages in both directions."""
+
+    service: str
+    name: str
+    streams: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcStatus:
+    """The status that ends an RPC with an error.
+
+    Attributes:
+        code: The number of the status, as `grpc.StatusCode` has it in its values.
+        message: The text for the client.
+        retry_ms: Milliseconds after which the client may try again, for the trailing metadata
+            `grpc-retry-pushback-ms`; None if there is no such time.
+    """
+
+    code: int
+    message: str
+    retry_ms: int | None = None
+
+
+class GrpcApplication:
+    """The methods of `GRPCInferenceService` and `grpc.health.v1.Health` of a server.
+
+    Another gRPC server on the same event loop passes it the bytes of messages. Messages are not
+    counted in `--receive-buffer-byte-size`: that server has received them. Methods raise HostError;
+    `status` says what the client gets for it.
+    """
+
+    def __init__(self, service: GrpcService) -> None:
+        self._methods: dict[str, Method] = {
+            f"/{name}/{method.name}": method
+            for name, methods in service.services().items()
+            for method in methods
+        }
+
+    @property
+    def methods(self) -> list[GrpcMethod]:
+        """Every method."""
+        return [
+            GrpcMethod(path.split("/")[1], method.name, isinstance(method, StreamMethod))
+            for path, method in self._methods.items()
+        ]
+
+    async def call(self, path: str, message: bytes, metadata: Sequence[Header] = ()) -> bytes:
+        """Answers a call of a method without streams. Cancelling it cancels the request.
+
+        `metadata`: of the client, with lowercase keys. Raises HostError, and KeyError if there is
+        no such method.
+        """
+        method = self._methods[path]
+        if not isinstance(method, UnaryMethod):
+            raise KeyError(path)
+        try:
+            return await method.handler(message, _Metadata(metadata))
+        except HostError:
+            raise
+        except Exception as error:  # the top of a call: a defect is logged and answered
+            raise to_host_error(error) from error
+
+    async def stream(
+        self, path: str, messages: AsyncIterator[bytes], metadata: Sequence[Header] = ()
+    ) -> AsyncGenerator[bytes, None]:
+        """Yields the responses to the messages of a stream. Closing it cancels the requests.
+
+        Raises as `call`.
+        """
+        method = self._methods[path]
+        if not isinstance(method, StreamMethod):
+            raise KeyError(path)
+        responses = serve_stream(
+            method.open_stream,
+            messages,
+            _Metadata(metadata),
+            lambda message: None,
+            lambda retry: None,  # only the status of an error has a place for it
+        )
+        try:
+            async for response in responses:
+                yield response
+        except HostError:
+            raise
+        except Exception as error:  # the top of a call, as above
+            raise to_host_error(error) from error
+        finally:
+            await responses.aclose()
+
+    @staticmethod
+    def status(error: HostError) -> GrpcStatus:
+        """The status of an RPC that this error ends."""
+        return GrpcStatus(GRPC_STATUS[error.code], error.message, retry_milliseconds(error))
+
+
+class _Metadata:
+    """The context of an RPC whose metadata is known."""
+
+    __slots__ = ("_metadata",)
+
+    def __init__(self, metadata: Sequence[Header]) -> None:
+        self._metadata = metadata
+
+    def metadata(self, key: str) -> str | None:
+        for name, value in self._metadata:
+            if name == key:
+                return value if isinstance(value, str) else None
+        return None
+
+    def invocation_metadata(self) -> Sequence[Header]:
+        return self._metadata

@@ -1,0 +1,66 @@
+"""What the handlers of all routes that infer have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from host.core import Core
+from host.errors import HostError
+from host.frontends.forwarding import HeaderForwarding
+from host.frontends.http.exchange import HttpExchange
+from host.frontends.openai.bodies import BodyReader
+from host.frontends.openai.errors import from_host_error
+from host.frontends.openai.models import ModelDirectory
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse
+
+_T = TypeVar("_T")
+
+
+class Handler:
+    """The base of a route's handler. Subclasses answer requests with it."""
+
+    def __init__(
+        self, core: Core, models: ModelDirectory, bodies: BodyReader, forwarding: HeaderForwarding
+    ) -> None:
+        self._core = core
+        self._models = models
+        self._bodies = bodies
+        self._forwarding = forwarding
+
+    def _forward_headers(self, exchange: HttpExchange, requests: Iterable[InferRequest]) -> None:
+        """Add the headers that the model is to see to the requests' parameters.
+
+        Raises HostError INVALID_ARG if a header has the name of a reserved parameter.
+        """
+        if self._forwarding:
+            forwarded = self._forwarding.to_parameters(exchange.raw_headers())
+            for request in requests:
+                request.parameters.update(forwarded)
+
+    async def _start_call(self, request: InferRequest) -> Call:
+        """Start a request, after its model has been loaded. Raises OpenAIError."""
+        try:
+            return await self._core.infer_when_loaded(request)
+        except HostError as error:
+            raise from_host_error(error) from None
+
+    async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """Yield the responses as they come. Leaving early cancels the call. Raises OpenAIError."""
+        async with aclosing(aiter(await self._start_call(request))) as responses:
+            async for response in responses:
+                yield response
+
+
+async def gather(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Return the results of all calls in order. An error of one call cancels the others."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,52 @@
+"""The arguments of an application: the flags of `pbhost serve`, with `_` in place of `-`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from host.options.command_line import parse
+from host.options.options import Options, UsageError
+
+_NO_PORTS = {"allow_grpc": False, "allow_http": False, "allow_metrics": False}
+
+
+def read_options(arguments: Mapping[str, Any]) -> Options:
+    """The options of a server without ports, unless the arguments open them.
+
+    Raises ValueError, also for options that cannot work in one of several replicas.
+    """
+    flags = [
+        f"--{name.replace('_', '-')}={_text(one)}"
+        for name, value in {**_NO_PORTS, **arguments}.items()
+        for one in (value if isinstance(value, (list, tuple)) else [value])
+    ]
+    try:
+        options = parse(flags)
+    except UsageError as error:
+        raise ValueError(f"{error.detail.strip()} {error.advice.strip()}".strip()) from None
+    _check(options)
+    return options
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check(options: Options) -> None:
+    if options.allow_client_shm:
+        raise ValueError(
+            "allow_client_shm: clients of a Ray cluster reach any replica, on any node, and shared"
+            " memory belongs to one machine; send tensors in the requests"
+        )
+    if options.cache_settings is not None and options.cache_settings[0] == "local":
+        raise ValueError(
+            "cache_config: each replica would have a local cache of its own, with other contents;"
+            " use a Redis server: cache_config=redis,host=HOST"
+        )
+    if options.frontend_count:
+        raise ValueError(
+            "frontend_processes: the proxies of Ray Serve take their place; leave it out"
+        )
+    if options.debug_model or options.dev:
+        raise ValueError("dev and debug_model need a terminal, and a replica has none")

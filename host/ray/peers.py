@@ -1,0 +1,45 @@
+"""The other replicas of a deployment, as one of them reaches them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import RayServeException
+
+_log = logging.getLogger("pbhost")
+
+
+class Peers:
+    """Calls methods of all replicas of this replica's deployment, itself included."""
+
+    def __init__(self) -> None:
+        context = serve.get_replica_context()
+        self.own_id: str = context.replica_id.unique_id
+        self._handle = serve.get_deployment_handle(context.deployment, context.app_name)
+
+    async def call(self, method: str, *arguments: Any, timeout: float) -> list[Any]:
+        """The results of the replicas that live; an empty list while Ray knows of none.
+
+        Raises TimeoutError after `timeout` seconds, and the first error of a method.
+        """
+        try:
+            answers = await self._handle.broadcast(method, *arguments).results_async(
+                timeout_s=timeout, return_exceptions=True
+            )
+        except RayServeException as error:  # no replica has been ready yet
+            _log.debug("no replica to call %s of: %s", method, error)
+            return []
+        except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
+            raise TimeoutError from None
+        results = []
+        for answer in answers:
+            if isinstance(answer, RayActorError):
+                continue  # it has died, and Ray replaces it
+            if isinstance(answer, BaseException):
+                raise answer
+            results.append(answer)
+        return results

@@ -1,0 +1,154 @@
+"""A replica that holds a whole server, for all models of a repository."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+
+from host.errors import HostError
+from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.inference.metadata import ModelStatistics
+from host.ray.arguments import read_options
+from host.ray.autoscaling import QUEUE_SECONDS
+from host.ray.metrics import MetricsExporter
+from host.ray.model_changes import Failure, ModelChange, SharedModelControl
+from host.ray.peers import Peers
+from host.ray.rpc_methods import RpcMethods
+from host.ray.statistics import add_statistics
+from host.server.server import Server
+
+_log = logging.getLogger("pbhost")
+
+_MENDING_SECONDS = 60.0
+"""How long a server may try to restart the instances of a model before Ray replaces it."""
+
+_LOAD_SECONDS = 600.0
+_STATISTICS_SECONDS = 10.0
+
+
+class ServerReplica(RpcMethods):
+    """One server in one replica. `arguments`: see `host.ray.arguments`.
+
+    Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`; other replicas
+    call `apply_changes`, `list_changes` and `own_statistics`.
+    """
+
+    async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]
+        self._peers = Peers()
+        self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
+        self._declared: set[str] = set()  # models that `user_config` names
+        self._failing_since: dict[tuple[str, int], float] = {}
+        self._queue = (0, 0.0)  # what queues had counted when last asked
+        self._server = Server(read_options(arguments), control_hook=self._control)
+        await self._server.start()
+        self._control.server = self._server
+        try:
+            await self._control.catch_up()
+        except BaseException:
+            await self._server.stop()
+            raise
+        self._server.core.collect_statistics = self._collect_statistics
+        self.rpcs = self._server.grpc_application
+        self._metrics = MetricsExporter(self._server)
+
+    def __serve_build_asgi_app__(self) -> App:  # the name is Ray's
+        return _WithShutdown(self._server.asgi_application, self)
+
+    async def stop(self) -> None:
+        """Finishes requests in progress, and stops the server."""
+        await self._metrics.stop()
+        await self._server.stop()
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError if a model that was ready has had no instance for a minute.
+
+        The server restarts instances itself; Ray Serve replaces a replica that stays ill.
+        """
+        await self._control.catch_up()
+        core, now = self._server.core, time.monotonic()
+        failing: dict[tuple[str, int], float] = {}
+        for name, version in core.list_ready_versions():
+            try:
+                ready = await core.health.model_ready(name, str(version))
+            except HostError:
+                continue  # it was unloaded meanwhile
+            if not ready:
+                failing[name, version] = self._failing_since.get((name, version), now)
+        self._failing_since = failing
+        for (name, version), since in failing.items():
+            if now - since > _MENDING_SECONDS:
+                raise RuntimeError(
+                    f"version {version} of model '{name}' has not been ready for"
+                    f" {now - since:.0f} s:\n{self._server.model_table()}"
+                )
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Loads the models of `load_model` in `user_config`, and unloads those it named before.
+
+        Ray Serve calls this in each replica, without a new one. Raises ValueError for other keys.
+        """
+        unknown = set(user_config) - {"load_model"}
+        if unknown:
+            raise ValueError(f"user_config: expected 'load_model' only, got {sorted(unknown)}")
+        wanted = set(user_config.get("load_model", ()))
+        present = {name for name, _ in self._server.core.list_ready_versions()}
+        for name in sorted(wanted - present):
+            await self._server.load_model(name)
+        for name in sorted(self._declared - wanted):
+            await self._server.unload_model(name)
+        self._declared = wanted
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The mean time in queues since the last call; of requests that still wait, if longer."""
+        state = self._server.queue_state()
+        executed, waited_s = self._queue
+        self._queue = (state.executed, state.waited_s)
+        count = state.executed - executed
+        mean = (state.waited_s - waited_s) / count if count > 0 else 0.0
+        return {QUEUE_SECONDS: max(mean, state.oldest_s)}
+
+    async def apply_changes(self, changes: list[ModelChange]) -> Failure | None:
+        """Makes loads and unloads of another replica here too."""
+        return await self._control.apply(changes)
+
+    async def list_changes(self) -> list[ModelChange]:
+        """The last load or unload of each model that clients have asked for."""
+        return list(self._control.changes.values())
+
+    async def own_statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        """The statistics of this replica alone; empty if it has no such model."""
+        try:
+            return self._server.core.statistics(name, version)
+        except HostError:
+            return []
+
+    async def _collect_statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        own = self._server.core.statistics(name, version)  # raises for a wrong name
+        call = self._peers.call("own_statistics", name, version, timeout=_STATISTICS_SECONDS)
+        return add_statistics(await call) or own
+
+
+class _WithShutdown:
+    """The HTTP endpoints; the end of their lifespan stops the server."""
+
+    def __init__(self, app: App, replica: ServerReplica) -> None:
+        self._app = app
+        self._replica = replica
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._replica.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+Replica = serve.ingress()(ServerReplica)
+"""The class of the deployment: Ray Serve finds methods for gRPC, and the HTTP endpoints."""

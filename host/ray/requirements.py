@@ -1,0 +1,74 @@
+"""What the models of a repository need of Ray Serve, from their configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from host.config.instance_groups import instance_specs, normalise_instance_groups
+from host.config.model_config import read_unchecked_config
+from host.errors import HostError
+from host.options.options import Options
+from host.repository.repository import ModelDirectory, Repository
+
+_LEAST_ONGOING = 32
+_BATCHES_PER_INSTANCE = 2  # one runs, and one waits
+
+
+@dataclass
+class ModelRequirements:
+    """What one server with all models of a repository needs.
+
+    Attributes:
+        models: The names of the models.
+        ongoing_requests: Requests that keep all instances busy, with a full batch waiting for each.
+        gpus: GPUs that instance groups ask for.
+        sequence_models: Models with sequence batching.
+        unreadable: Models whose configuration cannot be read, with the reason.
+    """
+
+    models: list[str] = field(default_factory=list)
+    ongoing_requests: int = 0
+    gpus: int = 0
+    sequence_models: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+def read_requirements(options: Options) -> ModelRequirements:
+    """Reads the configurations of all models. Blocks. Raises ValueError without a repository.
+
+    A model that completes its configuration as it runs counts with what its file says.
+    """
+    found = ModelRequirements()
+    try:
+        scan = Repository(map(Path, options.model_repository), options.model_namespacing).scan()
+    except HostError as error:
+        raise ValueError(error.message) from None
+    ongoing = 0
+    variables = options.template_variables
+    for name, directory in scan.models.items():
+        found.models.append(name)
+        try:
+            ongoing += _add_model(found, directory, options.model_config_name or None, variables)
+        except HostError as error:
+            found.unreadable[name] = error.message
+    found.ongoing_requests = max(_LEAST_ONGOING, ongoing)
+    return found
+
+
+def _add_model(
+    found: ModelRequirements,
+    directory: ModelDirectory,
+    config_name: str | None,
+    variables: Mapping[str, str] | None,
+) -> int:
+    """Adds a model; returns its share of the ongoing requests. Raises HostError."""
+    config = read_unchecked_config(directory.path, config_name, variables)
+    normalise_instance_groups(config)
+    instances = len(instance_specs(config))
+    if config.HasField("sequence_batching"):
+        found.sequence_models.append(directory.name)
+    for group in config.instance_group:
+        found.gpus = max(found.gpus, *(gpu + 1 for gpu in group.gpus), 0)
+    return _BATCHES_PER_INSTANCE * instances * max(1, int(config.max_batch_size))

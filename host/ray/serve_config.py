@@ -1,0 +1,56 @@
+"""The configuration file of Ray Serve for a model repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from host.ray.arguments import read_options
+from host.ray.deployment_options import DEPLOYMENT, derive_options
+from host.ray.requirements import read_requirements
+from host.ray.servicer import GRPC_FUNCTION
+
+
+@dataclass(frozen=True, slots=True)
+class Proxies:
+    """The ports of Ray Serve's proxies, and the address that they listen on."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+
+    @property
+    def http_options(self) -> dict[str, Any]:
+        """In the form of Ray Serve's YAML."""
+        return {"host": self.host, "port": self.http_port}
+
+    @property
+    def grpc_options(self) -> dict[str, Any]:
+        """In the form of Ray Serve's YAML."""
+        return {"port": self.grpc_port, "grpc_servicer_functions": [GRPC_FUNCTION]}
+
+
+def make_config(
+    arguments: Mapping[str, Any], deployment: Mapping[str, Any], proxies: Proxies
+) -> dict[str, Any]:
+    """The contents of the file for `serve run` and `serve deploy`; Ray's ServeDeploySchema.
+
+    `arguments` and `deployment`: as of `host.ray.app`. Raises ValueError.
+    """
+    options = read_options(arguments)
+    settings = derive_options(options, read_requirements(options), deployment)
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": proxies.http_options,
+        "grpc_options": proxies.grpc_options,
+        "applications": [
+            {
+                "name": "pbhost",
+                "route_prefix": "/",
+                "import_path": "host.ray:app",
+                "args": dict(arguments),
+                "deployments": [{"name": DEPLOYMENT, **settings}],
+            }
+        ],
+    }

@@ -1,0 +1,111 @@
+"""Tells Ray Serve's gRPC servers about the methods of the inference protocol.
+
+Runs in the proxies, and in replicas that Ray's HAProxy reaches directly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import grpc
+
+from host.frontends.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE
+
+GRPC_FUNCTION = "host.ray.servicer.add_servicer"
+"""What `grpc_servicer_functions` of Ray Serve must name."""
+
+_LOST_REPLICA = "The actor "
+"""How the texts of Ray begin for a request whose replica has died."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rpc:
+    """One method of a service. `streams`: messages in both directions."""
+
+    service: str
+    name: str
+    streams: bool
+
+    @property
+    def path(self) -> str:
+        """The path in requests."""
+        return f"/{self.service}/{self.name}"
+
+
+def list_rpcs() -> Iterator[Rpc]:
+    """Every method that is served."""
+    from tritonclient.grpc import service_pb2
+
+    service = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    for method in service.methods:
+        yield Rpc(INFERENCE_SERVICE, method.name, method.client_streaming)
+    yield Rpc(HEALTH_SERVICE, "Check", False)
+
+
+def add_servicer(servicer: object, server: Any) -> None:
+    """Adds the methods to a gRPC server of Ray Serve, which sends each to the replica's method of
+    the same name.
+
+    Messages stay bytes: nothing is parsed before the replica.
+    """
+    services: dict[str, dict[str, Any]] = {}
+    for rpc in list_rpcs():
+        handler = _MethodHandler(rpc.streams, rpc.streams)
+        services.setdefault(rpc.service, {})[rpc.name] = handler
+    for service, handlers in services.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+@dataclasses.dataclass(frozen=True)
+class _MethodHandler:
+    """A method's handler (`grpc.RpcMethodHandler`), which Ray Serve fills in by `_replace`.
+
+    Ray answers a request whose replica has died with INTERNAL. Clients retry UNAVAILABLE.
+    """
+
+    request_streaming: bool
+    response_streaming: bool
+    request_deserializer: None = None
+    response_serializer: None = None
+    unary_unary: Callable[[bytes, Any], Awaitable[bytes]] | None = None
+    unary_stream: Callable[[bytes, Any], AsyncIterator[bytes]] | None = None
+    stream_unary: Callable[[Any, Any], Awaitable[bytes]] | None = None
+    stream_stream: Callable[[Any, Any], AsyncIterator[bytes]] | None = None
+
+    def _replace(self, **changes: Any) -> _MethodHandler:
+        unary, stream = changes["unary_unary"], changes["stream_stream"]
+
+        async def answer(request: bytes, context: Any) -> bytes:
+            response: bytes = await unary(request, context)
+            _report_lost_replica(context)
+            return response
+
+        async def answer_stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
+            async for response in stream(requests, context):
+                yield response
+            _report_lost_replica(context)
+
+        return dataclasses.replace(
+            self, **{**changes, "unary_unary": answer, "stream_stream": answer_stream}
+        )
+
+
+def _report_lost_replica(context: Any) -> None:
+    if context.code() != grpc.StatusCode.INTERNAL.value[0]:
+        return
+    details = context.details()
+    text = details.decode("utf-8", "replace") if isinstance(details, bytes) else str(details)
+    if text.startswith(_LOST_REPLICA):
+        context.set_code(grpc.StatusCode.UNAVAILABLE)
+        context.set_details(
+            "the replica that ran this request has died; another one answers, if the request may be"
+            " sent again"
+        )
+
+
+def set_status(context: Any, code: int, message: str) -> None:
+    """Set the status of a call at its context in a replica. `code`: a number of gRPC."""
+    context.set_code(next(status for status in grpc.StatusCode if status.value[0] == code))
+    context.set_details(message)

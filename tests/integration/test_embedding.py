@@ -1,0 +1,247 @@
+"""A server inside a program: its gRPC application, its hook for model control, its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+import host
+from host.model_control.hook import LoadParameters
+from tests.clients import infer_error, tensor
+from tests.conftest import RepositoryBuilder
+from tests.integration.test_inprocess import options
+from tests.waiting import eventually
+
+EXPLICIT = {"allow_grpc": False, "allow_metrics": False, "model_control_mode": "explicit"}
+
+
+def handlers(application: host.GrpcApplication) -> list[grpc.GenericRpcHandler[Any, Any]]:
+    """The application as grpcio takes it."""
+
+    def status(error: host.HostError, rpc: Any) -> None:
+        found = application.status(error)
+        rpc.set_code(next(code for code in grpc.StatusCode if code.value[0] == found.code))
+        rpc.set_details(found.message)
+
+    def unary(path: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(message: bytes, rpc: Any) -> bytes:
+            try:
+                return await application.call(path, message, rpc.invocation_metadata())
+            except host.HostError as error:
+                status(error, rpc)
+                return b""
+
+        return answer
+
+    def stream(path: str) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
+        async def answer(messages: AsyncIterator[bytes], rpc: Any) -> AsyncIterator[bytes]:
+            try:
+                async for message in application.stream(path, messages, rpc.invocation_metadata()):
+                    yield message
+            except host.HostError as error:
+                status(error, rpc)
+
+        return answer
+
+    services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for method in application.methods:
+        path = f"/{method.service}/{method.name}"
+        services.setdefault(method.service, {})[method.name] = (
+            grpc.stream_stream_rpc_method_handler(stream(path))
+            if method.streams
+            else grpc.unary_unary_rpc_method_handler(unary(path))
+        )
+    return [grpc.method_handlers_generic_handler(*service) for service in services.items()]
+
+
+@asynccontextmanager
+async def behind_grpcio(server: host.Server) -> AsyncIterator[str]:
+    """The url of a server of grpcio that serves the application."""
+    other = grpc.aio.server()
+    other.add_generic_rpc_handlers(tuple(handlers(server.grpc_application)))
+    port = other.add_insecure_port("127.0.0.1:0")
+    await other.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await other.stop(None)
+
+
+def use_all_kinds_of_methods(url: str) -> None:
+    with grpcclient.InferenceServerClient(url) as client:
+        assert client.is_server_ready()
+        array = np.arange(1 << 18, dtype=np.float32)
+        result = client.infer("identity", [tensor("INPUT0", array)])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+        assert infer_error(client.infer, "missing", [tensor("INPUT0", array)]) == (
+            "StatusCode.NOT_FOUND",
+            "Request for unknown model: 'missing' is not found",
+        )
+        answers: list[tuple[Any, InferenceServerException | None]] = []
+        client.start_stream(lambda result, error: answers.append((result, error)))
+        for command in ("many=1000 last", "many=3 last"):
+            text = np.array([command.encode()], dtype=np.object_)
+            client.async_stream_infer("stream", [tensor("COMMAND", text)])
+        client.stop_stream()
+    numbers = [result.as_numpy("NUMBER")[0] for result, error in answers if error is None]
+    assert numbers == [*range(1001), *range(4)]
+
+
+def test_another_grpc_server_serves_the_methods(repository: RepositoryBuilder) -> None:
+    repository.copy("identity", "stream")
+
+    async def main() -> None:
+        async with (
+            host.Server(options(repository, allow_grpc=False, allow_metrics=False)) as server,
+            behind_grpcio(server) as url,
+        ):
+            await asyncio.to_thread(use_all_kinds_of_methods, url)
+            with pytest.raises(KeyError):
+                await server.grpc_application.call("/inference.GRPCInferenceService/No", b"")
+            families = {family.name: family for family in await server.collect_metrics()}
+            samples = families["nv_inference_request_success"].samples
+            assert {dict(s.labels)["model"]: s.value for s in samples}["identity"] == 1
+            await server.stop()
+            with pytest.raises(host.HostError, match="Server not ready"):
+                _ = server.grpc_application
+
+    asyncio.run(main())
+
+
+WAITS = """
+import threading
+
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pause = threading.Event()
+        for request in requests:
+            while not request.is_cancelled():
+                pause.wait(0.01)
+        return [None for request in requests]
+"""
+
+
+def test_queues_say_how_long_requests_wait(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+    repository.add("waits", WAITS, "instance_group [{count: 1, kind: KIND_CPU}]")
+
+    async def main() -> None:
+        async with host.Server(
+            options(repository, allow_grpc=False, allow_metrics=False)
+        ) as server:
+            assert server.queue_state() == host.QueueState()
+            waiting = [asyncio.ensure_future(server.infer("waits", {})) for _ in range(3)]
+            await eventually(lambda: server.queue_state("waits").queued == 2, "two to be queued")
+            state = server.queue_state("waits")
+            assert state.in_flight == 3 and state.oldest_s > 0
+            await eventually(
+                lambda: server.queue_state().oldest_s > state.oldest_s, "the wait to grow"
+            )
+            assert server.queue_state("identity") == host.QueueState()
+            await server.infer("identity", {"INPUT0": np.zeros(1, np.float32)})
+            after = server.queue_state("identity")
+            assert (after.executed, after.queued) == (1, 0) and after.waited_s > 0
+            for one in waiting:
+                one.cancel()
+            await asyncio.wait(waiting)
+
+    asyncio.run(main())
+
+
+class Hook:
+    """Notes what it is asked, refuses some, and does the rest."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    async def load(
+        self, name: str, parameters: LoadParameters, load_here: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.asked.append(("load", name, dict(parameters)))
+        if name == "refused":
+            raise host.HostError(host.ErrorCode.PERMISSION_DENIED, "not on this server")
+        await load_here()
+
+    async def unload(
+        self, name: str, unload_dependents: bool, unload_here: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.asked.append(("unload", name, unload_dependents))
+        await unload_here()
+
+
+LOADS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.unload_model("identity")
+        pb_utils.load_model("identity")
+        return [pb_utils.InferenceResponse([]) for request in requests]
+"""
+
+
+def test_a_hook_takes_part_in_loads_and_unloads(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+    repository.add("loads", LOADS, "")
+    hook = Hook()
+    override = '{"max_batch_size": 0, "input": [{"name": "INPUT0", "dims": [-1]}]}'
+
+    def control(url: str) -> None:
+        with grpcclient.InferenceServerClient(url) as client:
+            client.load_model("loads")
+            client.load_model("identity")
+            assert client.is_model_ready("identity")
+            client.unload_model("identity")
+            with pytest.raises(InferenceServerException, match="not on this server") as caught:
+                client.load_model("refused", config=override)
+            assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
+
+    async def main() -> None:
+        async with host.Server(options(repository, **EXPLICIT), control_hook=hook) as server:
+            async with behind_grpcio(server) as url:
+                await asyncio.to_thread(control, url)
+            assert hook.asked == [
+                ("load", "loads", {}),
+                ("load", "identity", {}),
+                ("unload", "identity", False),
+                ("load", "refused", {"config": override}),
+            ]
+            hook.asked.clear()
+            await server.load_model("identity")
+            assert hook.asked == []
+            await server.infer("loads", {})
+            assert hook.asked == [("unload", "identity", False), ("load", "identity", {})]
+            await server.unload_model("identity")
+            assert len(hook.asked) == 2
+            with pytest.raises(host.HostError, match="no available versions"):
+                await server.infer("identity", {"INPUT0": np.zeros(1, np.float32)})
+
+    asyncio.run(main())
+
+
+def test_hooks_are_not_asked_for_what_the_server_refuses(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+    hook = Hook()
+
+    async def main() -> None:
+        fixed = options(repository, allow_grpc=False, allow_metrics=False)
+        async with host.Server(fixed, control_hook=hook) as server:
+            for ask in (server.core.load_model("identity", {}), server.load_model("identity")):
+                with pytest.raises(host.HostError, match="not allowed if polling is enabled"):
+                    await ask
+        assert hook.asked == []
+        with pytest.raises(host.HostError, match="Server not ready"):
+            await server.load_model("identity")
+
+    asyncio.run(main())
