@@ -95,6 +95,7 @@ test-vllm: .venv-vllm/test.stamp  ## examples/vllm over vLLM on the CPU, in an e
 
 test-ray: .venv-ray/test.stamp  ## models on a Ray cluster of two simulated nodes, in an environment of its own
 	.venv-ray/bin/python -m pytest tests/ray
+	PBHOST_TEST_RAY_PROXY=haproxy .venv-ray/bin/python -m pytest tests/ray
 
 openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of the routes under /v1
 	test -x .venv-openai-clients/bin/python || $(PYTHON) -m venv .venv-openai-clients
