@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import tritonclient.grpc as grpcclient
-from tritonclient.grpc import service_pb2 as pb
 
-from benchmarks.h2load import GRPC, SERVICE, LoadResult, grpc_frame, h2load
+from benchmarks.encoders import Model, v2_grpc, v2_json
+from benchmarks.h2load import LoadResult
 from benchmarks.peer import Peer
 from benchmarks.servers import RunningServer
 
@@ -25,7 +25,8 @@ class Load:
     The input is FP32, or BYTES if `string_length` is not 0. With `shared_memory`, all tensors
     are in the client's system shared memory. With `http`, requests are sent over HTTP instead of
     gRPC. With `streaming`, all requests are sent on one stream; with `responses`, too, and each
-    request gets that many responses. The client is perf_analyzer, or h2load with `by_h2load`.
+    request gets that many responses. The client is perf_analyzer, or h2load with `by_h2load`, which
+    sends the same request again and again, on as many connections. Over HTTP, its tensors are JSON.
     """
 
     model: str
@@ -109,12 +110,9 @@ def measure(peer: Peer, load: Load, server: RunningServer, seconds: float = 2.0)
 
 
 def _by_h2load(load: Load, server: RunningServer, seconds: float) -> LoadResult:
-    message = pb.ModelInferRequest(model_name=load.model)
-    message.inputs.add(name="INPUT0", datatype="FP32", shape=[load.elements])
-    message.raw_input_contents.append(bytes(4 * load.elements))
-    url = f"http://127.0.0.1:{server.grpc_port}/{SERVICE}/ModelInfer"
-    body = grpc_frame(message.SerializeToString())
-    return h2load(url, body, GRPC, load.concurrency, seconds)
+    encode = v2_json if load.http else v2_grpc
+    request = encode(server, Model(load.model, "INPUT0", "OUTPUT0", (load.elements,)))
+    return request.measure(load.concurrency, seconds)
 
 
 def _by_perf_analyzer(peer: Peer, load: Load, server: RunningServer, seconds: float) -> LoadResult:

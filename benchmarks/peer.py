@@ -17,6 +17,9 @@ from pathlib import Path
 SERVER = "nvidia-pytriton==0.7.0"  # this wheel contains the server for CPU and GPU
 LOAD_GENERATOR = "tritonclient==2.48.0"  # the last wheels that contain perf_analyzer
 
+CACHE = "local,size=16777216"
+"""The response cache, for both servers."""
+
 
 class Peer:
     """A Triton installation in `folder`."""
@@ -48,6 +51,9 @@ class Peer:
     def _site(self) -> Path:
         return Path(self._run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
 
+    def _bundle(self) -> Path:
+        return self._site() / "pytriton" / "tritonserver"
+
     def _fetch_perf_analyzer(self) -> None:
         target = self.perf_analyzer.parent
         target.mkdir(exist_ok=True)
@@ -65,7 +71,7 @@ class Peer:
     def _arrange(self) -> None:
         """Copy libraries, backend and stub to the places where the server searches for them."""
         site = self._site()
-        bundle = site / "pytriton" / "tritonserver"
+        bundle = self._bundle()
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         libraries = self.folder / "libs"
         libraries.mkdir(exist_ok=True)
@@ -88,9 +94,11 @@ class Peer:
     def command(self, repository: Path, grpc_port: int, http_port: int) -> list[str]:
         """The command that starts the server with a model repository."""
         return [
-            str(self._site() / "pytriton" / "tritonserver" / "bin" / "tritonserver"),
+            str(self._bundle() / "bin" / "tritonserver"),
             f"--model-repository={repository}",
             f"--backend-directory={self.folder / 'backends'}",
+            f"--cache-directory={self._bundle() / 'caches'}",
+            f"--cache-config={CACHE}",
             f"--grpc-port={grpc_port}",
             f"--http-port={http_port}",
             "--http-address=127.0.0.1",

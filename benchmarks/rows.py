@@ -33,6 +33,27 @@ LOADS = {
     "the same in system shared memory, concurrency 4": Load("identity_fp32", MEGABYTES, 4, True),
     "HTTP identity FP32[16], concurrency 1": Load("identity_fp32", 16, 1, http=True),
     "HTTP identity FP32[16], concurrency 16": Load("identity_fp32", 16, 16, http=True),
+    "HTTP identity FP32[16] as JSON by `h2load`, 1 connection": Load(
+        "identity_fp32", 16, 1, http=True, by_h2load=True
+    ),
+    "HTTP identity FP32[16] as JSON by `h2load`, 16 connections": Load(
+        "identity_fp32", 16, 16, http=True, by_h2load=True
+    ),
+    "HTTP identity FP32[1000] as JSON by `h2load`, 1 connection": Load(
+        "identity_fp32", 1000, 1, http=True, by_h2load=True
+    ),
+    "HTTP identity FP32[1000] as JSON by `h2load`, 16 connections": Load(
+        "identity_fp32", 1000, 16, http=True, by_h2load=True
+    ),
+    "response cache hit, FP32[16], by `h2load -m 1`, 1 connection": Load(
+        "identity_cached", 16, 1, by_h2load=True
+    ),
+    "response cache hit, FP32[16], by `h2load -m 1`, 16 connections": Load(
+        "identity_cached", 16, 16, by_h2load=True
+    ),
+    "16 sequences (oldest) of FP32[16] on a stream": Load(
+        "identity_sequence", 16, 16, streaming=True
+    ),
     "identity FP32[16] in a coroutine, concurrency 1": Load("identity_coroutine", 16, 1),
     "identity FP32[16] in a coroutine, concurrency 16": Load("identity_coroutine", 16, 16),
     "BLS to identity FP32[16], concurrency 1": Load("bls_identity", 16, 1),

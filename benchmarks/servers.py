@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import tritonclient.grpc as grpcclient
 
-from benchmarks.peer import Peer
+from benchmarks.peer import CACHE, Peer
 
 DEADLINE = 180.0  # timeout in seconds for a server to become ready
 
@@ -46,8 +46,9 @@ def ours(
     command += [f"--grpc-port={port}", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
     command += [f"--http-port={http_port}", "--http-address=127.0.0.1"]
     command += ["--allow-client-shm=true", f"--grpc-engine={engine}"]
+    command += [f"--cache-config={CACHE}"]
     command += flags
-    with running(command, port, http_port, _grpc_ready(port)) as server:
+    with running(command, port, http_port, _is_ready(port, http_port)) as server:
         yield server
 
 
@@ -56,7 +57,9 @@ def theirs(repository: Path, peer: Peer) -> Iterator[RunningServer]:
     """Run the peer."""
     port, http_port = free_port(), free_port()
     command = peer.command(repository, port, http_port)
-    with running(command, port, http_port, _grpc_ready(port), peer.environment()) as server:
+    with running(
+        command, port, http_port, _is_ready(port, http_port), peer.environment()
+    ) as server:
         yield server
 
 
@@ -125,12 +128,13 @@ def _wait_ready(process: subprocess.Popen[bytes], is_ready: Callable[[], bool]) 
     raise SystemExit(f"{process.args!r} was not ready in {DEADLINE} s")
 
 
-def _grpc_ready(port: int) -> Callable[[], bool]:
+def _is_ready(port: int, http_port: int) -> Callable[[], bool]:
     def is_ready() -> bool:
-        # Try a plain socket first: a failed gRPC connection waits a second before it tries again.
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return False
+        # Try plain sockets first: a failed gRPC connection waits a second before it tries again.
+        for one in (port, http_port):  # Triton opens the port for HTTP last
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", one)):
+                    return False
         with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
             return bool(client.is_server_ready())
 

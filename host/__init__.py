@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from host.frontends.grpc.application import GrpcApplication, GrpcMethod, GrpcStatus
     from host.model_control.hook import ModelControlHook
     from host.options.options import Options
+    from host.remote.provider import RemoteModelProvider, RemoteVersion
     from host.server.blocking import BlockingServer
     from host.server.in_process import Result
+    from host.server.own_models import OwnModels
     from host.server.queues import QueueState
     from host.server.server import Server
 
@@ -29,7 +31,10 @@ __all__ = [
     "HostError",
     "ModelControlHook",
     "Options",
+    "OwnModels",
     "QueueState",
+    "RemoteModelProvider",
+    "RemoteVersion",
     "Result",
     "Server",
 ]
@@ -43,7 +48,10 @@ _HOMES = {
     "HostError": "host.errors",
     "ModelControlHook": "host.model_control.hook",
     "Options": "host.options.options",
+    "OwnModels": "host.server.own_models",
     "QueueState": "host.server.queues",
+    "RemoteModelProvider": "host.remote.provider",
+    "RemoteVersion": "host.remote.provider",
     "Result": "host.server.in_process",
     "Server": "host.server.server",
 }

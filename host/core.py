@@ -38,6 +38,7 @@ from host.models.registry import (
     parse_version,
 )
 from host.recording.recorder import Infer, Recorder, Recording, RecordingSettings
+from host.remote.remote_models import RemoteModels
 from host.repository.chat_template import ChatTemplate
 from host.repository.token_counter import TokenCounter
 from host.tracing.settings import DescribedSettings, SettingChanges
@@ -90,11 +91,13 @@ class Core:
         overview: Callable[[], ServerOverview],
         tracer: Tracer,
         log: LogSettings,
+        remote: RemoteModels | None = None,
     ) -> None:
         self._name = name
         self._registry = registry
         self._state = state
-        self.health = Health(registry, state, strict_readiness)
+        self.health = Health(registry, state, strict_readiness, remote)
+        self._remote = remote
         self._control = control
         self._on_demand = on_demand
         self.traffic = traffic
@@ -252,6 +255,14 @@ class Core:
         registry = self._registry
         return {registry.name_of(one): text.reason for one, text in registry.failures.items()}
 
+    async def refresh_remote(self, name: str) -> None:
+        """Asks for the versions of a model of another server, so that its metadata are true.
+
+        Does nothing for other models. Raises HostError.
+        """
+        if self._remote is not None:
+            await self._remote.refresh(name)
+
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
         """Inputs and outputs of a model. Raises HostError if it is missing."""
         model = self._find(name, version)
@@ -329,7 +340,14 @@ class Core:
         return found
 
     async def _collect_statistics(self, name: str, version: str) -> list[ModelStatistics]:
-        return self.statistics(name, version)
+        """The statistics, with those of models of other servers."""
+        remote = self._remote
+        if remote is None or (name and not remote.serves(name)):
+            return self.statistics(name, version)
+        self.refuse_while_loading()
+        if name:
+            return list(await remote.statistics(name, version))
+        return [*self.statistics(name, version), *await remote.statistics(name, version)]
 
     def _versions(self, name: str) -> dict[int, ModelVersion]:
         return self._registry.versions(self._registry.resolve_name(name))
@@ -361,7 +379,12 @@ class Core:
 
     async def repository_index(self, ready: bool) -> list[IndexEntry]:
         """Every model on disk with its versions, or only the ready ones. Raises HostError."""
-        return await self._control.index(ready)
+        entries = await self._control.index(ready)
+        if self._remote is None:
+            return entries
+        remote = self._remote
+        own = [entry for entry in entries if not remote.serves(entry.name)]
+        return sorted([*own, *await remote.index(ready)], key=lambda entry: entry.name)
 
     async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         """Loads or reloads a model. Raises HostError.

@@ -39,6 +39,7 @@ LAYERS = [
     ["host.scheduling"],
     ["host.instances"],
     ["host.models"],
+    ["host.remote"],
     ["host.traffic"],
     ["host.ensembles"],
     ["host.health"],

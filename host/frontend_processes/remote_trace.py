@@ -66,6 +66,10 @@ class RemoteTrace:
         """Recorded in the core."""
         raise AssertionError("a frontend sends no batches")
 
+    def headers_for_server(self) -> dict[str, str]:
+        """Recorded in the core."""
+        raise AssertionError("a frontend sends no requests to other servers")
+
     def finish_compute(self, times: ExecutionTimes | None) -> None:
         """Recorded in the core."""
 

@@ -9,12 +9,23 @@ from host.errors import unavailable
 from host.health.model_readiness import is_model_ready
 from host.health.server_state import ServerState
 from host.models.registry import UNLOADED, ModelVersion, Registry, VersionState, parse_version
+from host.remote.remote_models import RemoteModels
 
 
 class Health:
-    """`strict_readiness`: a server with a model that failed to load is not ready."""
+    """`strict_readiness`: a server with a model that failed to load is not ready.
 
-    def __init__(self, registry: Registry, state: ServerState, strict_readiness: bool) -> None:
+    `remote`: the models of other servers.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        state: ServerState,
+        strict_readiness: bool,
+        remote: RemoteModels | None = None,
+    ) -> None:
+        self._remote = remote
         self._registry = registry
         self._state = state
         self._strict_readiness = strict_readiness
@@ -30,6 +41,10 @@ class Health:
         A model that loads on demand counts only while it is loaded.
         Raises HostError during the exit.
         """
+        return await self.own_ready() and (self._remote is None or await self._remote.ready())
+
+    async def own_ready(self) -> bool:
+        """As `ready`, without the models of other servers. Raises HostError during the exit."""
         self._refuse_exiting()
         if not self._state.started:
             return False
@@ -53,7 +68,11 @@ class Health:
         """Whether this model is ready. Raises HostError if it is unknown."""
         self._refuse_exiting()
         number = parse_version(version)
+        if self._remote is not None:
+            await self._remote.refresh(name)
         versions = self._registry.versions(self._registry.resolve_name(name))
+        if not versions and number == -1 and self._registry.is_remote(name):
+            return False  # its server has unloaded it
         if not versions or (number != -1 and number not in versions):
             self._registry.find(name, number)  # raises for an unknown model
         for known in versions.values():

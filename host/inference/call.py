@@ -420,6 +420,22 @@ class Call:
             if not final:
                 self.cancel()
 
+    async def iterate_with_final(
+        self,
+    ) -> AsyncGenerator[tuple[InferResponse | None, bool], None]:
+        """Every response in order, and whether it is the last one; None is an end without one.
+
+        Leaving early cancels the call.
+        """
+        final = False
+        try:
+            while not final:
+                response, final = await self._next()
+                yield response, final
+        finally:
+            if not final:
+                self.cancel()
+
     async def __aiter__(self) -> AsyncGenerator[InferResponse, None]:
         """Every response in order, including the final one. Leaving early cancels the call."""
         final = False

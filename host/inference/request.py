@@ -92,6 +92,9 @@ class RequestTrace(Protocol):
         `finish_compute` follows.
         """
 
+    def headers_for_server(self) -> dict[str, str]:
+        """The W3C trace context for another server that runs the request; {} without one."""
+
     def finish_compute(self, times: ExecutionTimes | None) -> None:
         """Records the end of the batch; `times` is None if the stub died."""
 

@@ -21,6 +21,7 @@ from host.model_control.dependencies import EnsembleDependencies
 from host.model_control.hook import LoadParameters, ModelControlHook
 from host.models.loading import RepositoryReadError
 from host.models.registry import UNLOADED, Registry, VersionState, parse_version
+from host.remote.remote_models import RemoteModels
 from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
 from host.traffic.splits import TrafficChange, TrafficSplits
@@ -57,6 +58,8 @@ class ModelControl:
         self._serving = serving
         self.hook: ModelControlHook | None = None
         """Takes part in loads and unloads; None if nothing does."""
+        self.remote: RemoteModels | None = None
+        """The models of other servers; None if there are none."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load(
@@ -100,6 +103,7 @@ class ModelControl:
         details that these leave out.
         """
         self._raise_unless_explicit()
+        self._raise_if_remote(name)
         name = checked_load_name(name)
         not_polled = f"failed to load '{name}', failed to poll from model repository"
         try:
@@ -174,6 +178,7 @@ class ModelControl:
     async def unload_in_turn(self, name: str, dependents: bool) -> None:
         """Waits for the loads in progress that concern the model, then as `unload`."""
         self._raise_unless_explicit()
+        self._raise_if_remote(name)
 
         async def unload() -> None:
             async with self._wait_for_earlier(name):
@@ -200,6 +205,7 @@ class ModelControl:
         await self.hook.unload(name, dependents, partial(self._unload_here, name, dependents))
 
     async def _unload_here(self, name: str, dependents: bool) -> None:
+        self._raise_if_remote(name)
         for known in self._registry.qualified_names(name):
             self._dependencies.unload(known, dependents)
 
@@ -209,6 +215,8 @@ class ModelControl:
         Source: docs/reference/model_api.md, 3.14.
         """
         self._raise_unless_serving()
+        if self.remote is not None:
+            await self.remote.refresh(name)
         model = self._registry.find(name, _version(version))
         reason = await model.why_not_ready()
         if reason:
@@ -247,6 +255,10 @@ class ModelControl:
         self._raise_unless_serving()
         if not self._explicit:
             raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    def _raise_if_remote(self, name: str) -> None:
+        if self.remote is not None and self.remote.serves(name):
+            raise unavailable(f"model '{name}' belongs to another server: load and unload it there")
 
     def _raise_unless_serving(self) -> None:
         if not self._serving():

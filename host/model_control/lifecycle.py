@@ -40,6 +40,7 @@ from host.models.loading import (
     VersionLoadError,
 )
 from host.models.registry import UNLOADED, LoadedModel, ModelVersion, Registry, VersionState
+from host.remote.remote_models import RemoteModels
 from host.repository.agents import run_agents
 from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import (
@@ -133,6 +134,8 @@ class ModelLifecycle:
         """The slots that instances of all models hold while they initialise."""
         self.admission: LoadAdmission | None = None
         """Makes loads wait for memory; None without a memory budget."""
+        self.remote: RemoteModels | None = None
+        """The models of other servers, which are not loaded here."""
         self._registry = registry
         self._repository = repository
         self._loader = loader
@@ -178,6 +181,8 @@ class ModelLifecycle:
         """
         if self._closing:
             raise unavailable("Server exiting")
+        if self.remote is not None and self.remote.serves(name):
+            return await self.remote.learn(name)
         unloads = self._records.find(name).unloads
         request = LoadRequest(name, override, polled, if_missing, force, prepare, unloads)
         # The load goes on if its caller is cancelled.
@@ -454,8 +459,11 @@ class ModelLifecycle:
     def unload(self, name: str, keep_override: bool = False) -> None:
         """Starts to unload a model; a load of it in progress is given up.
 
-        `keep_override`: a later load because of an ensemble uses the override again.
+        `keep_override`: a later load because of an ensemble uses the override again. A model of
+        another server is left alone.
         """
+        if self.remote is not None and self.remote.serves(name):
+            return
         versions = self._registry.versions(name).values()
         self._registry.clear_failed(name)
         if not keep_override:

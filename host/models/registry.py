@@ -190,6 +190,7 @@ class Registry:
     def __init__(self, namespaces: bool = False) -> None:
         self._namespaces = namespaces
         self._entries: dict[str, ModelEntry] = {}
+        self._remote: dict[str, ModelEntry] = {}
         self.failures: dict[str, LoadFailure] = {}
         self._ready: dict[tuple[str, int], LoadedModel] = {}
         self._named = self._ready
@@ -219,7 +220,7 @@ class Registry:
         model = self._ready.get((identity, version))
         if model is not None:
             return model
-        entry = self._entries.get(identity)
+        entry = self._entries.get(identity) or self._remote.get(identity)
         known = f"Request for unknown model: '{name}'"
         if entry is None:
             raise NotServedError(ErrorCode.NOT_FOUND, f"{known} is not found")
@@ -310,7 +311,7 @@ class Registry:
 
     def versions(self, name: str) -> dict[int, ModelVersion]:
         """The known versions of a model, ascending; empty if the model is unknown."""
-        entry = self._entries.get(name)
+        entry = self._entries.get(name) or self._remote.get(name)
         return dict(sorted(entry.versions.items())) if entry is not None else {}
 
     def names(self) -> frozenset[str]:
@@ -321,6 +322,18 @@ class Registry:
         """Every known model, by name."""
         return iter(sorted(self._entries.items()))
 
+    def set_remote(self, name: str, entry: ModelEntry) -> None:
+        """Enters or replaces what is known of a model of another server.
+
+        Requests find it, and `versions`; `list_entries` has only the models of this server.
+        """
+        self._remote[name] = entry
+        self._index()
+
+    def is_remote(self, name: str) -> bool:
+        """Whether a model of another server was entered with this name."""
+        return name in self._remote
+
     def state_changed(self) -> None:
         """Updates the look-up tables after the state of a version was changed in place."""
         self._index()
@@ -328,7 +341,7 @@ class Registry:
     def _index(self) -> None:
         ready: dict[tuple[str, int], LoadedModel] = {}
         splits: dict[tuple[str, int], LoadedModel] = {}
-        for name, entry in self._entries.items():
+        for name, entry in (*self._remote.items(), *self._entries.items()):
             versions = {
                 number: version.model
                 for number, version in sorted(entry.versions.items())

@@ -58,6 +58,8 @@ from host.options.host_policies import read_policies
 from host.options.options import Options
 from host.options.startup_table import option_table_rows
 from host.options.validators import memory_budget as read_memory_budget
+from host.remote.provider import RemoteModelProvider
+from host.remote.remote_models import RemoteModels
 from host.repository.imported_files import ImportedFiles
 from host.repository.repository import FingerprintFunction, Repository, compute_fingerprint
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
@@ -66,6 +68,7 @@ from host.server.in_process import Arrays, Result, to_request, to_result
 from host.server.load_progress import LoadProgress
 from host.server.metrics_collector import MetricsCollector
 from host.server.overview_collector import OverviewCollector
+from host.server.own_models import OwnModels
 from host.server.queues import QueueState, read_queues
 from host.system.cpus import usable_cpus
 from host.tracing.tracer import Tracer
@@ -81,7 +84,8 @@ class Server:
     """A server in this process. Belongs to the event loop that `start` runs in.
 
     `launcher`: starts stubs in another way than the options say. `control_hook`: takes part in the
-    loads and unloads that clients and models ask for.
+    loads and unloads that clients and models ask for. `remote_models`: the models of other servers,
+    which ensembles, models (BLS) and clients can call here.
 
     `async with Server(Options(model_repository=["models"])) as server: ...`
     """
@@ -92,12 +96,17 @@ class Server:
         launcher: Launcher | None = None,
         *,
         control_hook: ModelControlHook | None = None,
+        remote_models: RemoteModelProvider | None = None,
     ) -> None:
         self.options = options
         self._launcher = launcher
         self._control_hook = control_hook
         self._control: ModelControl | None = None
         self._registry = Registry(options.model_namespacing)
+        self._remote: RemoteModels | None = None
+        if remote_models is not None:
+            timeout = options.on_demand_timeout_secs
+            self._remote = RemoteModels(remote_models, self._registry, timeout)
         self._traffic = TrafficSplits(self._registry)
         self._state = ServerState()
         self._core: Core | None = None
@@ -192,8 +201,10 @@ class Server:
             repository = Repository(map(Path, options.model_repository), options.model_namespacing)
             lifecycle = await self._open_lifecycle(pool, repository)
             families = EnsembleDependencies(self._registry, lifecycle)
-            on_demand = await self._open_on_demand(repository, families)
-            targets.on_demand = on_demand
+            loads = await self._open_on_demand(repository, families)
+            if self._remote is not None:
+                lifecycle.remote, self._remote.others = self._remote, loads
+            on_demand = targets.on_demand = self._remote or loads
             self._open_memory_budget(pool, families)
             mode = options.model_control_mode
             control = pool.control = self._control = ModelControl(
@@ -206,6 +217,7 @@ class Server:
                 serving=lambda: self._state.accepts_model_control,
             )
             control.hook = self._control_hook
+            control.remote = self._remote
             core = self._core = Core(
                 options.id,
                 self._registry,
@@ -222,6 +234,7 @@ class Server:
                 ).collect,
                 tracer=tracer,
                 log=LogSettings(self._log, pool.update_log_levels),
+                remote=self._remote,
             )
             processes = None
             if options.frontend_count:
@@ -480,6 +493,22 @@ class Server:
         await self._model_control.unload_in_turn(name, unload_dependents)
 
     @property
+    def own_models(self) -> OwnModels:
+        """The models of this server, for other servers that call them.
+
+        Raises HostError UNAVAILABLE before they are loaded.
+        """
+        return OwnModels(self.core, self._registry, self._model_control.index)
+
+    async def refresh_remote_model(self, name: str) -> None:
+        """Asks for the versions of a remote model anew, if this server has learned of it.
+
+        To be called when they have changed. Raises HostError.
+        """
+        if self._remote is not None:
+            await self._remote.refresh_known(name)
+
+    @property
     def _model_control(self) -> ModelControl:
         if self._control is None:
             raise unavailable("Server not ready")
@@ -582,6 +611,8 @@ class Server:
         await self._endpoints.stop_metrics(_FINAL_TIMEOUT_S)
         if collector is not None:
             collector.close()
+        if self._remote is not None:
+            await self._remote.close()
         if budget is not None:
             await budget.close()
         if pool is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 
@@ -158,6 +159,14 @@ class Trace:
             self.tree.add_pending()
         spans = self.span_ids
         return TraceLink(self.number, None if spans is None else spans.trace_headers(spans.compute))
+
+    def headers_for_server(self) -> dict[str, str]:
+        """The W3C headers that name the span of the model as parent; empty without spans."""
+        spans = self.span_ids
+        if spans is None:
+            return {}
+        headers: dict[str, str] = json.loads(spans.trace_headers(spans.model))
+        return headers
 
     def finish_compute(self, times: ExecutionTimes | None) -> None:
         """Record that the batch has ended. `times` is None if the stub process died."""

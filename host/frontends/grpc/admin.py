@@ -100,10 +100,12 @@ class _Admin:
         return pb.ModelReadyResponse(ready=ready)
 
     async def model_metadata(self, request: Any) -> Any:
+        await self._core.refresh_remote(request.name)
         metadata = self._core.model_metadata(request.name, request.version)
         return pb.ModelMetadataResponse(**asdict(metadata))
 
     async def model_config(self, request: Any) -> Any:
+        await self._core.refresh_remote(request.name)
         config = self._core.model_config(request.name, request.version)
         return pb.ModelConfigResponse(config=config)
 

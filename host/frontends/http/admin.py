@@ -53,11 +53,13 @@ class AdminHandler:
 
     async def model_metadata(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with versions, inputs and outputs of a model."""
+        await self._core.refresh_remote(route.resource)
         metadata = self._core.model_metadata(route.resource, route.version)
         await exchange.send_json(json.dump(asdict(metadata)))
 
     async def model_config(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with the complete configuration of a model."""
+        await self._core.refresh_remote(route.resource)
         config = self._core.model_config(route.resource, route.version)
         await exchange.send_json(to_json(config).encode())
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from host.errors import ErrorCode, HostError, internal
 from host.frontends.http.json_reader import JsonObject, JsonTooLarge, read
@@ -22,6 +23,9 @@ _SHORT_ESCAPES = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: 
 
 _MAX_CONTAINERS = 4_000_000
 """The maximum number of arrays and objects; as Python objects, they take 60 times the memory."""
+
+_MANY_BYTES = 4096
+"""From this length, numpy counts faster than `bytes.count`."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -43,7 +47,7 @@ def parse(text: bytes, may_be_slow: bool = True) -> Any:
     Invalid UTF-8 in strings becomes lone surrogates (`surrogateescape`). Raises HostError INTERNAL;
     SlowText if only `json_reader` can read the text, and `may_be_slow` is false.
     """
-    if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
+    if len(text) > _MAX_CONTAINERS and text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
         raise internal(
             f"the request JSON has more than {_MAX_CONTAINERS} arrays and objects; send tensors as"
             " flat arrays, or as binary data"
@@ -56,7 +60,7 @@ def parse(text: bytes, may_be_slow: bool = True) -> Any:
         return _read_leniently(text)
     # The first of equal names counts, but msgspec keeps the last. Compare the number of members
     # with the number of names to find repeated names.
-    if text.count(b'":') - text.count(b'\\":') == _count_members(value):
+    if _count_names(text) == _count_members(value):
         return value
     if not may_be_slow:
         raise SlowText
@@ -75,6 +79,17 @@ def _read_leniently(text: bytes) -> Any:
         except (ValueError, RecursionError):
             pass
         raise
+
+
+def _count_names(text: bytes) -> int:
+    """Count the names of all objects, and the strings that contain `":`."""
+    if len(text) < _MANY_BYTES:
+        names = text.count(b'":')
+    else:  # four times as fast
+        letters = np.frombuffer(text, np.uint8)
+        after_quotes = letters[np.flatnonzero(letters[:-1] == ord('"')) + 1]
+        names = int(np.count_nonzero(after_quotes == ord(":")))
+    return names - text.count(b'\\":') if b"\\" in text else names
 
 
 def _count_members(value: Any) -> int:
@@ -170,7 +185,7 @@ def dump(value: Any) -> bytes:
 
 def dump_numbers(values: Sequence[Any]) -> bytes:
     """Write a flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`."""
-    if values and type(values[0]) is float and not math.isfinite(sum(map(abs, values))):
+    if values and type(values[0]) is float and not math.isfinite(sum(values)):
         return json.dumps(values, separators=(",", ":")).encode()
     return _encode(values)
 

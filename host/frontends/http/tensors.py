@@ -94,9 +94,12 @@ def read_tensor(
     parts: list[bytes] = []
     for piece in data if isinstance(data, LargeArray) else (data,):
         try:
-            values = flatten(piece)
+            values, kinds = _flatten(piece)
             left = count - found
-            parts.append(read_numbers(datatype, values[:left] if len(values) > left else values))
+            if len(values) > left:
+                parts.append(read_numbers(datatype, values[:left]))
+            else:
+                parts.append(_read_numbers(datatype, values, kinds))
         except HostError as error:
             raise with_context("Unable to parse 'data'", error) from None
         found += len(values)
@@ -141,18 +144,24 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 def flatten(data: list[Any]) -> list[Any]:
     """Return the scalars of nested arrays in order. Raises HostError INVALID_ARG if too deep."""
+    return _flatten(data)[0]
+
+
+def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
+    """Do as `flatten`; return the types of the scalars as well."""
     levels = 1
     while True:
         kinds = set(map(type, data))
         if list not in kinds:
-            return data
+            return data, kinds
         levels += 1
         if levels > MAX_NESTING:
             raise invalid_argument(
                 f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING})"
             )
         if len(kinds) > 1:
-            return _flatten_mixed(data, levels - 1)
+            flat = _flatten_mixed(data, levels - 1)
+            return flat, set(map(type, flat))
         data = list(chain.from_iterable(data))
 
 
@@ -180,7 +189,11 @@ def read_numbers(datatype: str, values: list[Any]) -> bytes:
 
     Integers keep their low bytes. Raises HostError INTERNAL for an element of another type.
     """
-    kinds = set(map(type, values))
+    return _read_numbers(datatype, values, set(map(type, values)))
+
+
+def _read_numbers(datatype: str, values: list[Any], kinds: set[type]) -> bytes:
+    """Do as `read_numbers`; `kinds` are the types of the values."""
     if datatype == "BOOL":
         if kinds - {bool}:
             raise wrong_type("boolean")
@@ -188,14 +201,16 @@ def read_numbers(datatype: str, values: list[Any]) -> bytes:
     if datatype in _FLOATS:
         if kinds - {int, float}:
             raise internal("attempt to access JSON non-number as double")
-        try:
-            doubles = np.array(values, np.float64)
-        except OverflowError:
+        try:  # five times as fast as an array of a list
+            doubles = struct.pack(f"<{len(values)}d", *values)
+        except struct.error:  # `kinds` leaves only one reason
             raise internal(
                 "failed to parse the request JSON buffer: Number too big to be stored in double."
             ) from None
+        if datatype == "FP64":
+            return doubles
         with np.errstate(over="ignore"):
-            return doubles.astype(_FLOATS[datatype]).tobytes()
+            return np.frombuffer(doubles).astype(np.float32).tobytes()
     if datatype in _SIGNED:
         if kinds - {int} or (values and not (is_signed(min(values)) and is_signed(max(values)))):
             raise wrong_type("signed-integer")

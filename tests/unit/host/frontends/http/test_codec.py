@@ -427,3 +427,9 @@ def test_compression_round_trip(parts: list[bytes], encoding: str) -> None:
         return await decompress(packed, 1 << 20, ReservedBytes(ReceiveBudget()))
 
     assert asyncio.run(both()) == b"".join(parts)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+def test_an_integer_without_a_double_is_refused(datatype: str) -> None:
+    with pytest.raises(HostError, match="Number too big to be stored in double"):
+        http_tensors.read_numbers(datatype, [1, 10**400])

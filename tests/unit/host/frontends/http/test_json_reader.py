@@ -67,10 +67,18 @@ def test_a_trailing_null_byte_is_accepted() -> None:
     assert json_text.parse(b'{"a":1} \0rubbish') == {"a": 1}
 
 
-def test_duplicate_names_keep_the_first_value_and_all_pairs() -> None:
-    read = json_text.parse(b'{"a":1,"b":{"c":2,"c":3},"a":4}')
+@pytest.mark.parametrize("padding", [b"", b" " * 5000], ids=["short", "long"])
+def test_duplicate_names_keep_the_first_value_and_all_pairs(padding: bytes) -> None:
+    read = json_text.parse(padding + b'{"a":1,"b":{"c":2,"c":3},"a":4}')
     assert (read["a"], read["b"]["c"]) == (1, 2)
     assert json_text.members(read) == [("a", 1), ("b", {"c": 2}), ("a", 4)]
+
+
+@pytest.mark.parametrize("padding", [b"", b" " * 5000], ids=["short", "long"])
+def test_texts_that_look_like_names_are_no_duplicate_names(padding: bytes) -> None:
+    read = json_text.parse(padding + rb'{"a":1,"b":"\":\":"}')
+    assert not isinstance(read, json_reader.JsonObject)
+    assert read == {"a": 1, "b": '":":'}
 
 
 def test_bytes_that_are_not_utf_8_are_preserved() -> None:

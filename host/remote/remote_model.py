@@ -1,0 +1,180 @@
+"""One version of a model of another server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+
+from host.errors import ErrorCode, HostError, internal, unavailable, unexpected_failure
+from host.inference.call import Call, CallHolder
+from host.inference.metadata import ModelStatistics
+from host.inference.request import InferRequest, InferResponse, copy_from_shared_memory
+from host.instances.client_memory import write_outputs
+from host.metrics.model_metrics import ModelMetrics
+from host.metrics.settings import MetricsSettings
+from host.metrics.statistics import InferenceCounters
+from host.models.draining import DrainableModel
+from host.remote.provider import RemoteModelProvider, RemoteVersion
+from host.repository.chat_template import ChatTemplate
+from host.repository.token_counter import TokenCounter
+
+_log = logging.getLogger("pbhost")
+
+_MAX_UNACKNOWLEDGED = 32  # responses of one request, unless the caller has another limit
+
+WhyNotReady = Callable[[str, int], Awaitable[str]]
+"""Asks the other server why a version is not ready; "" if it is."""
+
+
+class RemoteModel(DrainableModel, CallHolder):
+    """Passes requests on. The other server validates, schedules and counts them."""
+
+    def __init__(
+        self, described: RemoteVersion, provider: RemoteModelProvider, why_not_ready: WhyNotReady
+    ) -> None:
+        super().__init__()
+        config = described.config
+        self.name: str = config.name
+        self.version = described.version
+        self.config = config
+        self.labels: Mapping[str, Sequence[str]] = described.labels
+        self.chat_template: ChatTemplate | None = None
+        self.token_counter: TokenCounter | None = None
+        self.lora_adapters: tuple[str, ...] = ()
+        self.counters = InferenceCounters(self.name, str(self.version))
+        self.metrics = ModelMetrics(
+            config, self.version, self.counters, lambda: 0, MetricsSettings()
+        )
+        self.described = described
+        self._provider = provider
+        self._why_not_ready = why_not_ready
+        self._tasks: dict[Call, asyncio.Task[None]] = {}
+
+    def infer(self, request: InferRequest) -> Call:
+        """Starts a request. Errors are responses, as the other server finds them."""
+        self._raise_if_draining(request)
+        call = Call(request)
+        call.holder = self
+        self._track_call(call)
+        task = asyncio.get_running_loop().create_task(self._run(call))
+        self._tasks[call] = task
+        task.add_done_callback(lambda _: self._tasks.pop(call, None))
+        return call
+
+    async def _run(self, call: Call) -> None:
+        try:
+            await self._pass_on(call)
+            if not call.ended:
+                call.fail(internal(f"the server of model '{self.name}' ended without a response"))
+        except asyncio.CancelledError:
+            if not call.ended:
+                call.fail(unavailable(f"the request to model '{self.name}' was given up"))
+            raise
+        except HostError as error:
+            if not call.ended:
+                call.fail(error)
+        except Exception as error:  # the top of a call: a defect is logged and answered
+            _log.exception("unexpected failure of a request to remote model '%s'", self.name)
+            if not call.ended:
+                call.fail(unexpected_failure(error))
+
+    async def _pass_on(self, call: Call) -> None:
+        request = call.request
+        headers = {} if request.trace is None else request.trace.headers_for_server()
+        sent = msgspec.structs.replace(
+            request,
+            inputs=[copy_from_shared_memory(tensor) for tensor in request.inputs],
+            trace=None,
+            output_placement=None,
+            output_placement_hints=None,
+            classification=None,
+            validation_key=None,
+            reserved_memory=None,
+        )
+        placement = request.output_placement
+        credits = _Credits(request.max_outstanding_responses or _MAX_UNACKNOWLEDGED)
+        call.on_response_acknowledged = credits.acknowledge
+        responses = self._provider.infer(sent, headers)
+        try:
+            async for response, final in responses:
+                if response is not None:
+                    response.id = request.id
+                    if placement is not None and response.error is None:
+                        response.error = write_outputs(placement, response.outputs)
+                        if response.error is not None:
+                            response.outputs = []
+                    if not final:
+                        credits.sent()
+                call.respond(response, final)
+                if call.ended:
+                    return
+                await credits.wait()
+        finally:
+            await responses.aclose()
+
+    def cancel_call(self, call: Call) -> bool:
+        """Cancels the request at the other server."""
+        task = self._tasks.get(call)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        return False
+
+    def call_finished(self, call: Call) -> None:
+        """The other server counts the call."""
+        self._release_call(call)
+
+    @property
+    def ready(self) -> bool:
+        """True: a request finds out."""
+        return True
+
+    @property
+    def defines_is_ready(self) -> bool:
+        """Whether it must be asked, as its last answer was not yes or may change at any time."""
+        return self.described.defines_is_ready or bool(self.described.reason)
+
+    async def why_not_ready(self) -> str:
+        """Asks the other server. Raises HostError."""
+        return await self._why_not_ready(self.name, self.version)
+
+    def statistics(self) -> ModelStatistics:
+        """Nothing: the other server has them."""
+        return self.counters.snapshot()
+
+    def abort(self, error: HostError) -> None:
+        """Ends every call in progress."""
+        for call in list(self._calls):
+            call.abort(error)
+
+    async def stop(self, grace: float, finalize: float) -> None:
+        """Gives up the calls in progress."""
+        self.abort(HostError(ErrorCode.UNAVAILABLE, "the server stops"))
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+class _Credits:
+    """Lets the next response come when few enough are not acknowledged."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._left = most
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def sent(self) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            self._room.clear()
+
+    def acknowledge(self, response: InferResponse) -> None:
+        self._left = min(self._most, self._left + 1)
+        if self._left > 0:
+            self._room.set()
+
+    async def wait(self) -> None:
+        await self._room.wait()
