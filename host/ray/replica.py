@@ -10,14 +10,18 @@ from typing import Any
 from ray import serve
 
 from host.errors import HostError
+from host.frontends.http.exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.receive_budget import ReceiveBudget
 from host.inference.metadata import ModelStatistics
 from host.ray.arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS
 from host.ray.metrics import MetricsExporter
 from host.ray.model_changes import Failure, ModelChange, SharedModelControl
 from host.ray.peers import Peers
-from host.ray.rpc_methods import RpcMethods
+from host.ray.rpc_methods import EncodedMessage, RpcMethods
+from host.ray.sequence_guard import SequenceGuard
+from host.ray.servicer import Rpc
 from host.ray.statistics import add_statistics
 from host.server.server import Server
 
@@ -40,7 +44,7 @@ class ServerReplica(RpcMethods):
     async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]
         self._peers = Peers()
         self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
-        self._declared: set[str] = set()  # models that `user_config` names
+        self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
         self._queue = (0, 0.0)  # what queues had counted when last asked
         self._server = Server(read_options(arguments), control_hook=self._control)
@@ -52,11 +56,32 @@ class ServerReplica(RpcMethods):
             await self._server.stop()
             raise
         self._server.core.collect_statistics = self._collect_statistics
+        self._guard = SequenceGuard(self._server.core)
+        self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
         self._metrics = MetricsExporter(self._server)
 
+    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> EncodedMessage:
+        """As that of the base class, but refuses requests that belong to another replica."""
+        if self._several and rpc.name == "ModelInfer":
+            try:
+                self._guard.check_rpc(message, context.invocation_metadata())
+            except HostError as error:
+                return self.refuse(context, error)
+        return await super().answer_rpc(rpc, message, context)
+
+    async def answer_http(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answers an HTTP request, an ASGI application."""
+        if self._several and scope["type"] == "http":
+            try:
+                self._guard.check_http(scope)
+            except HostError as error:
+                await HttpExchange(scope, receive, send, ReceiveBudget()).send_error(error)
+                return
+        await self._server.asgi_application(scope, receive, send)
+
     def __serve_build_asgi_app__(self) -> App:  # the name is Ray's
-        return _WithShutdown(self._server.asgi_application, self)
+        return _WithShutdown(self)
 
     async def stop(self) -> None:
         """Finishes requests in progress, and stops the server."""
@@ -68,7 +93,7 @@ class ServerReplica(RpcMethods):
 
         The server restarts instances itself; Ray Serve replaces a replica that stays ill.
         """
-        await self._control.catch_up()
+        self._several = await self._control.catch_up() > 1 or self._several
         core, now = self._server.core, time.monotonic()
         failing: dict[tuple[str, int], float] = {}
         for name, version in core.list_ready_versions():
@@ -96,10 +121,15 @@ class ServerReplica(RpcMethods):
             raise ValueError(f"user_config: expected 'load_model' only, got {sorted(unknown)}")
         wanted = set(user_config.get("load_model", ()))
         present = {name for name, _ in self._server.core.list_ready_versions()}
-        for name in sorted(wanted - present):
+        missing = wanted - present
+        if self._declared is None:  # a new replica: what clients have changed since comes first
+            missing -= self._control.changes.keys()
+        for name in sorted(missing):
             await self._server.load_model(name)
-        for name in sorted(self._declared - wanted):
+            self._control.record(name, loaded=True)
+        for name in sorted((self._declared or set()) - wanted):
             await self._server.unload_model(name)
+            self._control.record(name, loaded=False)
         self._declared = wanted
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -135,13 +165,12 @@ class ServerReplica(RpcMethods):
 class _WithShutdown:
     """The HTTP endpoints; the end of their lifespan stops the server."""
 
-    def __init__(self, app: App, replica: ServerReplica) -> None:
-        self._app = app
+    def __init__(self, replica: ServerReplica) -> None:
         self._replica = replica
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
+            await self._replica.answer_http(scope, receive, send)
             return
         await receive()
         await send({"type": "lifespan.startup.complete"})
