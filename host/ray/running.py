@@ -10,10 +10,13 @@ from ray import serve
 from host.ray.application import app
 from host.ray.serve_config import Proxies
 
+_APPLICATION = "pbhost"
+
 
 def run(arguments: Mapping[str, Any], deployment: Mapping[str, Any], proxies: Proxies) -> None:
     """Starts Ray Serve, and Ray on this machine unless RAY_ADDRESS names a cluster; blocks.
 
+    At Ctrl-C it deletes the application. Where Ray Serve runs already, `proxies` have no effect.
     `arguments` and `deployment`: as of `app`. Raises ValueError.
     """
     application = app({**arguments, "deployment": dict(deployment)})
@@ -23,6 +26,8 @@ def run(arguments: Mapping[str, Any], deployment: Mapping[str, Any], proxies: Pr
         grpc_options=proxies.grpc_options,
     )
     try:
-        serve.run(application, name="pbhost", route_prefix="/", blocking=True)
+        serve.run(application, name=_APPLICATION, route_prefix="/", blocking=True)
+    except KeyboardInterrupt:
+        pass  # the way to end it
     finally:
-        serve.shutdown()
+        serve.delete(_APPLICATION)  # a cluster may have others
