@@ -12,6 +12,7 @@ from ray import serve
 from host.errors import HostError
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.inference.metadata import ModelStatistics
+from host.options.options import Options
 from host.ray.arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS
 from host.ray.metrics import MetricsExporter
@@ -43,7 +44,7 @@ class ServerReplica(RpcMethods):
         self._declared: set[str] = set()  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
         self._queue = (0, 0.0)  # what queues had counted when last asked
-        self._server = Server(read_options(arguments), control_hook=self._control)
+        self._server = self.make_server(read_options(arguments))
         await self._server.start()
         self._control.server = self._server
         try:
@@ -51,9 +52,17 @@ class ServerReplica(RpcMethods):
         except BaseException:
             await self._server.stop()
             raise
-        self._server.core.collect_statistics = self._collect_statistics
+        self.share_statistics()
         self.rpcs = self._server.grpc_application
         self._metrics = MetricsExporter(self._server)
+
+    def make_server(self, options: Options) -> Server:
+        """The server of this replica."""
+        return Server(options, control_hook=self._control)
+
+    def share_statistics(self) -> None:
+        """Makes the statistics that clients get those of all replicas."""
+        self._server.core.collect_statistics = self._collect_statistics
 
     def __serve_build_asgi_app__(self) -> App:  # the name is Ray's
         return _WithShutdown(self._server.asgi_application, self)
@@ -71,7 +80,7 @@ class ServerReplica(RpcMethods):
         await self._control.catch_up()
         core, now = self._server.core, time.monotonic()
         failing: dict[tuple[str, int], float] = {}
-        for name, version in core.list_ready_versions():
+        for name, version in self._server.own_models.ready_versions():
             try:
                 ready = await core.health.model_ready(name, str(version))
             except HostError:
@@ -95,7 +104,7 @@ class ServerReplica(RpcMethods):
         if unknown:
             raise ValueError(f"user_config: expected 'load_model' only, got {sorted(unknown)}")
         wanted = set(user_config.get("load_model", ()))
-        present = {name for name, _ in self._server.core.list_ready_versions()}
+        present = {name for name, _ in self._server.own_models.ready_versions()}
         for name in sorted(wanted - present):
             await self._server.load_model(name)
         for name in sorted(self._declared - wanted):
