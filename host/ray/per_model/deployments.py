@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host.config.instance_groups import instance_specs, normalise_instance_groups
 from host.config.model_config import read_unchecked_config
 from host.config.schema import ModelConfig, is_ensemble
 from host.errors import HostError
@@ -78,6 +77,7 @@ def model_deployments(
             )
         except HostError as error:
             raise ValueError(f"model '{name}': {error.message}") from None
+        config.name = name
         settings = model_settings(config, options, given.get(name, {}))
         found.append(ModelDeployment(name, deployment_name(name), settings))
     return found
@@ -88,7 +88,8 @@ def model_settings(
 ) -> dict[str, Any]:
     """The options of a model's deployment; `given` come first.
 
-    A replica has the instances of the configuration, and the GPU of one of its groups.
+    A replica has the instances of the configuration, and one GPU if a group asks for GPUs. Raises
+    ValueError for groups on several GPUs.
     """
     settings: dict[str, Any] = {
         "graceful_shutdown_timeout_s": options.exit_timeout_secs + STOP_MARGIN
@@ -97,9 +98,15 @@ def model_settings(
         settings["max_ongoing_requests"] = _ENSEMBLE_ONGOING
         settings["ray_actor_options"] = {"num_cpus": _CPUS_PER_INSTANCE, "num_gpus": 0}
         return _with_policy({**settings, **given})
-    normalise_instance_groups(config)
-    instances = len(instance_specs(config))
+    # Counted without the GPUs of this machine: replicas may run on others.
+    instances = sum(max(1, group.count) for group in config.instance_group) or 1
     gpu = any(group.kind == group.KIND_GPU for group in config.instance_group)
+    named = {number for group in config.instance_group for number in group.gpus}
+    if named - {0}:
+        raise ValueError(
+            f"model '{config.name}': instance_group names the GPUs {sorted(named)}, and a replica"
+            " has one, number 0; leave `gpus` out, and set num_replicas"
+        )
     batch = max(1, int(config.max_batch_size))
     settings["max_ongoing_requests"] = max(
         _LEAST_ONGOING, _BATCHES_PER_INSTANCE * instances * batch
