@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from host.errors import HostError, internal, unavailable
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
-from host.model_control.hook import LoadParameters
+from host.model_control.hook import LoadParameters, ModelControlHook
 from host.ray.peers import call_all
 from host.ray.per_model.messages import Refusal, pack_request, unpack_response, unpack_version
 from host.ray.statistics import add_statistics
@@ -63,7 +63,7 @@ class Connection:
         if self._decoupled.get(request.model_name, True):
             responses = handle.options(stream=True).stream_responses.remote(*packed)
         else:
-            responses = _single(handle.answer_request.remote(*packed))
+            responses = _SingleAnswer(handle.answer_request.remote(*packed))
         ended = False
         try:
             async for answer in responses:
@@ -199,7 +199,9 @@ class RoutedModelControl:
     `own`: the hook for the model of this deployment, and its name; None in the ingress.
     """
 
-    def __init__(self, connection: Connection, own: Any = None, name: str = "") -> None:
+    def __init__(
+        self, connection: Connection, own: ModelControlHook | None = None, name: str = ""
+    ) -> None:
         self._connection = connection
         self._own = own
         self._name = name
