@@ -17,6 +17,7 @@ from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.model_control.hook import LoadParameters, ModelControlHook
 from host.ray.peers import call_all
+from host.ray.per_model.deployments import INGRESS
 from host.ray.per_model.messages import Refusal, pack_request, unpack_response, unpack_version
 from host.ray.statistics import add_statistics
 from host.remote.provider import RemoteVersion, ResponseStream
@@ -119,9 +120,10 @@ class Connection:
 
     async def announce(self, name: str) -> None:
         """Tells all other deployments that the versions of a model have changed."""
+        ingress = serve.get_deployment_handle(INGRESS, self._application)
         told = (
-            call_all(self._handle(other), "refresh_model", name, timeout=_QUESTION_SECONDS)
-            for other in self._deployments
+            call_all(handle, "refresh_model", name, timeout=_QUESTION_SECONDS)
+            for handle in (ingress, *map(self._handle, self._deployments))
         )
         for answer in await asyncio.gather(*told, return_exceptions=True):
             if isinstance(answer, BaseException):
@@ -168,7 +170,7 @@ class Connection:
         return answers
 
 
-class _single:  # used as a function
+class _SingleAnswer:
     """The response to a call, as a stream of the parts of its result."""
 
     def __init__(self, response: Any) -> None:
