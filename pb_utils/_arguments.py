@@ -67,8 +67,10 @@ def check_text(function: str, argument: str, value: object) -> str:
         TypeError: the value is not text.
         UnicodeDecodeError: the bytes are not valid UTF-8.
     """
+    if type(value) is str and value.isascii():  # nearly always; ASCII cannot contain surrogates
+        return value
     if isinstance(value, str):
-        if not value.isascii():  # ASCII cannot contain surrogates
+        if not value.isascii():
             try:
                 value.encode("utf-8")
             except UnicodeEncodeError:
@@ -107,6 +109,8 @@ def check_integer(
     Raises:
         TypeError: the value is not an integer, or is out of range.
     """
+    if type(value) is int and 0 <= value < 1 << (bits - 1):  # nearly always
+        return value
     low = -(1 << (bits - 1)) if signed else 0
     high = (1 << (bits - 1 if signed else bits)) - 1
     try:
@@ -140,6 +144,8 @@ def check_seconds(function: str, argument: str, value: object) -> float | None:
 
 def check_boolean(function: str, argument: str, value: object) -> bool:
     """Returns a bool. Accepts any object with ``__bool__`` except None."""
+    if value is True or value is False:
+        return value
     if value is None or not hasattr(type(value), "__bool__"):
         raise type_error(function, argument, "a bool", value)
     return bool(value)

@@ -407,6 +407,8 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def _checked_correlation_id(value: object) -> int | str:
+    if type(value) is int and 0 <= value < 1 << 64:
+        return value
     if value is None:
         raise _arguments.type_error("__init__", "correlation_id", "an int or str", value)
     if isinstance(value, str):

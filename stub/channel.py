@@ -43,7 +43,8 @@ WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 
 _STUB_THREADS = 3  # two of ZeroMQ, and the service thread
 _ONE = (1).to_bytes(8, "little")  # increments an eventfd
-_MAX_QUEUED, _MAX_QUEUED_BYTES = 64, 1 << 14  # messages of a frame, so that it fits into the ring
+_MAX_QUEUED = 8  # messages of a frame: the host works on them while the others are made
+_MAX_QUEUED_BYTES = 1 << 14  # so that a frame fits into the ring
 _FULL_RING_POLL_SECONDS = 0.001  # poll interval while the ring is full
 
 

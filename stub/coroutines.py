@@ -29,14 +29,14 @@ class CoroutineRunner:
 
     def submit(self, coroutine: Coroutine[Any, Any, Any], batch: int) -> "Future[Any]":
         """Runs a coroutine of a batch on the loop."""
-        import asyncio  # a model without coroutines starts faster without it
+        from concurrent.futures import Future  # a model without coroutines starts faster without it
 
         context = contextvars.copy_context()
         context.run(current_batch.set, batch)
         loop = self._get_loop()
-        ended = context.run(asyncio.run_coroutine_threadsafe, _catch_exit(coroutine), loop)
-        result: Future[Any] = type(ended)()
-        ended.add_done_callback(lambda done: _copy_outcome(done, result))
+        result: Future[Any] = Future()
+        # Not `run_coroutine_threadsafe`, whose future would not tell SystemExit apart.
+        loop.call_soon_threadsafe(_start_task, loop, coroutine, result, context=context)
         return result
 
     def _get_loop(self) -> "asyncio.AbstractEventLoop":
@@ -96,7 +96,17 @@ async def _catch_exit(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return _ExitRaised(error)
 
 
-def _copy_outcome(done: "Future[Any]", result: "Future[Any]") -> None:
+def _start_task(
+    loop: "asyncio.AbstractEventLoop",
+    coroutine: Coroutine[Any, Any, Any],
+    result: "Future[Any]",
+) -> None:
+    """Starts a coroutine on the loop's thread, in the present context."""
+    task = loop.create_task(_catch_exit(coroutine))
+    task.add_done_callback(lambda done: _copy_outcome(done, result))
+
+
+def _copy_outcome(done: "asyncio.Future[Any]", result: "Future[Any]") -> None:
     if done.cancelled():
         result.cancel()
         result.set_running_or_notify_cancel()

@@ -218,11 +218,13 @@ class StubMemory:
         """Notes that `execute` has returned."""
         self._releases_before_wake = _AFTER_EXECUTE
 
-    def end_batch(self) -> None:
-        """Ends the batch, after its responses were sent."""
+    def end_batch(self) -> Optional[BlockRelease]:
+        """Ends the batch, after its responses were sent; returns what they have released.
+
+        The main thread sends it: to wake the service thread for it takes longer.
+        """
         self._releases_before_wake = _BETWEEN_BATCHES
-        if self._unsent_releases and not self._released_in_time:
-            self._wake()
+        return None if self._released_in_time else self.take_releases()
 
     def _on_import_dropped(self, arena: int, offset: int) -> None:
         self._unsent_releases.append((arena, offset))

@@ -189,7 +189,9 @@ class Worker:
         if self._reports_imports:
             self._report_imports()
         memory.views.reclaim_dropped_views()
-        memory.end_batch()
+        returns = memory.end_batch()
+        if returns is not None:
+            self._channel.send([returns])
 
     def _auto_complete(self, message: m.AutoComplete) -> None:
         try:

@@ -134,10 +134,11 @@ def _can_progress(call: Call) -> bool:
     holder = call.holder
     if holder is None:
         return True
-    return any(
-        not (candidate.resource_holders or candidate.blocking_calls or candidate.instances)
-        for candidate in (holder.instances if holder.instances is not None else (holder,))
-    )
+    instances = holder.instances
+    for candidate in (holder,) if instances is None else instances:
+        if not (candidate.resource_holders or candidate.blocking_calls or candidate.instances):
+            return True
+    return False
 
 
 def _edges(node: Call | CallHolder, old: Collection[Call]) -> _Edges:

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from host.errors import invalid_argument
-from host.options.flag_parser import InvalidValue, check_values, flags_of, parse_flags, usage
+from host.options.flag_parser import (
+    InvalidValue,
+    check_values,
+    describe_misuse,
+    flags_of,
+    parse_flags,
+    usage,
+)
 from host.options.options import Options
 
 _Options = TypeVar("_Options")
@@ -50,8 +57,7 @@ def parse_texts(
         if not str(error):
             sys.stdout.write(usage(synopsis, flags, about=about))
             sys.exit(0)
-        text = f"Usage: pbhost {synopsis} [options]\npbhost {command}: {error}\n{error.advice}"
-        sys.stderr.write(f"{text.rstrip()}\n")
+        sys.stderr.write(f"{describe_misuse(command, str(error), error.advice)}\n")
         sys.exit(2)
     return list(line.positional), options
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+
 from host.cli.arguments import check_inputs, parse_texts, split_inputs
 from host.cli.grpc_inference import GrpcInferenceClient
 from host.cli.http_inference import HttpInferenceClient
@@ -22,6 +24,7 @@ from pb_utils._literals import InvalidInput, read_inputs
 from pb_utils._response_text import format_response
 
 _EXIT_OK, _EXIT_FAILED, _EXIT_USAGE = 0, 1, 2
+_UNKNOWN = "Request for unknown model"  # how errors about models that are not loaded begin
 URL = re.compile(r"(https?|grpcs?)://[^/]+/?")
 
 _ABOUT = """\
@@ -129,7 +132,7 @@ def _infer(client: InferenceClient, model: str, options: InferOptions) -> bool:
     Raises HostError and InvalidInput.
     """
     version = "" if options.version is None else str(options.version)
-    config = _read_config(client, model, version)
+    config = _read_config_when_loaded(client, model, version)
     values = read_inputs(split_inputs(options.input), config)
     inputs = [
         value if isinstance(value, Tensor) else Tensor(name, value)
@@ -156,6 +159,26 @@ def _infer(client: InferenceClient, model: str, options: InferOptions) -> bool:
     if not failed:
         sys.stdout.write(f"done in {1000 * (time.perf_counter() - started):.3f} ms\n")
     return failed
+
+
+def _read_config_when_loaded(client: InferenceClient, model: str, version: str) -> dict[str, Any]:
+    """As `_read_config`; a model that loads on demand is loaded by a request that it refuses."""
+    try:
+        return _read_config(client, model, version)
+    except HostError as error:
+        if not error.message.startswith(_UNKNOWN):
+            raise
+        refusal = error
+    try:
+        unknown_input = Tensor("an input that no model has", np.zeros(1, np.int32))
+        for _ in client.infer(Inference(model, version, "", [unknown_input]), False):
+            pass
+    except HostError as error:
+        refusal = error
+    try:
+        return _read_config(client, model, version)
+    except HostError:
+        raise refusal from None
 
 
 def _read_config(client: InferenceClient, model: str, version: str) -> dict[str, Any]:

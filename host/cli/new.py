@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from host.cli.arguments import parse_arguments
-from host.options.flag_parser import FlagGroup, InvalidValue
+from host.options.flag_parser import FlagGroup, InvalidValue, one_of
 
 _EXIT_OK, _EXIT_FAILED = 0, 1
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -51,11 +51,6 @@ invalid"""
 _group = FlagGroup("New")
 
 
-def _check_kind(kind: Any) -> None:
-    if kind not in _MODEL_NAMES:
-        raise InvalidValue(f"expected one of {', '.join(_MODEL_NAMES)}, got '{kind}'")
-
-
 def _check_model(name: Any) -> None:
     if name and not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise InvalidValue(f"expected letters, digits, '_' and '-', got '{name}'")
@@ -65,7 +60,9 @@ def _check_model(name: Any) -> None:
 class NewOptions:
     """The flags of `pbhost new`."""
 
-    kind: str = _group("plain", f"One of {', '.join(_MODEL_NAMES)}.", check=_check_kind)
+    kind: str = _group(
+        "plain", f"One of {', '.join(_MODEL_NAMES)}.", check=one_of("kind", *_MODEL_NAMES)
+    )
     model: str = _group("", "Name of the model; by default, it depends on the kind.",
                         check=_check_model)  # fmt: skip
 

@@ -99,6 +99,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
         sys.exit(1)
     except KeyboardInterrupt:
         pass
+    if download.lost:
+        sys.stderr.write(
+            f"pbhost record: '{directory}' was removed meanwhile, and the recording with it\n"
+        )
+        sys.exit(1)
     sys.stdout.write(f"{download.describe()}\n")
     sys.exit(0)
 
@@ -111,6 +116,12 @@ class _Download:
         self._options = options
         self._requests = self._size = 0
         self._end: RecordingEnd | None = None
+        self._began = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether the files that were written are no longer in the directory."""
+        return self._began and not (self._directory / LINES_NAME).exists()
 
     def run(self, client: ServerClient) -> None:
         """Raises HostError."""
@@ -128,6 +139,7 @@ class _Download:
         with client.stream(f"{path}/record", msgspec.json.encode(settings)) as source:
             try:
                 with RecordingWriter(self._directory) as writer:
+                    self._began = True
                     self._write(source, writer)
             except http.client.HTTPException as error:
                 raise unavailable(f"the server has ended the recording early: {error}") from error

@@ -17,6 +17,7 @@ from host.errors import HostError, ServiceStartError
 from host.logs.formats import format_json
 from host.logs.writer import write_if_room
 from host.options.command_line import parse
+from host.options.flag_parser import describe_misuse
 from host.options.options import Options, UsageError
 from host.server.server import Server
 from host.system.service_manager import ServiceManager
@@ -28,7 +29,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         options = parse(arguments)
     except UsageError as error:
-        sys.stderr.write(f"{_describe(error)}\n")
+        log_format = _requested_format(arguments) if error.detail else ""
+        sys.stderr.write(_line(log_format, logging.ERROR, _describe(error)))
         sys.exit(1)
     _raise_file_limit()
     tune_malloc(one_heap=True)
@@ -40,8 +42,15 @@ def _describe(error: UsageError) -> str:
     """Returns one line about invalid options; for `--help`, the whole text."""
     if not error.detail:
         return str(error)
-    parts = [*error.detail.splitlines(), *error.advice.splitlines(), "See pbhost serve --help"]
-    return "pbhost serve: " + "; ".join(part.strip().rstrip(".") for part in parts)
+    return describe_misuse("serve", error.detail, error.advice)
+
+
+def _requested_format(arguments: Sequence[str]) -> str:
+    """Returns the value of `--log-format`, as far as it is known while another flag is wrong."""
+    words = " ".join(arguments).replace("--log-format ", "--log-format=").split()
+    found = [word for word in words if word.startswith("--log-format=")]
+    default = os.environ.get("PBHOST_LOG_FORMAT", "")
+    return found[-1].partition("=")[2] if found else default
 
 
 def _raise_file_limit() -> None:
@@ -89,13 +98,15 @@ async def _serve_until(stop: asyncio.Event, server: Server, manager: ServiceMana
         await stopping
         return 0 if await server.stop() else 1
     manager.failed(reason)
-    sys.stderr.write(_line(server.options, logging.ERROR, f"error: creating server: {reason}"))
+    sys.stderr.write(
+        _line(server.options.log_format, logging.ERROR, f"error: creating server: {reason}")
+    )
     return 1
 
 
-def _line(options: Options, level: int, text: str) -> str:
+def _line(log_format: str, level: int, text: str) -> str:
     """Returns a line for the console in the format of the log if that is JSON."""
-    if options.log_format != "json":
+    if log_format != "json":
         return f"{text}\n"
     number = sys._getframe(1).f_lineno
     record = logging.LogRecord("pbhost", level, __file__, number, text, (), None)
@@ -110,7 +121,7 @@ def _install_signal_handlers(stop: asyncio.Event, server: Server, manager: Servi
         if not stop.is_set():
             stop.set()
             manager.stopping()
-            line = _line(server.options, logging.INFO, f"Signal ({number}) received.")
+            line = _line(server.options.log_format, logging.INFO, f"Signal ({number}) received.")
             write_if_room(sys.stdout.fileno(), line.encode())
 
     async def reload_files() -> None:

@@ -7,6 +7,7 @@ import os
 import select
 import sys
 import termios
+import textwrap
 import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,7 @@ _SORT_KEYS: dict[str, Callable[[ModelRates], float]] = {
     "restarts": lambda row: -row.restarts,
 }
 _DEFAULT_SIZE = os.terminal_size((500, 0))  # of what is not a terminal: no limit of lines
+_LINES_FOR_WHOLE_HEAD = 12  # of a terminal; on a smaller one, models are more important
 _SMALLEST_NAME = 12  # columns for the names of models, before other columns are left out
 
 _group = FlagGroup("Top")
@@ -193,11 +195,15 @@ def _describe(
     rows.sort(key=lambda row: (_SORT_KEYS[options.sort](row), row.model.name, row.model.version))
     head = (
         f"{now.name}, pbhost {now.version}: up {_format_duration(now.uptime_seconds)},"
-        f" {len(rows)} models, {sum(row.requests for row in rows):.1f} requests/s,"
+        f" {len(rows)} model{'s' * (len(rows) != 1)},"
+        f" {sum(row.requests for row in rows):.1f} requests/s,"
         f" {sum(row.model.pending for row in rows)} waiting, server process"
         f" {_format_bytes(now.resident_bytes)}"
     )
-    lines = [escape_control_characters(head)[: size.columns], *_format_rows(rows, size.columns)]
+    heads = textwrap.wrap(escape_control_characters(head), size.columns)
+    if size.lines and size.lines < _LINES_FOR_WHOLE_HEAD:
+        del heads[1:]
+    lines = [*heads, *_format_rows(rows, size.columns)]
     if size.lines and len(lines) > size.lines:
         hidden = len(lines) - size.lines + 1
         lines[size.lines - 1 :] = [f"... and {hidden} more; --model and --sort select"]
@@ -220,7 +226,7 @@ def _format_rows(rows: Sequence[ModelRates], width: int) -> list[str]:
     titles = " ".join(["MODEL".ljust(room), *(one.title.rjust(one.width) for one in columns)])
     lines = [titles]
     for row, name in zip(rows, names, strict=True):
-        shown = name if len(name) <= room else name[: room - 1] + "+"
+        shown = _shorten(name, room)
         if not row.model.instances and row.model.state != "READY":
             state = f"{row.model.state} {row.model.reason}"
             lines.append(f"{shown.ljust(room)} {escape_control_characters(state)}".split("\n")[0])
@@ -228,6 +234,14 @@ def _format_rows(rows: Sequence[ModelRates], width: int) -> list[str]:
         cells = (one.text(row).rjust(one.width) for one in columns)
         lines.append(" ".join([shown.ljust(room), *cells]))
     return lines
+
+
+def _shorten(name: str, room: int) -> str:
+    """A name without its middle if it is too long: names differ at their ends, too."""
+    if len(name) <= room:
+        return name
+    tail = (room - 1) // 2
+    return f"{name[: room - 1 - tail]}+{name[len(name) - tail :]}"
 
 
 def _format_name(row: ModelRates) -> str:

@@ -146,10 +146,10 @@ class PythonModel(DrainableModel):
     @property
     def ready(self) -> bool:
         """Whether at least one instance is alive."""
-        return any(
-            supervisor.state is InstanceState.SERVING and not supervisor.passive
-            for supervisor in self.supervisors
-        )
+        for supervisor in self.supervisors:
+            if supervisor.state is InstanceState.SERVING and not supervisor.passive:
+                return True
+        return False
 
     @property
     def defines_is_ready(self) -> bool:
@@ -274,8 +274,11 @@ class PythonModel(DrainableModel):
         return holder is self.scheduler
 
     def _can_recover(self) -> bool:
-        coming = (InstanceState.RESTARTING, InstanceState.BACKING_OFF)
-        return any(supervisor.state in coming for supervisor in self.supervisors)
+        for supervisor in self.supervisors:
+            state = supervisor.state
+            if state is InstanceState.RESTARTING or state is InstanceState.BACKING_OFF:
+                return True
+        return False
 
     def _raise_if_unrecoverable(self, request: InferRequest) -> None:
         """Raises HostError unless an instance is alive or is being replaced."""

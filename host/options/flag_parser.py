@@ -210,6 +210,12 @@ def check_values(owner: Any, flags: Iterable[Flag]) -> None:
             raise _invalid_flag_value(flag, error) from None
 
 
+def describe_misuse(command: str, error: str, advice: str) -> str:
+    """Returns one line about an invalid command line."""
+    parts = [*error.splitlines(), *advice.splitlines(), f"See pbhost {command} --help"]
+    return f"pbhost {command}: " + "; ".join(part.strip().rstrip(".") for part in parts)
+
+
 def _append(values: list[Any], value: Any) -> list[Any]:
     return [*values, value]
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from host.options.command_line import parse
-from host.options.options import Options, UsageError
+from host.options.flag_parser import SWITCH
+from host.options.options import FLAGS, Options, UsageError
 
+_SWITCHES = {flag.field for flag in FLAGS if flag.kind is SWITCH}
 _NO_PORTS = {"allow_grpc": False, "allow_http": False, "allow_metrics": False}
 
 
@@ -17,9 +19,10 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
     Raises ValueError, also for options that cannot work in one of several replicas.
     """
     flags = [
-        f"--{name.replace('_', '-')}={_text(one)}"
+        flag
         for name, value in {**_NO_PORTS, **arguments}.items()
         for one in (value if isinstance(value, (list, tuple)) else [value])
+        for flag in _flag(name, one)
     ]
     try:
         options = parse(flags)
@@ -29,8 +32,11 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
     return options
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _flag(name: str, value: object) -> list[str]:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if name in _SWITCHES:
+        return [f"--{name.replace('_', '-')}"] if text == "true" else []
+    return [f"--{name.replace('_', '-')}={text}"]
 
 
 def _check(options: Options) -> None:

@@ -102,6 +102,11 @@ class SharedModelControl:
             if isinstance(failure, Failure):
                 raise failure.to_error()
 
+    def record(self, name: str, loaded: bool) -> None:
+        """Notes a change that every replica makes by itself, if clients had changed the model."""
+        if name in self.changes:
+            self.changes[name] = ModelChange(name, self._stamp(), {} if loaded else None)
+
     async def apply(self, changes: Iterable[ModelChange]) -> Failure | None:
         """Makes changes here that are newer than what is known. Returns the first failure."""
         server, failed = self.server, None
@@ -123,13 +128,17 @@ class SharedModelControl:
                     failed = failed or Failure(self.peers.own_id, error.code.value, error.message)
         return failed
 
-    async def catch_up(self) -> None:
-        """Makes the changes that this replica has missed. Raises nothing: others may be busy."""
+    async def catch_up(self) -> int:
+        """Makes the changes that this replica has missed; returns how many replicas there are.
+
+        Raises nothing: others may be busy; 0 is returned then.
+        """
         try:
             known = await self.peers.call("list_changes", timeout=_QUESTION_SECONDS)
         except TimeoutError:
             _log.warning("other replicas did not tell their loads and unloads in time")
-            return
+            return 0
         for changes in known:
             assert isinstance(changes, list)
             await self.apply(changes)
+        return len(known)

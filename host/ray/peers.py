@@ -47,6 +47,8 @@ class Peers:
     def __init__(self) -> None:
         context = serve.get_replica_context()
         self.own_id: str = context.replica_id.unique_id
+        self.configured: int | None = context.world_size
+        """The number of replicas that is configured; not what autoscaling has made of it."""
         self._handle = serve.get_deployment_handle(context.deployment, context.app_name)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> list[Any]:

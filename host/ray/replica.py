@@ -10,7 +10,9 @@ from typing import Any
 from ray import serve
 
 from host.errors import HostError
+from host.frontends.http.exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.receive_budget import ReceiveBudget
 from host.inference.metadata import ModelStatistics
 from host.options.options import Options
 from host.ray.arguments import read_options
@@ -18,7 +20,9 @@ from host.ray.autoscaling import QUEUE_SECONDS
 from host.ray.metrics import MetricsExporter
 from host.ray.model_changes import Failure, ModelChange, SharedModelControl
 from host.ray.peers import Peers
-from host.ray.rpc_methods import RpcMethods
+from host.ray.rpc_methods import EncodedMessage, RpcMethods
+from host.ray.sequence_guard import SequenceGuard
+from host.ray.servicer import Rpc
 from host.ray.statistics import add_statistics
 from host.server.server import Server
 
@@ -38,10 +42,13 @@ class ServerReplica(RpcMethods):
     call `apply_changes`, `list_changes` and `own_statistics`.
     """
 
+    routes_sequences = False
+    """Whether requests of a sequence are sent on to one replica of another deployment."""
+
     async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]
         self._peers = Peers()
         self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
-        self._declared: set[str] = set()  # models that `user_config` names
+        self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
         self._queue = (0, 0.0)  # what queues had counted when last asked
         self._server = self.make_server(read_options(arguments))
@@ -53,8 +60,14 @@ class ServerReplica(RpcMethods):
             await self._server.stop()
             raise
         self.share_statistics()
+        self._guard = SequenceGuard(self._server.core)
+        self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
         self._metrics = MetricsExporter(self._server)
+
+    @property
+    def _guards(self) -> bool:
+        return self._several and not self.routes_sequences
 
     def make_server(self, options: Options) -> Server:
         """The server of this replica."""
@@ -64,8 +77,27 @@ class ServerReplica(RpcMethods):
         """Makes the statistics that clients get those of all replicas."""
         self._server.core.collect_statistics = self._collect_statistics
 
+    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> EncodedMessage:
+        """As that of the base class, but refuses requests that belong to another replica."""
+        if self._guards and rpc.name == "ModelInfer":
+            try:
+                self._guard.check_rpc(message, context.invocation_metadata())
+            except HostError as error:
+                return self.refuse(context, error)
+        return await super().answer_rpc(rpc, message, context)
+
+    async def answer_http(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answers an HTTP request, an ASGI application."""
+        if self._guards and scope["type"] == "http":
+            try:
+                self._guard.check_http(scope)
+            except HostError as error:
+                await HttpExchange(scope, receive, send, ReceiveBudget()).send_error(error)
+                return
+        await self._server.asgi_application(scope, receive, send)
+
     def __serve_build_asgi_app__(self) -> App:  # the name is Ray's
-        return _WithShutdown(self._server.asgi_application, self)
+        return _WithShutdown(self)
 
     async def stop(self) -> None:
         """Finishes requests in progress, and stops the server."""
@@ -77,7 +109,7 @@ class ServerReplica(RpcMethods):
 
         The server restarts instances itself; Ray Serve replaces a replica that stays ill.
         """
-        await self._control.catch_up()
+        self._several = await self._control.catch_up() > 1 or self._several
         core, now = self._server.core, time.monotonic()
         failing: dict[tuple[str, int], float] = {}
         for name, version in self._server.own_models.ready_versions():
@@ -105,10 +137,15 @@ class ServerReplica(RpcMethods):
             raise ValueError(f"user_config: expected 'load_model' only, got {sorted(unknown)}")
         wanted = set(user_config.get("load_model", ()))
         present = {name for name, _ in self._server.own_models.ready_versions()}
-        for name in sorted(wanted - present):
+        missing = wanted - present
+        if self._declared is None:  # a new replica: what clients have changed since comes first
+            missing -= self._control.changes.keys()
+        for name in sorted(missing):
             await self._server.load_model(name)
-        for name in sorted(self._declared - wanted):
+            self._control.record(name, loaded=True)
+        for name in sorted((self._declared or set()) - wanted):
             await self._server.unload_model(name)
+            self._control.record(name, loaded=False)
         self._declared = wanted
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -144,13 +181,12 @@ class ServerReplica(RpcMethods):
 class _WithShutdown:
     """The HTTP endpoints; the end of their lifespan stops the server."""
 
-    def __init__(self, app: App, replica: ServerReplica) -> None:
-        self._app = app
+    def __init__(self, replica: ServerReplica) -> None:
         self._replica = replica
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
+            await self._replica.answer_http(scope, receive, send)
             return
         await receive()
         await send({"type": "lifespan.startup.complete"})

@@ -43,8 +43,12 @@ class RpcMethods:
             metadata = context.invocation_metadata()
             return EncodedMessage(await self.rpcs.call(rpc.path, message, metadata))
         except HostError as error:
-            self._set_error(context, error)
-            return EncodedMessage(b"")
+            return self.refuse(context, error)
+
+    def refuse(self, context: Any, error: HostError) -> EncodedMessage:
+        """The answer to a unary RPC that ends with an error."""
+        self._set_error(context, error)
+        return EncodedMessage(b"")
 
     async def answer_stream(
         self, rpc: Rpc, messages: Any, context: Any

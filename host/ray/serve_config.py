@@ -40,6 +40,8 @@ def make_config(
     """
     options = read_options(arguments)
     settings = derive_options(options, read_requirements(options), deployment)
+    if "request_router_config" not in deployment:
+        settings.pop("request_router_config", None)  # the application knows whether there is one
     return {
         "proxy_location": "EveryNode",
         "http_options": proxies.http_options,

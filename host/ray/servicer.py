@@ -93,7 +93,7 @@ class _MethodHandler:
 
 
 def _report_lost_replica(context: Any) -> None:
-    if context.code() != grpc.StatusCode.INTERNAL.value[0]:
+    if context.code() is not grpc.StatusCode.INTERNAL:
         return
     details = context.details()
     text = details.decode("utf-8", "replace") if isinstance(details, bytes) else str(details)

@@ -1,7 +1,8 @@
 """Strict validation of manifests: unknown fields are errors, as with `fieldValidation=Strict`.
 
 `kserve/` has the schemas of KServe's resources without their texts; of an InferenceService only the
-predictor that names a runtime. KServe publishes the definitions under Apache-2.0.
+predictor that names a runtime. `prometheus_operator/` has that of a ServiceMonitor of version 0.93.
+KServe and the Prometheus operator publish the definitions under Apache-2.0.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ import yaml
 
 KUBERNETES = "1.31"
 """The version of Kubernetes whose schemas are used."""
-_KSERVE = Path(__file__).parent / "kserve"
+_CUSTOM = {
+    path.stem: path
+    for folder in ("kserve", "prometheus_operator")
+    for path in (Path(__file__).parent / folder).glob("*.json")
+}
 
 
 def load_manifests(text: str) -> list[dict[str, Any]]:
@@ -29,9 +34,17 @@ def validate_kubernetes(manifest: dict[str, Any]) -> None:
     kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
 
-def kserve_errors(manifest: dict[str, Any]) -> list[str]:
-    """What is wrong with a resource of KServe: the place and the reason of each error."""
-    schema = json.loads((_KSERVE / f"{manifest['kind']}.json").read_text())
+def validate(manifest: dict[str, Any]) -> None:
+    """Raises an error if a resource is invalid."""
+    if manifest["kind"] in _CUSTOM:
+        assert custom_errors(manifest) == []
+    else:
+        validate_kubernetes(manifest)
+
+
+def custom_errors(manifest: dict[str, Any]) -> list[str]:
+    """What is wrong with a custom resource: the place and the reason of each error."""
+    schema = json.loads(_CUSTOM[manifest["kind"]].read_text())
     schema["properties"]["metadata"] = {"type": "object"}
     _forbid_unknown_fields(schema)
     validator = jsonschema.Draft202012Validator(schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,20 +11,21 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from host.metrics.catalogue import CATALOGUE
 from host.options.command_line import parse
 from host.options.options import Options
 from tests.conftest import DEADLINE, ROOT
-from tests.deploy.schemas import kserve_errors, load_manifests, validate_kubernetes
+from tests.deploy.schemas import custom_errors, load_manifests, validate, validate_kubernetes
 
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 RUNTIMES = sorted((DEPLOY / "kserve").glob("runtime*.yaml"))
 SERVICES = sorted((DEPLOY / "kserve").glob("inference-service*.yaml"))
 LABELS = {"app.kubernetes.io/name": "pbhost"}
-CUSTOM = "ServiceMonitor"
-"""A resource whose schema is not at hand."""
 
 
 def name_of(path: Path) -> str:
@@ -76,19 +78,24 @@ def check_container(container: dict[str, Any], grace_seconds: int) -> None:
 def test_what_kustomize_builds_is_valid(folder: str) -> None:
     manifests = build(folder)
     assert len(manifests) >= 5
-    for (kind, _), manifest in manifests.items():
-        if kind != CUSTOM:
-            validate_kubernetes(manifest)
+    for manifest in manifests.values():
+        validate(manifest)
 
 
 def test_unknown_fields_are_errors() -> None:
-    """Of both validators: they would accept anything otherwise."""
+    """Of all validators: they would accept anything otherwise."""
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}}
     with pytest.raises(kubernetes_validate.ValidationError):
         validate_kubernetes(service | {"spec": {"prots": []}})
     (runtime,) = load_manifests(RUNTIMES[0].read_text())
     runtime["spec"]["containers"][0]["imgae"] = "pbhost"
-    assert "imgae" in "".join(kserve_errors(runtime))
+    assert "imgae" in "".join(custom_errors(runtime))
+    (monitor,) = load_manifests(
+        (KUSTOMIZE / "overlays/monitoring/service-monitor.yaml").read_text()
+    )
+    monitor["spec"]["endpoints"][0] |= {"intervall": "15s", "interval": "often"}
+    errors = "".join(custom_errors(monitor))
+    assert "intervall" in errors and "often" in errors
 
 
 def test_the_deployment_and_its_services_fit_together() -> None:
@@ -147,7 +154,7 @@ def test_prometheus_finds_the_metrics_port() -> None:
 @pytest.mark.parametrize("path", [*RUNTIMES, *SERVICES], ids=name_of)
 def test_manifests_for_kserve_are_valid(path: Path) -> None:
     for manifest in load_manifests(path.read_text()):
-        assert kserve_errors(manifest) == []
+        assert custom_errors(manifest) == []
 
 
 @pytest.mark.parametrize("path", RUNTIMES, ids=name_of)
@@ -211,3 +218,36 @@ def test_compose_mounts_files_that_exist() -> None:
     for rule in prometheus["rule_files"]:
         mounted = Path(rule).relative_to("/etc/prometheus/pbhost")
         assert (DEPLOY / "prometheus" / mounted).is_file()
+
+
+def lost(given: Any, kept: Any, place: str = "") -> list[str]:
+    """The places whose values `kept` has not, or not as they were."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        return [
+            each
+            for key, value in given.items()
+            for each in (
+                lost(value, kept[key], f"{place}.{key}") if key in kept else [f"{place}.{key}"]
+            )
+        ]
+    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        pairs = enumerate(zip(given, kept, strict=True))
+        return [each for n, (a, b) in pairs for each in lost(a, b, f"{place}[{n}]")]
+    return [] if given == kept else [place]
+
+
+def through_grafana(dashboard: dict[str, Any]) -> Any:
+    """What is left of a dashboard in Grafana's own classes, which drop unknown fields."""
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+
+
+def test_grafana_knows_every_field_of_the_dashboard() -> None:
+    register_default_plugins()
+    dashboard = json.loads((DEPLOY / "grafana" / "pbhost.json").read_text())
+    assert lost(dashboard, through_grafana(dashboard)) == []
+    dashboard["panels"][1]["fieldConfig"]["defaults"]["unti"] = "s"
+    dashboard["panels"][2]["targets"][0]["exrp"] = "up"
+    assert lost(dashboard, through_grafana(dashboard)) == [
+        ".panels[1].fieldConfig.defaults.unti",
+        ".panels[2].targets[0].exrp",
+    ]

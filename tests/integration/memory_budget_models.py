@@ -40,6 +40,15 @@ MORE = '''
         self.wait(path)
         return self.ask(question)
 
+    def hold(self, path):
+        self.gate = path
+        return "holds"
+
+    def finalize(self):
+        if getattr(self, "gate", ""):
+            print("NAME finalizes", flush=True)
+            until(lambda: os.path.exists(self.gate), self.gate)
+
     def hello(self, others):
         return f"hello {others} NAME"
 '''

@@ -312,6 +312,19 @@ def test_a_full_disk_is_told_and_leaves_no_half_of_a_file(
     assert newest(host)["signal"] == "SIGKILL"
 
 
+def test_a_directory_that_cannot_be_written_ends_the_start(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    folder = tmp_path / "crashes"
+    folder.mkdir()
+    mounted = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro none "$0" && exec "$@"']
+    if subprocess.run([*mounted, folder, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system in a namespace")
+    host = serve(repository, f"--crash-directory={folder}", under=[*mounted, str(folder)])
+    assert host.process.wait(DEADLINE) == 1
+    host.wait_for("--crash-directory.*: this user may not read and write there")
+
+
 def test_files_of_others_in_the_directory_are_left_alone(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:

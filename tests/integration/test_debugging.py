@@ -301,8 +301,8 @@ def test_inputs_that_do_not_fit_are_told_with_what_is_expected(scale: Path) -> N
         ("--input", "X=[[1]]"): "input X TYPE_FP32 [-1]: expected that shape, got [1, 1]\n",
         ("--input", "Z=1"): "the model has no input 'Z'; its inputs are\n  X TYPE_FP32 [-1]\n",
         ("--input", "X"): "expected NAME=VALUE, got 'X'\n",
-        ("--count", "0"): "Provided option value is out of bound. Got 0\n",
-        ("--nothing",): "unrecognized option '--nothing'\n",
+        ("--count", "0"): "Provided option value is out of bound. Got 0; ",
+        ("--nothing",): "unrecognized option '--nothing'; ",
     }.items():
         done = run(scale, *arguments)
         assert done.returncode == 2

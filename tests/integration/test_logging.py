@@ -400,6 +400,10 @@ def test_in_json_every_line_is_json_also_of_a_signal_and_of_a_failed_start(
     failed.process.wait(DEADLINE)
     assert host.stop() == 0
     wait_until(lambda: "creating server" in failed.output, "the error")
+    misused = serve(models, "--log-format", "json", "--grcp-port=1")
+    assert misused.process.wait(DEADLINE) == 1
+    misused.wait_for("did you mean '--grpc-port'")
+    assert json.loads(misused.lines[0])["level"] == "ERROR"
     lines = [json.loads(line)["message"] for line in (*host.lines, *failed.lines)]
     assert "Signal (15) received." in lines
     assert lines[-1] == "error: creating server: failed to start HTTP service"

@@ -121,6 +121,22 @@ def test_models_whose_processes_die_make_room(host: RunningHost) -> None:
         assert ask(host, "name", name) == name
 
 
+def test_a_process_that_dies_while_its_model_is_unloaded_makes_room(
+    host: RunningHost, tmp_path: Path
+) -> None:
+    pid = int(ask(host, "pid", "a"))
+    assert ask(host, f"hold {tmp_path / 'gate'}", "a") == "holds"
+    assert ask(host, "name", "b") == "b"
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(ask, host, "name", "c")
+        host.wait_for("a finalizes")
+        assert not late.done()
+        os.kill(pid, signal.SIGKILL)
+        assert late.result(DEADLINE) == "c"
+    assert loaded(host) == ["b", "c"]
+    assert ask(host, "name", "a") == "a"
+
+
 def test_a_model_that_grows_makes_others_leave(host: RunningHost) -> None:
     for name in "ba":
         ask(host, "name", name)

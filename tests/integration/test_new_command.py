@@ -119,7 +119,7 @@ def test_a_folder_that_exists_is_not_changed(tmp_path: Path) -> None:
 
 def test_wrong_kinds_and_names_are_told(tmp_path: Path) -> None:
     for flag, text in {
-        "--kind=picture": "expected one of plain, batched, decoupled, bls, image, onnx, chat, got",
+        "--kind=picture": "One of plain, batched, decoupled, bls, image, onnx, chat.",
         "--model=a/b": "expected letters, digits, '_' and '-', got 'a/b'",
     }.items():
         done = pbhost("new", str(tmp_path / "project"), flag)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -111,6 +113,28 @@ def test_a_completion_loads_its_model(host: RunningHost, name: str) -> None:
     assert reply.status == 200, reply.body
     assert reply.json["choices"][0]["text"] == "ab"
     assert complete(host, "a", model="absent").status == 404
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_command_that_sends_a_request_loads_its_model(
+    host: RunningHost, protocol: str, repository: RepositoryBuilder
+) -> None:
+    url = f"http://{host.http_url}" if protocol == "http" else f"grpc://{host.url}"
+
+    def infer(model: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "host", "infer", url, model, "--input=COMMAND=name"],
+            capture_output=True, text=True, timeout=DEADLINE,
+        )  # fmt: skip
+
+    repository.add("broken", "raise ValueError('no')", CONFIG)
+    done = infer("x")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "['x']" in done.stdout
+    unknown = infer("absent")
+    assert unknown.returncode == 1
+    assert unknown.stderr.startswith("pbhost infer: Request for unknown model: 'absent'")
+    assert "failed to load 'broken'" in infer("broken").stderr
 
 
 def test_a_stream_loads_models_and_keeps_the_order(host: RunningHost) -> None:

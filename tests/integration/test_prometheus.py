@@ -22,6 +22,7 @@ from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
 from tests.openai_models import LETTERS, LETTERS_CONFIG, complete
 
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
+RULE_TESTS = ROOT / "tests" / "deploy" / "alerts.test.yml"
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "pbhost.json").read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
@@ -196,6 +197,18 @@ def test_the_configuration_is_valid() -> None:
         ["promtool", "check", "config", CONFIG], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_alert_fires_where_it_should_and_not_beside() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("needs the program promtool (Debian: apt-get install prometheus)")
+    done = subprocess.run(
+        ["promtool", "test", "rules", RULE_TESTS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (group,) = yaml.safe_load(RULE_TESTS.read_text())["tests"]
+    fired = {case["alertname"] for case in group["alert_rule_test"] if case["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in ALERTS}
 
 
 def test_panels_do_not_overlap() -> None:

@@ -444,6 +444,30 @@ def test_a_full_disk_ends_a_recording_with_what_fits(host: RunningHost, tmp_path
     )
 
 
+def test_a_folder_that_is_not_empty_or_goes_away_is_told(host: RunningHost, tmp_path: Path) -> None:
+    taken, folder = tmp_path / "taken", tmp_path / "out"
+    taken.mkdir()
+    kept = taken / "recording.jsonl"
+    kept.symlink_to(tmp_path / "nowhere")  # as a stranger could leave one
+    start = ("record", f"http://{host.http_url}")
+    assert finish(command(*start, taken, "--model=scale", HEADER)) == (
+        1, "", f"pbhost record: cannot write the recording to '{taken}': File exists\n",
+    )  # fmt: skip
+    kept.unlink()
+    kept.write_text("mine")
+    assert finish(command(*start, taken, "--model=scale", HEADER)) == (
+        1, "", f"pbhost record: '{taken}' has a recording already; choose another directory\n",
+    )  # fmt: skip
+    assert kept.read_text() == "mine"
+    process = command(*start, folder, "--model=scale", HEADER, "--max-requests=1")
+    wait_until(lambda: (folder / "tensors.bin").exists(), "the recording")
+    shutil.rmtree(folder)
+    scale(host, 1)
+    assert finish(process) == (
+        1, "", f"pbhost record: '{folder}' was removed meanwhile, and the recording with it\n",
+    )  # fmt: skip
+
+
 def test_the_tensors_of_a_crash_can_be_sent_again(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,10 @@ import pytest
 CLONE_NEWNET = 0x40000000
 HTTP, GRPC = "127.0.0.1:8000", "127.0.0.1:9000"
 """The ports of Ray Serve's proxies."""
+METRICS = "127.0.0.1:9301", "127.0.0.1:9302"
+"""Where the nodes have their metrics."""
+HAPROXY = os.environ.get("PBHOST_TEST_RAY_PROXY") == "haproxy"
+"""Whether HAProxy takes the place of Ray's own proxies."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,16 +51,92 @@ def loopback_alone() -> Iterator[None]:
 class RayCluster:
     """Two nodes with Ray Serve on the first, and a proxy on each."""
 
-    def __init__(self, cluster: Any, node: Any) -> None:
-        self.cluster = cluster
-        self.node = node
-        """The second node."""
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self._second: Any = None
 
-    def deploy(self, target: Any, name: str = "pbhost") -> None:
-        """Run an application until it is ready."""
+    @property
+    def address(self) -> str:
+        """The address for RAY_ADDRESS."""
+        return str(self._cluster.address)
+
+    def add_second_node(self) -> None:
+        """Add the node that is not the head."""
+        port = int(METRICS[1].split(":")[1])
+        self._second = self._cluster.add_node(num_cpus=4, metrics_export_port=port)
+
+    def remove_second_node(self) -> None:
+        """Kill all processes of that node."""
+        self._cluster.remove_node(self._second, allow_graceful=False)
+
+    @contextmanager
+    def deploy_config(self, config: Mapping[str, Any]) -> Iterator[Replicas]:
+        """Deploy a configuration file; its application is gone after the block."""
+        from ray import serve
+
+        replicas = Replicas("pbhost")
+        replicas.update(config)
+        try:
+            yield replicas
+        finally:
+            serve.delete("pbhost")
+
+    @contextmanager
+    def deploy(self, target: Any, name: str = "pbhost") -> Iterator[Replicas]:
+        """Run an application; it is ready within the block, and gone after it."""
         from ray import serve
 
         serve.run(target, name=name, route_prefix="/")
+        try:
+            yield Replicas(name)
+        finally:
+            serve.delete(name)
+
+
+class Replicas:
+    """The replicas of an application."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def update(self, config: Mapping[str, Any]) -> None:
+        """Deploy a configuration file, as `serve run` does with one."""
+        # Applications that `serve.run` deploys again get new replicas.
+        from ray.serve._private.api import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        schema = ServeDeploySchema.model_validate(config)
+        _get_global_client().deploy_apps(schema, _blocking=True)
+
+    def running(self) -> list[Any]:
+        """Ray Serve's description of each replica that runs."""
+        # The public status has no process ids.
+        from ray.serve._private.api import _get_global_client
+
+        details = _get_global_client().get_serve_details()
+        replicas = details["applications"][self.name]["deployments"]["pbhost"]["replicas"]
+        return [replica for replica in replicas if replica["state"] == "RUNNING"]
+
+    def process_ids(self) -> list[int]:
+        """The processes of the replicas that run."""
+        return [replica["pid"] for replica in self.running()]
+
+    def logged(self, text: str) -> bool:
+        """Whether a server has written a text to the output of its replica."""
+        folder = Path(os.environ["RAY_TMPDIR"], "ray")
+        logs = folder.glob("session_2*/logs/worker-*")
+        return any(text in log.read_text(errors="replace") for log in logs)
+
+
+def haproxy_environment(folder: str) -> dict[str, str]:
+    """The settings of a cluster with HAProxy, which Ray brings along."""
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+    }
 
 
 @contextmanager
@@ -70,6 +150,8 @@ def ray_cluster(**environment: str) -> Iterator[RayCluster]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
             "CUDA_VISIBLE_DEVICES": "",
+            "RAY_metrics_report_interval_ms": "1000",
+            **(haproxy_environment(folder) if HAPROXY else {}),
             **environment,
         }.items():
             patch.setenv(name, value)
@@ -89,8 +171,10 @@ def _running_cluster(folder: Path) -> Iterator[RayCluster]:
     (folder / "ray").mkdir()
     nodes = Cluster()
     try:
-        nodes.add_node(num_cpus=4, include_dashboard=False, resources={"head": 100})
-        second = nodes.add_node(num_cpus=4, resources={"second": 100})
+        port = int(METRICS[0].split(":")[1])
+        nodes.add_node(num_cpus=4, include_dashboard=False, metrics_export_port=port)
+        cluster = RayCluster(nodes)
+        cluster.add_second_node()
         ray.init(address=nodes.address, namespace="serve", log_to_driver=False)
         serve.start(
             proxy_location="HeadOnly",
@@ -100,7 +184,7 @@ def _running_cluster(folder: Path) -> Iterator[RayCluster]:
                 "grpc_servicer_functions": ["host.ray.servicer.add_servicer"],
             },
         )
-        yield RayCluster(nodes, second)
+        yield cluster
     finally:
         serve.shutdown()
         ray.shutdown()

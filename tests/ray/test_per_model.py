@@ -105,15 +105,18 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def served(cluster: RayCluster, module_repository: RepositoryBuilder) -> RayCluster:
+def served(cluster: RayCluster, module_repository: RepositoryBuilder) -> Iterator[RayCluster]:
     """The models, two of them with two replicas; `pong` and `identity` on both nodes."""
     module_repository.copy("identity", "ask", "stream")
     module_repository.add("chain", "", CHAIN)
     module_repository.add("sum", SUM, SUM_CONFIG)
     module_repository.add("ping", COUNTDOWN, COUNTDOWN_CONFIG)
     module_repository.add("pong", COUNTDOWN, COUNTDOWN_CONFIG)
+    from ray import serve
+
     deploy(module_repository, DEPLOYMENTS)
-    return cluster
+    yield cluster
+    serve.delete("pbhost")
 
 
 def deploy(repository: RepositoryBuilder, changes: dict[str, dict[str, Any]]) -> None:

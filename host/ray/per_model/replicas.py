@@ -51,6 +51,8 @@ class ConnectedReplica(ServerReplica):
     `model`: its own one, "" for none. `deployments`: the names of deployments by model.
     """
 
+    routes_sequences = True
+
     async def __init__(  # type: ignore[misc]
         self, arguments: Mapping[str, Any], model: str, deployments: Mapping[str, str]
     ) -> None:
@@ -83,6 +85,13 @@ class ModelReplica(ConnectedReplica):
 
     Other deployments call its methods; a `Refusal` is an error.
     """
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """As that of the base class; ensembles learn of a change."""
+        first = self._declared is None
+        await super().reconfigure(user_config)
+        if not first:
+            await self._connection.announce(self._model)
 
     @_refusing
     async def answer_request(self, head: RequestHead, *buffers: Any) -> list[PackedResponse]:

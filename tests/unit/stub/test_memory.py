@@ -124,11 +124,24 @@ def test_releases_wake_the_service_thread_unless_the_batch_reports_them(
     assert bench.wakes == 1
     bench.memory.execute_returned()
     imported.pop()
-    assert bench.wakes == 1
-    bench.memory.end_batch()
-    assert bench.wakes == 2
+    ended = bench.memory.end_batch()
+    assert ended is not None
+    assert sum(count for _, _, count in ended.blocks) == 3
+    assert bench.wakes == 1  # the main thread sends them itself
     imported.pop()
-    assert bench.wakes == 3
+    assert bench.wakes == 2
+
+
+def test_the_end_of_a_batch_leaves_releases_to_a_service_thread_that_looks_for_them(
+    bench: MemoryFixture,
+) -> None:
+    imported = [tensor_from_wire(bench.import_block(b"x" * 9000), bench.memory)]
+    bench.memory.set_released_in_time(True)
+    bench.memory.begin_batch()
+    imported.clear()
+    assert bench.memory.end_batch() is None
+    assert bench.wakes == 0
+    assert bench.memory.take_releases() is not None
 
 
 def test_a_small_tensor_travels_inline(bench: MemoryFixture) -> None:

@@ -1,0 +1,214 @@
+"""Measures a model behind Ray Serve against one server alone, on this machine.
+
+    .venv-ray/bin/python -m benchmarks.ray [--mode proxy|haproxy|port|alone ...] [--seconds 4]
+
+Each mode starts a cluster of one node, two replicas (`alone`: one server without Ray), and asks
+for a small tensor over gRPC, from one client process with 8 requests in progress; client, proxy
+and replicas share the CPUs. It prints requests per second (the median of three runs), milliseconds
+for each response of a stream of 1,000, the time from the start to the first answer, and the memory
+of each replica with its stubs. It needs root, as the tests of Ray do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2 as pb
+
+from host.system.resident_memory import proportional_bytes
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "tests" / "models"
+PORT = 9000
+OWN_PORT = 9500
+CLIENTS = 8
+
+
+@contextmanager
+def alone() -> Iterator[list[int]]:
+    """One server; yields its process."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "host", "serve", f"--model-repository={MODELS}"),
+            *(f"--grpc-port={PORT}", "--allow-http=false", "--allow-metrics=false"),
+            *("--model-control-mode=explicit", "--load-model=identity", "--load-model=stream"),
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(PORT)
+        yield [process.pid]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
+    """Two replicas; yields their processes. `arguments`: NAME=VALUE, of the application."""
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    os.environ.update(RAY_TMPDIR=folder, RAY_USAGE_STATS_ENABLED="0")
+    os.environ.pop("RAY_SERVE_ENABLE_HA_PROXY", None)
+    if mode == "haproxy":
+        os.environ.update(
+            RAY_SERVE_ENABLE_HA_PROXY="1",
+            RAY_SERVE_HAPROXY_CONFIG_FILE_LOC=f"{folder}/haproxy.cfg",
+            RAY_SERVE_HAPROXY_SOCKET_PATH=f"{folder}/admin.sock",
+            RAY_SERVE_HAPROXY_SERVER_STATE_BASE=folder,
+            RAY_SERVE_HAPROXY_SERVER_STATE_FILE=f"{folder}/server-state",
+        )
+    import ray
+    from ray import serve
+
+    from host.ray import app
+
+    ports = {"allow_grpc": True, "grpc_port": OWN_PORT, "reuse_grpc_port": True}
+    try:
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        serve.start(
+            http_options={"host": "127.0.0.1", "port": 8000},
+            grpc_options={
+                "port": PORT,
+                "grpc_servicer_functions": ["host.ray.servicer.add_servicer"],
+            },
+        )
+        serve.run(
+            app(
+                {
+                    "model_repository": str(MODELS),
+                    "model_control_mode": "explicit",
+                    "load_model": ["identity", "stream"],
+                    "deployment": {"num_replicas": 2},
+                    **(ports if mode == "port" else {}),
+                    **dict(one.split("=", 1) for one in arguments),
+                }
+            ),
+            name="pbhost",
+            route_prefix="/",
+        )
+        wait_for(OWN_PORT if mode == "port" else PORT)
+        yield [
+            process.pid
+            for process in psutil.process_iter()
+            if "ServeReplica:pbhost" in " ".join(process.cmdline())
+        ]
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for(port: int) -> None:
+    """Return once a server answers."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                if client.is_server_ready():
+                    return
+        except grpcclient.InferenceServerException:
+            time.sleep(0.05)
+    raise TimeoutError(f"no server at port {port}")
+
+
+def small_request() -> bytes:
+    """A request of four numbers, encoded."""
+    message = pb.ModelInferRequest(model_name="identity")
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[4])
+    message.raw_input_contents.append(np.zeros(4, np.float32).tobytes())
+    data: bytes = message.SerializeToString()
+    return data
+
+
+async def count_requests(port: int, seconds: float) -> float:
+    """Requests per second, over one connection for each request in progress."""
+    request = small_request()
+    end = time.perf_counter() + seconds
+
+    async def ask() -> int:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as typed:
+            channel: Any = typed  # messages are bytes, without serializers
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            count = 0
+            while time.perf_counter() < end:
+                await infer(request)
+                count += 1
+            return count
+
+    return sum(await asyncio.gather(*(ask() for _ in range(CLIENTS)))) / seconds
+
+
+async def time_stream(port: int, responses: int) -> float:
+    """Milliseconds for each response of a stream."""
+    message = pb.ModelInferRequest(model_name="stream")
+    message.inputs.add(name="COMMAND", datatype="BYTES", shape=[1])
+    text = f"many={responses} final".encode()
+    message.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as typed:
+        channel: Any = typed
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+        began = time.perf_counter()
+        await call.write(message.SerializeToString())
+        await call.done_writing()
+        count = 0
+        async for _ in call:
+            count += 1
+        assert count == responses, count
+        return (time.perf_counter() - began) / responses * 1000
+
+
+def memory_of(pid: int) -> float:
+    """MB of a process and its children, shared pages by their share."""
+    processes = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    return sum(proportional_bytes(each) or 0 for each in processes) / 1e6
+
+
+def main() -> None:
+    """Measures each mode, and prints a line for it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", nargs="*", default=["alone", "proxy", "haproxy", "port"])
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--argument", nargs="*", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args()
+    if len(options.mode) > 1:  # Ray reads its environment once
+        for mode in options.mode:
+            command = [sys.executable, "-m", "benchmarks.ray", "--mode", mode]
+            command += [f"--seconds={options.seconds}", "--argument", *options.argument]
+            subprocess.run(command, check=True, cwd=ROOT)
+        return
+    (mode,) = options.mode
+    began = time.monotonic()
+    with alone() if mode == "alone" else behind_ray(mode, options.argument) as replicas:
+        started = time.monotonic() - began
+        port = OWN_PORT if mode == "port" else PORT
+        asyncio.run(count_requests(port, 1.0))
+        rates = [asyncio.run(count_requests(port, options.seconds)) for _ in range(3)]
+        streams = [asyncio.run(time_stream(port, 1000)) for _ in range(3)]
+        memory = [round(memory_of(pid)) for pid in replicas]
+        print(
+            f"{mode}: {statistics.median(rates):.0f} requests/s, "
+            f"{statistics.median(streams):.2f} ms a response, ready after {started:.1f} s, "
+            f"MB of each replica: {memory}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""`pbhost ray`, the files that it writes, and `serve run` with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from tests.conftest import DEADLINE, ROOT, wait_until
+from tests.ray.conftest import GRPC, RayCluster
+
+pytest.importorskip("ray", reason="ray is not installed: make test-ray")
+yaml = pytest.importorskip("yaml")
+
+MODELS = ROOT / "model_repository"
+
+
+def pbhost(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "host", "ray", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=ROOT,
+    )
+
+
+def checked(text: str) -> dict[str, Any]:
+    """What a file of Ray Serve says, after Ray's own check."""
+    from ray.serve.schema import ServeDeploySchema
+
+    contents: dict[str, Any] = yaml.safe_load(text)
+    ServeDeploySchema.model_validate(contents)
+    return contents
+
+
+def test_config_writes_what_ray_accepts() -> None:
+    done = pbhost(
+        "config",
+        str(MODELS),
+        "--max-replicas=4",
+        "--grpc-port=9001",
+        "--argument",
+        "model_control_mode=explicit",
+        "--argument",
+        "load_model=add_sub",
+        "--argument",
+        "load_model=repeat",
+    )
+    assert done.returncode == 0, done.stderr
+    config = checked(done.stdout)
+    assert config["grpc_options"]["port"] == 9001
+    (application,) = config["applications"]
+    assert application["args"]["load_model"] == ["add_sub", "repeat"]
+    (deployment,) = application["deployments"]
+    assert deployment["autoscaling_config"]["max_replicas"] == 4
+    assert deployment["max_ongoing_requests"] >= 32
+
+
+def test_check_says_what_the_models_need() -> None:
+    done = pbhost("check", str(MODELS))
+    assert done.returncode == 0, done.stderr
+    assert "stateful_accumulator: sequences keep to one replica" in done.stdout
+    assert "a replica needs 0 GPUs and takes" in done.stdout
+    refused = pbhost("check", str(MODELS), "--argument", "cache_config=local,size=1048576")
+    assert refused.returncode == 1 and "use a Redis server" in refused.stderr
+    assert pbhost("serve", str(MODELS)).returncode == 2
+
+
+def test_the_example_file_serves_a_model(cluster: RayCluster, tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "ray" / "serve.yaml").read_text()
+    checked(text)
+    file = tmp_path / "serve.yaml"
+    file.write_text(text.replace("/models", str(MODELS)).replace("8001", GRPC.split(":")[1]))
+    from ray import serve
+
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("serve")), "run", "--non-blocking", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+    )
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        with grpcclient.InferenceServerClient(GRPC) as client:
+
+            def ready() -> bool:
+                try:
+                    return bool(client.is_model_ready("add_sub"))
+                except grpcclient.InferenceServerException:
+                    return False  # the proxy does not know the application yet
+
+            wait_until(ready, "the model of user_config")
+            given = []
+            for name in ("INPUT0", "INPUT1"):
+                one = grpcclient.InferInput(name, [1, 4], "FP32")
+                given.append(one.set_data_from_numpy(np.ones((1, 4), dtype=np.float32)))
+            assert client.infer("add_sub", given).as_numpy("SUM").tolist() == [[2.0] * 4]
+    finally:
+        serve.delete("pbhost")

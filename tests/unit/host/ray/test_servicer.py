@@ -1,0 +1,85 @@
+"""The methods that Ray Serve's gRPC servers carry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from host.ray.servicer import add_servicer, list_rpcs
+
+
+class Proxy:
+    """A gRPC server of Ray Serve: it puts functions of its own into each handler."""
+
+    def __init__(self, server: Any, unary: Callable[..., Any], stream: Callable[..., Any]) -> None:
+        self._server = server
+        self.handlers: dict[str, Any] = {}
+        self._functions = {"unary_unary": unary, "stream_stream": stream}
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        for path, handler in handlers[0]._method_handlers.items():
+            self.handlers[path] = handler._replace(
+                response_serializer=None, unary_stream=None, stream_unary=None, **self._functions
+            )
+        handlers[0]._method_handlers = self.handlers
+        if self._server is not None:
+            self._server.add_generic_rpc_handlers(handlers)
+
+
+def test_every_method_of_the_protocol_is_carried_as_bytes() -> None:
+    proxy = Proxy(None, lambda *_: None, lambda *_: None)
+    add_servicer(object(), proxy)
+    assert set(proxy.handlers) == {rpc.path for rpc in list_rpcs()}
+    assert proxy.handlers["/inference.GRPCInferenceService/ModelStreamInfer"].request_streaming
+    assert not proxy.handlers["/inference.GRPCInferenceService/ModelInfer"].request_streaming
+    assert all(handler.request_deserializer is None for handler in proxy.handlers.values())
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected"),
+    [
+        (
+            grpc.StatusCode.INTERNAL,
+            "The actor died unexpectedly before finishing",
+            grpc.StatusCode.UNAVAILABLE,
+        ),
+        (grpc.StatusCode.INTERNAL, "execute raised ValueError", grpc.StatusCode.INTERNAL),
+        (grpc.StatusCode.NOT_FOUND, "The actor died", grpc.StatusCode.NOT_FOUND),
+    ],
+)
+def test_a_request_that_died_with_its_replica_is_unavailable(
+    code: grpc.StatusCode, text: str, expected: grpc.StatusCode
+) -> None:
+    async def unary(request: bytes, context: Any) -> bytes:
+        context.set_code(code)
+        context.set_details(text)
+        return request
+
+    async def stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        yield await unary(b"one", context)
+
+    async def call() -> None:
+        server = grpc.aio.server()
+        proxy = Proxy(server, unary, stream)
+        add_servicer(object(), proxy)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as typed:
+            channel: Any = typed  # messages are bytes, without serializers
+            service = "/inference.GRPCInferenceService"
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await channel.unary_unary(f"{service}/ModelInfer")(b"request")
+            assert failed.value.code() is expected
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                async for response in channel.stream_stream(f"{service}/ModelStreamInfer")(
+                    iter([])
+                ):
+                    assert response == b"one"
+            assert failed.value.code() is expected
+        await server.stop(None)
+
+    asyncio.run(call())
