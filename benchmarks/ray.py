@@ -1,7 +1,8 @@
 """Measures a model behind Ray Serve against one server alone, on this machine.
 
-    .venv-ray/bin/python -m benchmarks.ray [--mode alone|proxy|haproxy|port|models|models-haproxy ...]
-        [--seconds 4]
+    .venv-ray/bin/python -m benchmarks.ray [--mode MODE ...] [--seconds 4]
+
+Modes: alone, proxy, haproxy, port, models, models-haproxy.
 
 Each mode starts a cluster of one node, two replicas (`alone`: one server without Ray; `models`: two
 replicas of each model's deployment, behind one of the ingress), and asks
