@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# What clients see of the protocols, streams, shared memory, limits and cancellation.
+FRONTEND_TESTS := $(addprefix tests/integration/test_,streams.py api_keys.py client_memory.py http.py restrictions.py)
+
 .PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
@@ -34,8 +37,9 @@ check: $(VENV)/test.stamp  ## lint and types
 	$(BIN)/mypy
 	$(BIN)/basedpyright
 
-test: check  ## lint, types and all tests
+test: check  ## lint, types and all tests, some of them also with two frontend processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -raR
+	PBHOST_TEST_FRONTENDS=2 $(BIN)/python -m pytest -n 2 --dist loadfile $(FRONTEND_TESTS)
 
 faults: $(VENV)/test.stamp  ## each fault SCALE times (10), and how long other clients waited
 	PBHOST_FAULTS_SCALE=$(or $(SCALE),10) $(BIN)/python -m pytest -q --timeout=900 tests/faults

@@ -130,8 +130,18 @@ class Client:
 
         Raises TooManyRequests if a limit is reached.
         """
+        with self.count_wait():
+            self._count_start()
+            yield
+
+    @contextmanager
+    def count_wait(self) -> Iterator[None]:
+        """Counts a request as in progress while the context is open; it may start afterwards.
+
+        Raises TooManyRequests if a limit is reached.
+        """
         self._check_limits()
-        self._request_started()
+        self._enter()
         try:
             yield
         finally:
@@ -189,9 +199,15 @@ class Client:
             )
 
     def _request_started(self) -> None:
+        self._count_start()
+        self._enter()
+
+    def _count_start(self) -> None:
         self.started += 1
         if self._permissions.rate:
             self._bucket.consume()
+
+    def _enter(self) -> None:
         self._capacity.in_progress += 1
         self._capacity.active_clients += self.in_progress == 0
         self.in_progress += 1

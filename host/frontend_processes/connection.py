@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.frontend_processes import messages as m
 from host.frontend_processes.core_link import ARENA
@@ -31,8 +32,9 @@ _log = logging.getLogger("pbhost")
 class FrontendConnection:
     """Serves one frontend process. Belongs to the event loop. Raises OSError.
 
-    `name`: the process in log lines. `on_activity` is called whenever a request may have arrived.
-    `on_fault` is called once if the process breaks the protocol.
+    `name`: the process in log lines. `api_keys`: the keys that clients need. `on_activity` is
+    called whenever a request may have arrived. `on_fault` is called once if the process breaks the
+    protocol.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class FrontendConnection:
         core: Core,
         services: Services,
         app: App,
+        api_keys: ApiKeys | None,
         arenas: Arenas,
         on_activity: Callable[[], None],
         on_fault: Callable[[Exception], None],
@@ -67,8 +70,10 @@ class FrontendConnection:
         self.state = SharedState(self._files)
         self._ring = RingLink(self._files, True, self._on_frame, self._fail)
         self._memory = CoreMemory(arenas, self._send_arena, self.send, self._flush_releases)
-        self._requests = ServedRequests(core, self._memory, self.send, self._ring.inline_limit)
-        self._exchanges = ServedExchanges(core, services, app, self.send)
+        self._requests = ServedRequests(
+            core, self._memory, self.send, self._ring.inline_limit, api_keys
+        )
+        self._exchanges = ServedExchanges(core, services, app, api_keys, self.send)
 
     def spawn_arguments(
         self, index: int, grpc: int, http: int, budget: BudgetFile
@@ -200,6 +205,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     BlockRelease: lambda self, message: self._memory.release_blocks(message),
     m.FindModel: lambda self, message: self._exchanges.find_model(message),
     m.AwaitModel: lambda self, message: self._exchanges.await_model(message),
+    m.Authorize: lambda self, message: self._exchanges.authorize(message),
     m.CallRpc: lambda self, message: self._exchanges.call_rpc(message),
     m.OpenExchange: lambda self, message: self._exchanges.open_exchange(message),
     m.ExchangeBody: lambda self, message: self._exchanges.body_received(message),

@@ -8,8 +8,10 @@ import os
 import socket
 import struct
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
+from typing import NoReturn
 
 import msgspec
 
@@ -30,7 +32,10 @@ ARENA = struct.Struct("<QQ")
 """The number and the limit of an arena, sent with its descriptor."""
 
 CORE_GONE_STATUS = 1
-"""The exit status of a frontend process that has no core any more."""
+"""The exit status of a frontend process that has no core any more, or has lost its messages."""
+
+OUT_OF_MEMORY_STATUS = 2
+"""The exit status of a frontend process that has got no memory."""
 
 _MAX_FRAME_MESSAGES = 64
 _ANSWER_SECONDS = 30.0  # the core replies at once, unless its event loop is blocked
@@ -146,6 +151,8 @@ class CoreLink:
         except msgspec.DecodeError as error:
             self._on_error(error)
             return
+        except MemoryError:
+            end_without_memory()
         for message in messages:
             if self._awaited:
                 if isinstance(message, Reply) and message.number == self._awaited:
@@ -164,19 +171,26 @@ class CoreLink:
             self._handle(self._deferred.popleft())
 
     def _handle(self, message: ToFrontend) -> None:
-        if isinstance(message, Reply):
-            reply = self._replies.get(message.number)
-            if reply is None or reply.done():
-                return
-            if message.error is None:
-                reply.set_result(message.data)
+        try:
+            if isinstance(message, Reply):
+                self._handle_reply(message)
             else:
-                reply.set_exception(decode_error(message.error))
-        else:
-            try:
                 self._on_message(message)
-            except (KeyError, ValueError, IndexError) as error:
-                self._on_error(error)
+        except (KeyError, ValueError, IndexError) as error:
+            self._on_error(error)
+        except MemoryError:
+            end_without_memory()
+        except Exception:  # a defect of ours: requests would wait for what is lost
+            _end(CORE_GONE_STATUS, f"unexpected failure\n{traceback.format_exc()}")
+
+    def _handle_reply(self, message: Reply) -> None:
+        reply = self._replies.get(message.number)
+        if reply is None or reply.done():
+            return
+        if message.error is None:
+            reply.set_result(message.data)
+        else:
+            reply.set_exception(decode_error(message.error))
 
     def read_arenas(self) -> None:
         """Opens the arenas that the core has announced by now. Ends the process without a core."""
@@ -194,5 +208,14 @@ class CoreLink:
 
     def _on_error(self, error: Exception) -> None:
         # Nothing that this process knows is certain any more. The core starts another one.
-        os.write(2, f"pbhost-frontend: the core broke the protocol: {error!r}\n".encode())
-        os._exit(CORE_GONE_STATUS)
+        _end(CORE_GONE_STATUS, f"the core broke the protocol: {error!r}")
+
+
+def end_without_memory() -> NoReturn:
+    """Ends this process, which has got no memory: what it was about to do is lost."""
+    _end(OUT_OF_MEMORY_STATUS, "out of memory")
+
+
+def _end(status: int, reason: str) -> NoReturn:
+    os.write(2, f"pbhost-frontend: {reason}\n".encode())
+    os._exit(status)

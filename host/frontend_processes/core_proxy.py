@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from host.config.schema import ModelConfig
-from host.errors import HostError, invalid_argument, unsupported
+from host.errors import ErrorCode, HostError, invalid_argument, unsupported
 from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.errors import decode_error
 from host.frontend_processes.frontend_memory import FrontendMemory, RegionPlace
@@ -22,6 +22,7 @@ from host.frontend_processes.messages import (
     WireTensor,
 )
 from host.frontend_processes.model_table import ModelTable
+from host.frontend_processes.remote_keys import RemoteKeys, authorization
 from host.frontend_processes.remote_trace import RemoteTrace, RemoteTracer
 from host.inference.call import Call, CallHolder
 from host.inference.request import InferRequest, InferResponse
@@ -32,14 +33,19 @@ from stub.wire.messages import BlockRelease
 
 _Started = TypeVar("_Started")
 
+_KEY_ERRORS = ErrorCode.UNAUTHENTICATED, ErrorCode.PERMISSION_DENIED
 _INLINE_BYTES = 1 << 13  # of tensors in a message; the core would copy them twice
 
 
 class CoreProxy:
     """Implements `InferenceCore` in a frontend process. Belongs to the event loop."""
 
-    def __init__(self, link: CoreLink, memory: FrontendMemory, loads_on_demand: bool) -> None:
+    def __init__(
+        self, link: CoreLink, memory: FrontendMemory, loads_on_demand: bool, needs_keys: bool
+    ) -> None:
         self._link = link
+        self.keys = RemoteKeys(link) if needs_keys else None
+        """The API keys that clients need, or None."""
         self._memory = memory
         self._models = ModelTable(link)
         self._tracer = RemoteTracer(link)
@@ -53,6 +59,9 @@ class CoreProxy:
     def request_tracer(self) -> RemoteTracer | None:
         """Starts traces; None while no request is traced."""
         return self._tracer if self._link.state.tracing else None
+
+    def _authorization(self) -> bytes:
+        return b"" if self.keys is None else authorization.get()
 
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
         """As `InferenceCore.infer`. What is wrong with the tensors is the response of the call."""
@@ -99,6 +108,7 @@ class CoreProxy:
                 request.trace.take_events() if isinstance(request.trace, RemoteTrace) else None,
                 request.reserved_memory is not None,
                 confirm,
+                self._authorization(),
             )
             self._link.send(message)
         except ArenaFull as full:
@@ -129,6 +139,9 @@ class CoreProxy:
             del self._calls[message.number]
         if message.refused:
             call.refused = True
+            error = None if response is None else response.error
+            if self.keys is not None and error is not None and error.code in _KEY_ERRORS:
+                self.keys.forget()
             accepted = self._unconfirmed.get(message.number)
             if accepted is not None and response is not None and response.error is not None:
                 if not accepted.done():  # its client may have gone
@@ -170,7 +183,12 @@ class CoreProxy:
                 raise
         number = next(self._link.numbers)
         question = AwaitModel(
-            number, request.model_name, request.model_version, request.priority, request.timeout_us
+            number,
+            request.model_name,
+            request.model_version,
+            request.priority,
+            request.timeout_us,
+            self._authorization(),
         )
         await self._link.ask(question, number)
         self._sent_anyway = request

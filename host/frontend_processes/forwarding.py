@@ -43,7 +43,8 @@ class Forwarder:
 
     async def _call_rpc(self, service: str, method: str, data: bytes, context: RpcContext) -> bytes:
         number = next(self._link.numbers)
-        return await self._link.ask(CallRpc(number, service, method, data), number)
+        authorization = context.metadata("authorization")
+        return await self._link.ask(CallRpc(number, service, method, data, authorization), number)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Lets the core answer one HTTP request; an ASGI 3 application."""

@@ -36,12 +36,13 @@ class WireTensor(msgspec.Struct, array_like=True, gc=False):
 class WireError(msgspec.Struct, array_like=True, gc=False):
     """An error: the value of its `ErrorCode`, and the text.
 
-    `not_served`: it is a NotServedError.
+    `not_served`: it is a NotServedError. `retry_after`: the seconds of a TooManyRequests, or 0.
     """
 
     code: str
     message: str
     not_served: bool = False
+    retry_after: float = 0.0
 
 
 class WireTrace(msgspec.Struct, array_like=True):
@@ -85,7 +86,7 @@ class Infer(_Message, tag="infer"):
     `classes`: the number of classes by output, of a classification. `placement`: outputs that the
     client wants in its shared memory, as (region, offset, size). `reserved`: the process counts the
     memory of the request until `RequestTaken`. `confirm`: the core sends `RequestAccepted` before
-    the first response.
+    the first response. `authorization`: the header of the client, if clients need keys.
     """
 
     number: int
@@ -105,6 +106,7 @@ class Infer(_Message, tag="infer"):
     trace: WireTrace | None = None
     reserved: bool = False
     confirm: bool = False
+    authorization: bytes = b""
 
 
 class CancelInfer(_Message, tag="cancel"):
@@ -138,22 +140,38 @@ class FindModel(_Message, tag="find"):
 
 
 class AwaitModel(_Message, tag="await"):
-    """Waits until a model is loaded, as `Core.start_when_loaded`."""
+    """Waits until a model is loaded, as `Core.start_when_loaded`; `authorization` as in `Infer`."""
 
     number: int
     model: str
     version: int
     priority: int
     timeout_us: int
+    authorization: bytes = b""
+
+
+class Authorize(_Message, tag="key"):
+    """Asks whether a client may send inference requests to a model; the core replies at once.
+
+    `authorization`: the header of the client. Any model is "".
+    """
+
+    number: int
+    authorization: bytes
+    model: str
 
 
 class CallRpc(_Message, tag="rpc"):
-    """Calls a gRPC method that the core answers; `data` is the request message."""
+    """Calls a gRPC method that the core answers; `data` is the request message.
+
+    `authorization`: the metadata of the client with this name.
+    """
 
     number: int
     service: str
     method: str
     data: bytes
+    authorization: str | None = None
 
 
 class OpenExchange(_Message, tag="http"):
@@ -225,10 +243,14 @@ class Pong(_Message, tag="pong"):
 
 
 class Start(_Message, tag="start"):
-    """The first message: the options of the server, by field."""
+    """The first message: the options of the server, by field.
+
+    `needs_keys`: clients need API keys.
+    """
 
     options: dict[str, Any]
     loads_on_demand: bool
+    needs_keys: bool = False
 
 
 class Response(_Message, tag="response"):
@@ -253,7 +275,7 @@ class RequestTaken(_Message, tag="taken"):
 
 
 class Reply(_Message, tag="reply"):
-    """The reply to `FindModel`, `AwaitModel` or `CallRpc`."""
+    """The reply to `FindModel`, `AwaitModel`, `Authorize` or `CallRpc`."""
 
     number: int
     data: bytes
@@ -317,6 +339,7 @@ ToCore = Union[  # noqa: UP007 - a tagged union for msgspec
     FinishTrace,
     FindModel,
     AwaitModel,
+    Authorize,
     CallRpc,
     OpenExchange,
     ExchangeBody,

@@ -15,7 +15,7 @@ from typing import Any
 import setproctitle
 
 from host.frontend_processes import messages as m
-from host.frontend_processes.core_link import CoreLink
+from host.frontend_processes.core_link import CoreLink, end_without_memory
 from host.frontend_processes.core_proxy import CoreProxy
 from host.frontend_processes.forwarding import Forwarder
 from host.frontend_processes.frontend_memory import FrontendMemory
@@ -78,17 +78,20 @@ class FrontendProcess:
         _log.addHandler(_CoreLogHandler(self._link))
         _log.setLevel(1)  # the core decides what is written
         _log.propagate = False
+        asyncio.get_running_loop().set_exception_handler(_handle_failure)
         start = await asyncio.wait_for(self._start, _START_SECONDS)
         options = Options(**start.options)
         unrestricted = restrict_process(_tls_directories(options))
-        core = self._core = CoreProxy(self._link, self._memory, start.loads_on_demand)
+        core = self._core = CoreProxy(
+            self._link, self._memory, start.loads_on_demand, start.needs_keys
+        )
         spawn, forwarder = self._spawn, self._forwarder
         budget = SharedReceiveBudget(
             options.receive_buffer_limit, spawn.budget, spawn.budget_size, spawn.index
         )
         endpoints = self._endpoints = ClientEndpoints(options, no_connection_hook, budget, False)
         if spawn.grpc >= 0:
-            service = make_grpc_service(options, core, forwarder.services())
+            service = make_grpc_service(options, core, forwarder.services(), core.keys)
             await endpoints.open_grpc(service, socket.socket(fileno=spawn.grpc))
         if spawn.http >= 0:
             app = InferenceApp(
@@ -98,6 +101,7 @@ class FrontendProcess:
                 http_restrictions(options),
                 HeaderForwarding(options.http_header_forward_pattern),
                 endpoints.receive_budget,
+                core.keys,
             )
             context = await create_http_context(options)
             await endpoints.open_http(app, context, socket.socket(fileno=spawn.http))
@@ -186,6 +190,14 @@ class _CoreLogHandler(logging.Handler):
         with suppress(TypeError, ValueError, OverflowError):  # a text that cannot be sent
             text = self.format(record)
             self._link.send(m.LogRecord(record.levelno, record.pathname, record.lineno, text))
+
+
+def _handle_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handles an exception of a callback."""
+    error = context.get("exception")
+    if isinstance(error, MemoryError):
+        end_without_memory()
+    _log.error("unexpected failure: %s", context["message"], exc_info=error)
 
 
 def _set_up_process() -> None:

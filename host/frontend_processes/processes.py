@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import internal
 from host.frontend_processes.connection import FrontendConnection
+from host.frontend_processes.core_link import OUT_OF_MEMORY_STATUS
 from host.frontend_processes.messages import Drain, Ping, ReloadTls, Start, Stop
 from host.frontend_processes.shared_budget import BudgetFile, SharedReceiveBudget
 from host.frontend_processes.spawn import FrontendSpawn
@@ -80,6 +82,7 @@ class FrontendProcesses:
         self._app: InferenceHttpApp | None = None
         self._services: Services = {}
         self._core: Core | None = None
+        self._api_keys: ApiKeys | None = None
         self._generation = 0
         self._pinging: asyncio.TimerHandle | None = None
         self.stopping = False
@@ -95,12 +98,16 @@ class FrontendProcesses:
         """The HTTP port, 0 without HTTP."""
         return 0 if self._http is None else int(self._http.getsockname()[1])
 
-    async def start(self, core: Core, services: Services, app: InferenceHttpApp) -> None:
+    async def start(
+        self, core: Core, services: Services, app: InferenceHttpApp, api_keys: ApiKeys | None
+    ) -> None:
         """Opens the ports and starts the processes; returns when all accept connections.
 
-        `services` and `app` answer what the processes pass on. Raises HostError.
+        `services` and `app` answer what the processes pass on. `api_keys`: what clients need.
+        Raises HostError.
         """
         options = self._options
+        self._api_keys = api_keys
         self._core, self._services, self._app = core, services, app
         if options.allow_grpc:
             self._grpc = await start_service(
@@ -133,19 +140,24 @@ class FrontendProcesses:
             self._core,
             self._services,
             self._app,
+            self._api_keys,
             self._arenas,
             self._connection_hooks(),
             on_fault,
         )
         self._show_state_to(connection)
-        connection.send(Start(_encode_options(self._options), self._core.loads_on_demand))
+        options, needs_keys = _encode_options(self._options), self._api_keys is not None
+        connection.send(Start(options, self._core.loads_on_demand, needs_keys))
         return connection
 
     def spawn_arguments(self, index: int, connection: FrontendConnection) -> FrontendSpawn:
         """The arguments of a new process."""
-        self._budget.clear(index)
         grpc, http = (-1 if one is None else one.fileno() for one in (self._grpc, self._http))
         return connection.spawn_arguments(index, grpc, http, self._budget)
+
+    def process_ended(self, index: int) -> None:
+        """Frees what the requests have reserved that a process was receiving."""
+        self._budget.clear(index)
 
     @property
     def spawner(self) -> InterpreterSpawner:
@@ -296,11 +308,14 @@ class _Frontend:
         self.connection = self._child = None
         started = connection.hello.done()
         reason = f"it {describe_exit(code)}"
+        if code == OUT_OF_MEMORY_STATUS:
+            self._fault = "it ran out of memory"
         if self._fault:
             reason += f", as {self._fault}"
         self._fault = reason
         exited.set_result(None)
         connection.close()
+        self._processes.process_ended(self._index)
         if not started or self._processes.stopping:
             return
         _log.error("%s has ended: %s; its connections are closed", self._name, reason)

@@ -6,12 +6,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import HostError
 from host.frontend_processes.errors import encode_error
 from host.frontend_processes.messages import (
+    Authorize,
     AwaitModel,
     CallRpc,
     EndExchange,
@@ -24,7 +27,7 @@ from host.frontend_processes.messages import (
     SendHead,
     ToFrontend,
 )
-from host.frontends.grpc.methods import EMPTY_CONTEXT, Services, UnaryMethod, to_host_error
+from host.frontends.grpc.methods import EmptyContext, Services, UnaryMethod, to_host_error
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, App, Message
 from host.inference.request import InferRequest
 
@@ -35,13 +38,19 @@ class ServedExchanges:
     """Answers what one frontend process passes on.
 
     `services`: the gRPC methods that the core answers. `app`: the ASGI application that answers
-    HTTP requests.
+    HTTP requests. `api_keys`: the keys that clients need.
     """
 
     def __init__(
-        self, core: Core, services: Services, app: App, send: Callable[[ToFrontend], None]
+        self,
+        core: Core,
+        services: Services,
+        app: App,
+        api_keys: ApiKeys | None,
+        send: Callable[[ToFrontend], None],
     ) -> None:
         self._core = core
+        self._api_keys = api_keys
         self._methods = {
             (service, method.name): method
             for service, methods in services.items()
@@ -63,6 +72,18 @@ class ServedExchanges:
             reply = Reply(message.number, b"", encode_error(error))
         self._send(reply)
 
+    def authorize(self, message: Authorize) -> None:
+        """Replies whether a client may send inference requests to a model."""
+        reply = Reply(message.number, b"")
+        try:
+            if self._api_keys is not None:
+                client = self._api_keys.authorize("inference", message.authorization)
+                if message.model:
+                    client.check_model(message.model)
+        except HostError as error:
+            reply.error = encode_error(error)
+        self._send(reply)
+
     def await_model(self, message: AwaitModel) -> None:
         """Replies when a model is loaded."""
         request = InferRequest(
@@ -75,19 +96,28 @@ class ServedExchanges:
         version = "" if message.version == -1 else str(message.version)
 
         async def wait() -> bytes:
-            await self._core.start_when_loaded(
-                request, lambda: self._core.model_config(message.model, version)
-            )
+            with self._count_wait(message):
+                await self._core.start_when_loaded(
+                    request, lambda: self._core.model_config(message.model, version)
+                )
             return b""
 
         self._run(message.number, self._reply(message.number, wait()))
+
+    def _count_wait(self, message: AwaitModel) -> AbstractContextManager[None]:
+        """Counts the wait as a request in progress of its client. Raises HostError."""
+        if self._api_keys is None:
+            return nullcontext()
+        client = self._api_keys.authorize("inference", message.authorization)
+        client.check_model(message.model)
+        return client.count_wait()
 
     def call_rpc(self, message: CallRpc) -> None:
         """Replies with what a gRPC method answers. Raises KeyError for an unknown method."""
         method = self._methods[message.service, message.method]
 
         async def call() -> bytes:
-            return await method.handler(message.data, EMPTY_CONTEXT)
+            return await method.handler(message.data, _RemoteContext(message.authorization))
 
         self._run(message.number, self._reply(message.number, call()))
 
@@ -155,6 +185,17 @@ class ServedExchanges:
             exchange.disconnected = True
         for task in list(self._tasks.values()):
             task.cancel()
+
+
+class _RemoteContext(EmptyContext):
+    """The context of an RPC, with the metadata that its handler may read."""
+
+    def __init__(self, authorization: str | None) -> None:
+        self._authorization = authorization
+
+    def metadata(self, key: str) -> str | None:
+        """The value of `authorization`, None of other keys."""
+        return self._authorization if key == "authorization" else None
 
 
 class _Exchange:

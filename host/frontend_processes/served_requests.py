@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import HostError, internal, unexpected_failure
 from host.frontend_processes.core_memory import CoreMemory
@@ -78,8 +79,11 @@ class ServedRequests:
         memory: CoreMemory,
         send: Callable[[ToFrontend], None],
         inline_limit: Callable[[], int],
+        api_keys: ApiKeys | None,
     ) -> None:
+        """`api_keys`: the keys that clients need."""
         self._core = core
+        self._api_keys = api_keys
         self._memory = memory
         self._send = send
         self._inline_limit = inline_limit
@@ -135,6 +139,15 @@ class ServedRequests:
         self, message: Infer, request: InferRequest, inputs: list[Tensor | WireTensor]
     ) -> Call:
         """Starts a request. Raises HostError."""
+        if self._api_keys is not None:
+            client = self._api_keys.authorize("inference", message.authorization)
+            client.check_model(message.model)
+            return client.start_request(lambda: self._start_call(message, request, inputs))
+        return self._start_call(message, request, inputs)
+
+    def _start_call(
+        self, message: Infer, request: InferRequest, inputs: list[Tensor | WireTensor]
+    ) -> Call:
         if any(wire.region is not None for wire in message.inputs) or message.placement:
             # An unknown model is reported before an unknown region.
             version = "" if message.version == -1 else str(message.version)

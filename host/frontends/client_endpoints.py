@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from host.access.api_keys import ApiKeys
 from host.errors import HostError, ServiceStartError
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.grpc.aio import GrpcAioFrontend, check_tls_files
@@ -22,7 +21,7 @@ from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.cycle import Header, Message, Receive, Send
 from host.frontends.http1.header_cache import FastHandler
 from host.frontends.http1.listener import HttpListener
-from host.frontends.inference_core import InferenceCore
+from host.frontends.inference_core import InferenceCore, InferenceKeys
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import Restrictions
 from host.frontends.tls import TlsFiles, TlsReloader
@@ -59,7 +58,7 @@ class InferenceHttpApp(Protocol):
 
 
 def make_grpc_service(
-    options: Options, core: InferenceCore, others: Services, api_keys: ApiKeys | None = None
+    options: Options, core: InferenceCore, others: Services, api_keys: InferenceKeys | None = None
 ) -> GrpcService:
     """The gRPC service over a core; `others` are the methods that are not for inference.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from host.config.model_config import ModelConfig
@@ -18,6 +19,40 @@ class RegionLookup(Protocol):
 
     def find_block(self, name: str, offset: int, byte_size: int) -> SharedMemoryBytes:
         """The place of a tensor in a region; offset and size in bytes. Raises HostError."""
+
+
+class InferenceClient(Protocol):
+    """A client that is known by its API key."""
+
+    def check_model(self, name: str) -> None:
+        """Raises HostError PERMISSION_DENIED unless the client may ask a model."""
+
+    def start_request(self, start: Callable[[], Call]) -> Call:
+        """Starts an inference request and counts it. Raises what `start` raises, or HostError."""
+
+    async def start_after_wait(self, start: Callable[[], Awaitable[Call]]) -> Call:
+        """As `start_request`, but `start` waits before the request starts, which counts too."""
+
+
+class InferenceKeys(Protocol):
+    """The API keys that clients need to send inference requests."""
+
+    def authorize(self, category: str, header: str | bytes | None, /) -> InferenceClient:
+        """The client of a header `Authorization`. Raises HostError."""
+
+
+class SendingClient(InferenceClient, Protocol):
+    """A client whose requests are those that are sent in a context."""
+
+    def sending(self) -> AbstractContextManager[None]:
+        """While this is open, requests are those of the client."""
+
+
+class SendingKeys(Protocol):
+    """The API keys in a process that passes requests on."""
+
+    def authorize(self, category: str, header: str | bytes | None, /) -> SendingClient:
+        """The client of a header `Authorization`. Raises HostError."""
 
 
 class InferenceCore(Protocol):

@@ -558,15 +558,10 @@ class Options:
 
     def _check_frontend_processes(self) -> None:
         """Refuses what frontend processes cannot do."""
-        reason = ""
         if self.allow_grpc and self.grpc_engine != "h2":
-            reason = f"--grpc-engine={self.grpc_engine} runs in the server itself"
-        elif self.api_key_file:
-            reason = "the limits of --api-key-file are counted in the server itself"
-        if reason:
             raise UsageError(
-                f"{reason}, so it cannot be used with"
-                f" --frontend-processes={self.frontend_processes}; use --frontend-processes=0"
+                f"--grpc-engine={self.grpc_engine} runs in the server itself, so it cannot be used"
+                f" with --frontend-processes={self.frontend_processes}; use --frontend-processes=0"
             )
 
     def _listening_addresses(self) -> list[tuple[str, str, int]]:

@@ -13,6 +13,8 @@ from host.ray.per_model.application import model_apps
 from host.ray.per_model.deployments import model_deployments
 from host.ray.serve_config import Proxies
 
+_APPLICATION = "pbhost"
+
 
 def run(
     arguments: Mapping[str, Any],
@@ -22,6 +24,7 @@ def run(
 ) -> None:
     """Starts Ray Serve, and Ray on this machine unless RAY_ADDRESS names a cluster; blocks.
 
+    At Ctrl-C it deletes the application. Where Ray Serve runs already, `proxies` have no effect.
     `arguments` and `deployment`: as of `app`. `per_model`: runs `model_apps`, with the options
     `deployment` for each model. Raises ValueError.
     """
@@ -38,6 +41,8 @@ def run(
         grpc_options=proxies.grpc_options,
     )
     try:
-        serve.run(application, name="pbhost", route_prefix="/", blocking=True)
+        serve.run(application, name=_APPLICATION, route_prefix="/", blocking=True)
+    except KeyboardInterrupt:
+        pass  # the way to end it
     finally:
-        serve.shutdown()
+        serve.delete(_APPLICATION)  # a cluster may have others

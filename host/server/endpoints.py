@@ -103,8 +103,9 @@ class Endpoints:
         if processes is not None:
             self._clients = processes
             app = self.http_app = self._make_app(core, processes.receive_budget)
-            self.grpc_service = make_grpc_service(options, core, admin_services(core, keys), keys)
-            await processes.start(core, admin_services(core), app)
+            services = admin_services(core, keys)
+            self.grpc_service = make_grpc_service(options, core, services, keys)
+            await processes.start(core, services, app, keys)
             self.grpc_port, self.http_port = processes.grpc_port, processes.http_port
             return
         clients = self._clients = ClientEndpoints(options, connection_hooks)

@@ -281,8 +281,9 @@ class Server:
                 f"no address space for {options.arena_limit} bytes of tensors: {failure.strerror};"
                 " set --arena-byte-size to less, or allow this process more (ulimit -v)"
             ) from failure
-        # With less than two CPUs, polling takes the CPU from the process that it waits for.
-        if options.busy_poll and usable_cpus() >= 2.0:
+        # With less CPUs, polling takes the CPU from a process that works on the same request.
+        needed = 3.0 if options.frontend_count else 2.0
+        if options.busy_poll and usable_cpus() >= needed:
             pool.busy_poller.seconds = BUSY_POLL_SECONDS
         pool.imported_files = self._imported_files
         pool.load_seconds = options.stub_load_timeout_secs or None

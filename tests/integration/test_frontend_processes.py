@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,34 +15,9 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from tests import uploads
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
-
-HOLD = """
-import threading
-import time
-from pathlib import Path
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        gate, pause = Path("{gate}"), threading.Event()
-        end = time.monotonic() + {deadline}
-        while not gate.exists():
-            if time.monotonic() > end:
-                raise TimeoutError("the gate did not open")
-            pause.wait(0.005)
-        inputs = [pb_utils.get_input_tensor_by_name(r, "IN").as_numpy() for r in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", one)]) for one in inputs]
-
-    @staticmethod
-    def auto_complete_config(config):
-        config.add_input({{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}})
-        config.add_output({{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}})
-        return config
-"""
+from tests.frontends import add_hold, connect, frontends, in_flight, only, wait_complete
 
 
 @pytest.fixture(scope="module")
@@ -55,53 +28,20 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def host(module_serve: Serve, module_repository: RepositoryBuilder, gate: Path) -> RunningHost:
     module_repository.copy("identity")
-    module_repository.add("hold", HOLD.format(gate=gate, deadline=DEADLINE))
+    add_hold(module_repository, gate)
     return module_serve(module_repository, "--frontend-processes=2").wait_started()
 
 
 @pytest.fixture
 def clients(host: RunningHost) -> Iterator[list[grpcclient.InferenceServerClient]]:
     """One client at each process."""
-    wait_until(lambda: len(frontends(host)) == 2, "two frontend processes")
-    found: dict[int, grpcclient.InferenceServerClient] = {}
-    others: list[grpcclient.InferenceServerClient] = []
-    while len(found) < 2:
-        client = grpcclient.InferenceServerClient(
-            host.url, channel_args=[("grpc.use_local_subchannel_pool", 1)]
-        )
-        before = connections(host)
-        assert client.is_server_live()
-        (owner,) = [pid for pid, count in connections(host).items() if count > before.get(pid, 0)]
-        if owner in found:
-            others.append(client)
-        else:
-            found[owner] = client
-    yield [found[process.pid] for process in frontends(host)]
-    for client in [*found.values(), *others]:
+    found: list[grpcclient.InferenceServerClient] = []
+    for process in wait_complete(host, 2):
+        with only(process, host):
+            found.append(connect(host))
+    yield found
+    for client in found:
         client.close()
-
-
-def frontends(host: RunningHost) -> list[psutil.Process]:
-    """The frontend processes, by their number."""
-    return sorted(
-        (
-            child
-            for child in psutil.Process(host.process.pid).children()
-            if child.cmdline() and child.cmdline()[0].startswith("pbhost-frontend ")
-        ),
-        key=lambda child: child.cmdline()[0],
-    )
-
-
-def connections(host: RunningHost) -> dict[int, int]:
-    """The number of connections of each process, over gRPC."""
-    return {
-        process.pid: sum(
-            one.status == "ESTABLISHED" and bool(one.laddr) and one.laddr.port == host.port
-            for one in process.net_connections("tcp")
-        )
-        for process in frontends(host)
-    }
 
 
 def infer(
@@ -130,13 +70,6 @@ def submit(
     thread = threading.Thread(target=run)
     thread.start()
     return thread, outcome
-
-
-def in_flight(host: RunningHost) -> int:
-    """The requests of the model that waits for the gate, without a response yet."""
-    with urllib.request.urlopen(f"http://{host.http_url}/v2/overview") as response:
-        models = json.loads(response.read())["models"]
-    return sum(int(one["in_flight"]) for one in models if one["name"] == "hold")
 
 
 def test_large_tensors_pass_unchanged_through_each_process(
@@ -199,29 +132,17 @@ def test_a_killed_process_takes_only_its_connections_with_it(
     (result,) = kept_outcome
     assert isinstance(result, np.ndarray) and np.array_equal(result, values)
     host.wait_for(r"pbhost-frontend 0 has ended: it .*SIGKILL.*; its connections are closed")
-    wait_until(lambda: len(frontends(host)) == 2, "another process")
-    replaced, stayed = frontends(host)
+    replaced, stayed = wait_complete(host, 2)
     assert replaced.pid != victim.pid and stayed.pid == other.pid
     with host.client() as client:
         assert np.array_equal(infer(client, "identity", values), values)
     wait_until(lambda: in_flight(host) == 0, "the end of all requests")
 
 
-def test_a_process_that_stands_still_is_replaced(
-    host: RunningHost, clients: list[grpcclient.InferenceServerClient]
-) -> None:
-    stopped = frontends(host)[1]
-    stopped.send_signal(signal.SIGSTOP)
-    assert infer(clients[0], "identity", np.ones(4, np.float32)).sum() == 4
-    host.wait_for(r"pbhost-frontend 1 has ended: .* did not respond within 10 s")
-    wait_until(lambda: len(frontends(host)) == 2, "another process")
-    assert frontends(host)[1].pid != stopped.pid
-
-
 def test_a_process_may_start_no_process_and_holds_no_file_of_the_repository(
     host: RunningHost, repository: RepositoryBuilder
 ) -> None:
-    wait_until(lambda: len(frontends(host)) == 2, "two frontend processes")
+    wait_complete(host, 2)
     assert "runs without" not in host.output
     for process in frontends(host):
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -231,22 +152,32 @@ def test_a_process_may_start_no_process_and_holds_no_file_of_the_repository(
 
 
 def test_frontends_end_with_a_host_that_is_killed(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    """One receives a body then, and one waits for a response. Other tests see what is left."""
+    gate = tmp_path / "gate"
+    add_hold(repository, gate)
+    uploads.add_model(repository)
+    host = serve(repository, "--frontend-processes=2", "--grpc-engine=h2").wait_started()
+    first, second = wait_complete(host, 2)
+    with only(first, host):
+        client = connect(host)
+        upload = uploads.GrpcUpload(host, 1 << 22)
+    with client, upload:
+        upload.send(1 << 20)
+        upload.wait_read()
+        waiting, outcome = submit(client, np.ones(1 << 16, np.float32))
+        wait_until(lambda: in_flight(host) == 1, "the request")
+        host.process.kill()
+        waiting.join()
+    assert isinstance(outcome[0], InferenceServerException)
+    gone, alive = psutil.wait_procs([first, second], timeout=DEADLINE)
+    assert not alive
+
+
+def test_what_the_processes_cannot_do_is_refused(
     serve: Serve, repository: RepositoryBuilder
 ) -> None:
-    repository.copy("identity")
-    host = serve(repository, "--frontend-processes=1").wait_started()
-    (process,) = frontends(host)
-    with host.client() as client:
-        infer(client, "identity", np.ones(1 << 16, np.float32))
-    host.process.kill()
-    psutil.wait_procs([process], timeout=DEADLINE)
-    assert not process.is_running()
-
-
-@pytest.mark.parametrize("flag", ["--grpc-engine=grpcio", "--api-key-file=keys"])
-def test_what_the_processes_cannot_do_is_refused(
-    serve: Serve, repository: RepositoryBuilder, flag: str
-) -> None:
-    host = serve(repository, "--frontend-processes=1", flag)
+    host = serve(repository, "--frontend-processes=1", "--grpc-engine=grpcio")
     host.wait_for("in the server itself, so it cannot be used with --frontend-processes=1")
     assert host.process.wait(DEADLINE) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -73,13 +74,32 @@ def test_check_says_what_the_models_need() -> None:
     assert pbhost("serve", str(MODELS)).returncode == 2
 
 
+def ready() -> bool:
+    """Whether a model is ready, through the proxy."""
+    with grpcclient.InferenceServerClient(GRPC) as client:
+        try:
+            return bool(client.is_model_ready("add_sub"))
+        except grpcclient.InferenceServerException:
+            return False  # the proxy does not know the application yet
+
+
+def add() -> list[list[float]]:
+    with grpcclient.InferenceServerClient(GRPC) as client:
+        given = []
+        for name in ("INPUT0", "INPUT1"):
+            one = grpcclient.InferInput(name, [1, 4], "FP32")
+            given.append(one.set_data_from_numpy(np.ones((1, 4), dtype=np.float32)))
+        sums: list[list[float]] = client.infer("add_sub", given).as_numpy("SUM").tolist()
+        return sums
+
+
 def test_the_example_file_serves_a_model(cluster: RayCluster, tmp_path: Path) -> None:
+    from ray import serve
+
     text = (ROOT / "deploy" / "ray" / "serve.yaml").read_text()
     checked(text)
     file = tmp_path / "serve.yaml"
     file.write_text(text.replace("/models", str(MODELS)).replace("8001", GRPC.split(":")[1]))
-    from ray import serve
-
     done = subprocess.run(
         [str(Path(sys.executable).with_name("serve")), "run", "--non-blocking", str(file)],
         capture_output=True,
@@ -89,19 +109,27 @@ def test_the_example_file_serves_a_model(cluster: RayCluster, tmp_path: Path) ->
     )
     try:
         assert done.returncode == 0, done.stdout + done.stderr
-        with grpcclient.InferenceServerClient(GRPC) as client:
-
-            def ready() -> bool:
-                try:
-                    return bool(client.is_model_ready("add_sub"))
-                except grpcclient.InferenceServerException:
-                    return False  # the proxy does not know the application yet
-
-            wait_until(ready, "the model of user_config")
-            given = []
-            for name in ("INPUT0", "INPUT1"):
-                one = grpcclient.InferInput(name, [1, 4], "FP32")
-                given.append(one.set_data_from_numpy(np.ones((1, 4), dtype=np.float32)))
-            assert client.infer("add_sub", given).as_numpy("SUM").tolist() == [[2.0] * 4]
+        wait_until(ready, "the model of user_config")
+        assert add() == [[2.0] * 4]
     finally:
         serve.delete("pbhost")
+
+
+def test_run_serves_until_it_is_interrupted(cluster: RayCluster) -> None:
+    from ray import serve
+
+    arguments = ["--argument=model_control_mode=explicit", "--argument=load_model=add_sub"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "host", "ray", "run", str(MODELS), *arguments],
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        cwd=ROOT,
+    )
+    try:
+        wait_until(ready, "the model")
+        assert add() == [[2.0] * 4]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == 0
+        assert "pbhost" not in serve.status().applications
+    finally:
+        process.kill()
+        process.wait()

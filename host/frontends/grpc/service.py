@@ -6,8 +6,6 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from host.access.api_keys import ApiKeys
-from host.access.client import Client
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
@@ -34,7 +32,7 @@ from host.frontends.grpc.methods import (
 )
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
-from host.frontends.inference_core import InferenceCore
+from host.frontends.inference_core import InferenceClient, InferenceCore, InferenceKeys
 from host.frontends.open_requests import OpenRequests
 from host.frontends.receive_budget import ReservedBytes
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
@@ -63,7 +61,7 @@ class GrpcService:
         others: Services,
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
-        api_keys: ApiKeys | None = None,
+        api_keys: InferenceKeys | None = None,
     ) -> None:
         self._core = core
         self._others = others
@@ -326,7 +324,9 @@ class GrpcService:
         return self._infer(request, context, unary)
 
     @staticmethod
-    def _find_client(keys: ApiKeys, request: InferRequest, context: RpcContext) -> Client:
+    def _find_client(
+        keys: InferenceKeys, request: InferRequest, context: RpcContext
+    ) -> InferenceClient:
         """The client of a request. Raises HostError if it may not ask the model."""
         client = keys.authorize("inference", context.metadata("authorization"))
         client.check_model(request.model_name)

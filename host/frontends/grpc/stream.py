@@ -209,6 +209,10 @@ class InferStream:
         """Writes a response, or queues it until its turn."""
         if self._closed:
             return
+        if isinstance(answer, InferResponse) and answer.error is not None:
+            # A frontend process gets to know so that its request was refused.
+            retry = retry_milliseconds(answer.error)
+            self._retry = self._retry if retry is None else retry
         if pending.ordered and self._ordered_requests[0] is not pending:
             pending.queued.append((answer, final))
             return

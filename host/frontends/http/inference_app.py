@@ -18,7 +18,7 @@ from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.header_cache import FastHandler
-from host.frontends.inference_core import InferenceCore
+from host.frontends.inference_core import InferenceCore, SendingKeys
 from host.frontends.open_requests import OpenRequests
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import Restrictions
@@ -39,14 +39,23 @@ class InferenceApp:
         restrictions: Restrictions,
         forwarding: HeaderForwarding,
         receive_budget: ReceiveBudget,
+        keys: SendingKeys | None = None,
     ) -> None:
+        """`keys`: the API keys that clients need."""
         self._others = others
+        self._keys = keys
         self._restrictions = restrictions
         self._receive_budget = receive_budget
         self._open_requests = OpenRequests()
         header_reader = InferenceHeaderReader(JsonInputLimit(max_input_size))
         fast_inference = FastInference(
-            core, restrictions, forwarding, max_input_size, header_reader, self._open_requests
+            core,
+            restrictions,
+            forwarding,
+            max_input_size,
+            header_reader,
+            self._open_requests,
+            keys is None,
         )
         self._find_infer_handler = fast_inference.find_handler
         self.drain = self._open_requests.drain
@@ -91,6 +100,16 @@ class InferenceApp:
         return route
 
     async def _infer(self, exchange: HttpExchange, route: Route) -> None:
+        if self._keys is None:
+            await self._handle(exchange, route)
+            return
+        header = exchange.headers.get(b"authorization")
+        client = self._keys.authorize(route.endpoint.category, header)
+        client.check_model(route.resource)
+        with client.sending():
+            await self._handle(exchange, route)
+
+    async def _handle(self, exchange: HttpExchange, route: Route) -> None:
         if self._open_requests.draining:
             raise unavailable("Server exiting")
         self._open_requests.count += 1

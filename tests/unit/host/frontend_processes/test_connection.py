@@ -52,6 +52,7 @@ class Peer:
             self.core,
             admin_services(self.core),
             app,
+            None,
             self.arenas,
             lambda: None,
             self._on_fault,

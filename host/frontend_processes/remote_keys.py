@@ -1,0 +1,85 @@
+"""The API keys of clients in a frontend process: the core has them, and decides."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from host.frontend_processes.core_link import CoreLink
+from host.frontend_processes.messages import Authorize
+from host.inference.call import Call
+
+_MAX_ENTRIES = 4096
+_MAX_LENGTH = 1024  # bytes of a header and of a name that are remembered
+
+authorization: ContextVar[bytes] = ContextVar("authorization", default=b"")
+"""The header of the client that sends the inference request now."""
+
+
+class RemoteKeys:
+    """Asks the core once whether a header lets clients send requests to a model.
+
+    So nobody else makes this process parse a request. The core checks each request again, and
+    counts it; `forget` is called if it refuses one.
+    """
+
+    def __init__(self, link: CoreLink) -> None:
+        self._link = link
+        self._accepted: set[tuple[bytes, str]] = set()
+
+    def authorize(self, category: str, header: str | bytes | None) -> RemoteClient:
+        """As `ApiKeys.authorize`, for the category of inference. Raises HostError."""
+        if isinstance(header, str):
+            header = header.encode("utf-8", "surrogateescape")
+        client = RemoteClient(self, header or b"")
+        client.check_model("")
+        return client
+
+    def check(self, header: bytes, model: str) -> None:
+        """Raises HostError unless a header allows requests to a model; "" stands for any."""
+        if (header, model) in self._accepted:
+            return
+        number = next(self._link.numbers)
+        self._link.ask_now(Authorize(number, header, model), number)
+        if len(self._accepted) >= _MAX_ENTRIES:
+            self._accepted.clear()
+        if len(header) + len(model) <= _MAX_LENGTH:
+            self._accepted.add((header, model))
+
+    def forget(self) -> None:
+        """Asks the core again from now on: the keys have changed."""
+        self._accepted.clear()
+
+
+class RemoteClient:
+    """A client that the core knows by its header."""
+
+    __slots__ = ("_header", "_keys")
+
+    def __init__(self, keys: RemoteKeys, header: bytes) -> None:
+        self._keys = keys
+        self._header = header
+
+    def check_model(self, name: str) -> None:
+        """As `Client.check_model`, for requests. Raises HostError."""
+        self._keys.check(self._header, name)
+
+    def start_request(self, start: Callable[[], Call]) -> Call:
+        """Starts a request; the core counts it, and refuses it above a limit."""
+        with self.sending():
+            return start()
+
+    async def start_after_wait(self, start: Callable[[], Awaitable[Call]]) -> Call:
+        """As `start_request`, but `start` waits first; the core counts that, too."""
+        with self.sending():
+            return await start()
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """While this is open, requests are those of the client."""
+        token = authorization.set(self._header)
+        try:
+            yield
+        finally:
+            authorization.reset(token)
