@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -35,8 +34,6 @@ class Peers:
         except RayServeException as error:  # no replica has been ready yet
             _log.debug("no replica to call %s of: %s", method, error)
             return []
-        except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
-            raise TimeoutError from None
         results = []
         for answer in answers:
             if isinstance(answer, RayActorError):
