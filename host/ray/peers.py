@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -29,8 +28,6 @@ async def call_all(
     except RayServeException as error:  # no replica has been ready yet
         _log.debug("no replica to call %s of: %s", method, error)
         return []
-    except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
-        raise TimeoutError from None
     results = []
     for answer in answers:
         if isinstance(answer, RayActorError):
