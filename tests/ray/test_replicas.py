@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,16 +122,10 @@ def prometheus(folder: Path) -> Iterator[str]:
 
 
 def test_prometheus_sees_the_counters_of_each_replica(served: Replicas, tmp_path: Path) -> None:
-    import json
-    import shutil
-    import urllib.parse
-    import urllib.request
-
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     scale(served, 2)
-    with Load() as load, grpcclient.InferenceServerClient(GRPC) as client:
-        load.goes_on()
+    with grpcclient.InferenceServerClient(GRPC) as client:
         given = grpcclient.InferInput("COMMAND", [1], "BYTES")
         given.set_data_from_numpy(np.array([b"last"], dtype=np.object_))
         answers: queue.Queue[Any] = queue.Queue()
@@ -136,7 +134,8 @@ def test_prometheus_sees_the_counters_of_each_replica(served: Replicas, tmp_path
         assert answers.get(timeout=DEADLINE) is None
         client.stop_stream()
 
-    with prometheus(tmp_path) as url:
+    # Under load all the time: a proxy hears of a new replica a moment after it runs.
+    with prometheus(tmp_path) as url, Load():
 
         def query(text: str) -> list[dict[str, Any]]:
             try:
