@@ -17,8 +17,8 @@ from host.ray.deployment_options import derive_options
 from host.ray.requirements import read_requirements
 
 _ABOUT = """\
-Serves a model repository on a Ray cluster. Each replica holds a whole server; with --per-model,
-each model has replicas of its own.
+Serves a model repository on a Ray cluster. Each replica holds a whole server;
+with --per-model=true, each model has replicas of its own.
 
   check    prints what the models need, and what cannot work in several replicas
   config   prints the YAML for `serve run` and `serve deploy`
