@@ -1,8 +1,11 @@
 """Measures a model behind Ray Serve against one server alone, on this machine.
 
-    .venv-ray/bin/python -m benchmarks.ray [--mode proxy|haproxy|port|alone ...] [--seconds 4]
+    .venv-ray/bin/python -m benchmarks.ray [--mode MODE ...] [--seconds 4]
 
-Each mode starts a cluster of one node, two replicas (`alone`: one server without Ray), and asks
+Modes: alone, proxy, haproxy, port, models, models-haproxy.
+
+Each mode starts a cluster of one node, two replicas (`alone`: one server without Ray; `models`: two
+replicas of each model's deployment, behind one of the ingress), and asks
 for a small tensor over gRPC, from one client process with 8 requests in progress; client, proxy
 and replicas share the CPUs. It prints requests per second (the median of three runs), milliseconds
 for each response of a stream of 1,000, the time from the start to the first answer, and the memory
@@ -65,7 +68,7 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     os.environ.update(RAY_TMPDIR=folder, RAY_USAGE_STATS_ENABLED="0")
     os.environ.pop("RAY_SERVE_ENABLE_HA_PROXY", None)
-    if mode == "haproxy":
+    if mode.endswith("haproxy"):
         os.environ.update(
             RAY_SERVE_ENABLE_HA_PROXY="1",
             RAY_SERVE_HAPROXY_CONFIG_FILE_LOC=f"{folder}/haproxy.cfg",
@@ -76,7 +79,7 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
     import ray
     from ray import serve
 
-    from host.ray import app
+    from host.ray import app, model_apps
 
     ports = {"allow_grpc": True, "grpc_port": OWN_PORT, "reuse_grpc_port": True}
     try:
@@ -88,20 +91,20 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
                 "grpc_servicer_functions": ["host.ray.servicer.add_servicer"],
             },
         )
-        serve.run(
-            app(
-                {
-                    "model_repository": str(MODELS),
-                    "model_control_mode": "explicit",
-                    "load_model": ["identity", "stream"],
-                    "deployment": {"num_replicas": 2},
-                    **(ports if mode == "port" else {}),
-                    **dict(one.split("=", 1) for one in arguments),
-                }
-            ),
-            name="pbhost",
-            route_prefix="/",
-        )
+        models = ["identity", "stream"]
+        common = {
+            "model_repository": str(MODELS),
+            "model_control_mode": "explicit",
+            "load_model": models,
+            **(ports if mode == "port" else {}),
+            **dict(one.split("=", 1) for one in arguments),
+        }
+        two = {"num_replicas": 2}
+        if mode.startswith("models"):
+            application = model_apps({**common, "deployments": dict.fromkeys(models, two)})
+        else:
+            application = app({**common, "deployment": two})
+        serve.run(application, name="pbhost", route_prefix="/")
         wait_for(OWN_PORT if mode == "port" else PORT)
         yield [
             process.pid

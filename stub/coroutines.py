@@ -35,7 +35,7 @@ class CoroutineRunner:
         context.run(current_batch.set, batch)
         loop = self._get_loop()
         result: Future[Any] = Future()
-        # Not `run_coroutine_threadsafe`, whose future would not tell SystemExit apart.
+        # Not `run_coroutine_threadsafe`: it makes another future, and one more turn of the loop.
         loop.call_soon_threadsafe(_start_task, loop, coroutine, result, context=context)
         return result
 

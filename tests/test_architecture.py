@@ -71,8 +71,11 @@ ONE_PLACE = {
     "python_multipart": {"host.frontends.openai.form"},
     "tokenizers": {"host.repository.token_counter"},
     "ray": {
-        f"host.ray.{name}"
-        for name in ("application", "metrics", "peers", "replica", "running", "sequence_router")
+        *(
+            f"host.ray.{name}"
+            for name in ("application", "metrics", "peers", "replica", "running", "sequence_router")
+        ),
+        *(f"host.ray.per_model.{name}" for name in ("application", "connection", "replicas")),
     },
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},

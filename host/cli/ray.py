@@ -17,7 +17,8 @@ from host.ray.deployment_options import derive_options
 from host.ray.requirements import read_requirements
 
 _ABOUT = """\
-Serves a model repository on a Ray cluster. Each replica holds a whole server.
+Serves a model repository on a Ray cluster. Each replica holds a whole server;
+with --per-model=true, each model has replicas of its own.
 
   check    prints what the models need, and what cannot work in several replicas
   config   prints the YAML for `serve run` and `serve deploy`
@@ -43,6 +44,9 @@ class RayOptions:
     replicas: int = _group(1, "Number of replicas; the least one with --max-replicas.", integer(1))
     max_replicas: int = _group(
         0, "Add replicas up to this number under load; 0 keeps --replicas.", integer(0)
+    )
+    per_model: bool = _group(
+        False, "Make a deployment for each model, in place of replicas that hold all models."
     )
     http_port: int = _group(8000, "HTTP port of the proxies.", PORT)
     grpc_port: int = _group(8001, "gRPC port of the proxies.", PORT)
@@ -115,16 +119,18 @@ def _check(arguments: dict[str, Any], options: RayOptions) -> None:
 def _print_config(arguments: dict[str, Any], options: RayOptions) -> None:
     import yaml  # Ray needs it too
 
+    from host.ray.per_model.serve_config import make_model_config
     from host.ray.serve_config import make_config
 
-    config = make_config(arguments, _deployment(options), _proxies(options))
+    make = make_model_config if options.per_model else make_config
+    config = make(arguments, _deployment(options), _proxies(options))
     sys.stdout.write(yaml.safe_dump(config, sort_keys=False))
 
 
 def _run(arguments: dict[str, Any], options: RayOptions) -> None:
     from host.ray.running import run
 
-    run(arguments, _deployment(options), _proxies(options))
+    run(arguments, _deployment(options), _proxies(options), options.per_model)
 
 
 def _proxies(options: RayOptions) -> Any:

@@ -133,7 +133,7 @@ class Quarantine:
             f"request to model '{self._model}' is in quarantine: the same inputs and parameters"
             f" ended {_DEATHS} processes of version {self._version} (crash records"
             f" {', '.join(suspect.crashes)}); it is refused until {format_time(suspect.until)}; to"
-            " lift this: pbhost crashes URL --lift, or load the model again"
+            " lift this: pbhost crashes URL --lift, or unload and load the model"
         )
 
     def list_requests(self) -> list[QuarantinedRequest]:

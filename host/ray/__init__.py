@@ -1,6 +1,7 @@
 """Serves models on a Ray cluster: pbhost's protocols over Ray Serve.
 
 `app` is an application whose replicas each hold a whole server (`serve run host.ray:app`).
+`model_apps` is one with a deployment for each model (`serve run host.ray:model_apps`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from host.ray.application import app
+    from host.ray.per_model.application import model_apps
 
-__all__ = ["app"]
+__all__ = ["app", "model_apps"]
 
 
 def __getattr__(name: str) -> object:
     """Imports a public name on first use, as Ray is large."""
-    if name != "app":
-        raise AttributeError(f"module 'host.ray' has no attribute '{name}'")
-    from host.ray.application import app
+    if name == "app":
+        from host.ray.application import app
 
-    return app
+        return app
+    if name == "model_apps":
+        from host.ray.per_model.application import model_apps
+
+        return model_apps
+    raise AttributeError(f"module 'host.ray' has no attribute '{name}'")

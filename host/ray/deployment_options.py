@@ -18,7 +18,7 @@ ROUTER = {
     "request_router_kwargs": {"num_fallback_replicas": 0},
 }
 
-_STOP_MARGIN = 10.0  # seconds of a replica's stop beside the exit timeout of its server
+STOP_MARGIN = 10.0  # seconds of a replica's stop beside the exit timeout of its server
 
 
 def behind_haproxy() -> bool:
@@ -32,7 +32,7 @@ def derive_options(
     """All options, in the form of Ray Serve's YAML; `given` come first."""
     derived: dict[str, Any] = {
         "max_ongoing_requests": found.ongoing_requests,
-        "graceful_shutdown_timeout_s": options.exit_timeout_secs + _STOP_MARGIN,
+        "graceful_shutdown_timeout_s": options.exit_timeout_secs + STOP_MARGIN,
         "ray_actor_options": {"num_cpus": 1, "num_gpus": found.gpus},
         "logging_config": {"enable_access_log": False},  # a line for each request is slow
     }

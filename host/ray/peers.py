@@ -8,8 +8,34 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 
 _log = logging.getLogger("pbhost")
+
+
+async def call_all(
+    handle: DeploymentHandle, method: str, *arguments: Any, timeout: float
+) -> list[Any]:
+    """Calls a method of all replicas of a deployment.
+
+    Returns the results of those that live; an empty list while Ray knows of none. Raises
+    TimeoutError after `timeout` seconds, and the first error of a method.
+    """
+    try:
+        answers = await handle.broadcast(method, *arguments).results_async(
+            timeout_s=timeout, return_exceptions=True
+        )
+    except RayServeException as error:  # no replica has been ready yet
+        _log.debug("no replica to call %s of: %s", method, error)
+        return []
+    results = []
+    for answer in answers:
+        if isinstance(answer, RayActorError):
+            continue  # it has died, and Ray replaces it
+        if isinstance(answer, BaseException):
+            raise answer
+        results.append(answer)
+    return results
 
 
 class Peers:
@@ -23,22 +49,5 @@ class Peers:
         self._handle = serve.get_deployment_handle(context.deployment, context.app_name)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> list[Any]:
-        """The results of the replicas that live; an empty list while Ray knows of none.
-
-        Raises TimeoutError after `timeout` seconds, and the first error of a method.
-        """
-        try:
-            answers = await self._handle.broadcast(method, *arguments).results_async(
-                timeout_s=timeout, return_exceptions=True
-            )
-        except RayServeException as error:  # no replica has been ready yet
-            _log.debug("no replica to call %s of: %s", method, error)
-            return []
-        results = []
-        for answer in answers:
-            if isinstance(answer, RayActorError):
-                continue  # it has died, and Ray replaces it
-            if isinstance(answer, BaseException):
-                raise answer
-            results.append(answer)
-        return results
+        """As `call_all`."""
+        return await call_all(self._handle, method, *arguments, timeout=timeout)

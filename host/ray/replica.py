@@ -14,6 +14,7 @@ from host.frontends.http.exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.receive_budget import ReceiveBudget
 from host.inference.metadata import ModelStatistics
+from host.options.options import Options
 from host.ray.arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS
 from host.ray.metrics import MetricsExporter
@@ -41,13 +42,16 @@ class ServerReplica(RpcMethods):
     call `apply_changes`, `list_changes` and `own_statistics`.
     """
 
+    routes_sequences = False
+    """Whether requests of a sequence are sent on to one replica of another deployment."""
+
     async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]
         self._peers = Peers()
         self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
         self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
         self._queue = (0, 0.0)  # what queues had counted when last asked
-        self._server = Server(read_options(arguments), control_hook=self._control)
+        self._server = self.make_server(read_options(arguments))
         await self._server.start()
         self._control.server = self._server
         try:
@@ -55,15 +59,27 @@ class ServerReplica(RpcMethods):
         except BaseException:
             await self._server.stop()
             raise
-        self._server.core.collect_statistics = self._collect_statistics
+        self.share_statistics()
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
         self._metrics = MetricsExporter(self._server)
 
+    @property
+    def _guards(self) -> bool:
+        return self._several and not self.routes_sequences
+
+    def make_server(self, options: Options) -> Server:
+        """The server of this replica."""
+        return Server(options, control_hook=self._control)
+
+    def share_statistics(self) -> None:
+        """Makes the statistics that clients get those of all replicas."""
+        self._server.core.collect_statistics = self._collect_statistics
+
     async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> EncodedMessage:
         """As that of the base class, but refuses requests that belong to another replica."""
-        if self._several and rpc.name == "ModelInfer":
+        if self._guards and rpc.name == "ModelInfer":
             try:
                 self._guard.check_rpc(message, context.invocation_metadata())
             except HostError as error:
@@ -72,7 +88,7 @@ class ServerReplica(RpcMethods):
 
     async def answer_http(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answers an HTTP request, an ASGI application."""
-        if self._several and scope["type"] == "http":
+        if self._guards and scope["type"] == "http":
             try:
                 self._guard.check_http(scope)
             except HostError as error:
@@ -96,7 +112,7 @@ class ServerReplica(RpcMethods):
         self._several = await self._control.catch_up() > 1 or self._several
         core, now = self._server.core, time.monotonic()
         failing: dict[tuple[str, int], float] = {}
-        for name, version in core.list_ready_versions():
+        for name, version in self._server.own_models.ready_versions():
             try:
                 ready = await core.health.model_ready(name, str(version))
             except HostError:
@@ -120,7 +136,7 @@ class ServerReplica(RpcMethods):
         if unknown:
             raise ValueError(f"user_config: expected 'load_model' only, got {sorted(unknown)}")
         wanted = set(user_config.get("load_model", ()))
-        present = {name for name, _ in self._server.core.list_ready_versions()}
+        present = {name for name, _ in self._server.own_models.ready_versions()}
         missing = wanted - present
         if self._declared is None:  # a new replica: what clients have changed since comes first
             missing -= self._control.changes.keys()

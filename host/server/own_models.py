@@ -65,6 +65,15 @@ class OwnModels:
         """The statistics of a model; of all models without a name. Raises HostError."""
         return self._core.statistics(name, version)
 
+    def ready_versions(self) -> list[tuple[str, int]]:
+        """Every (model, version) that is ready, in order."""
+        return [
+            (self._registry.name_of(known), number)
+            for known, entry in self._registry.list_entries()
+            for number, version in sorted(entry.versions.items())
+            if version.state is VersionState.READY
+        ]
+
     async def index(self, ready: bool) -> Sequence[IndexEntry]:
         """The models on disk, or only the versions that are ready. Raises HostError."""
         return await self._index(ready)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import requests
 
 from tests.clients import infer_error, kill_stub, run_command, tensor
@@ -62,8 +63,8 @@ def test_a_request_that_has_killed_two_stubs_is_refused_until_that_is_lifted(
     assert re.fullmatch(
         "request to model 'misbehave' is in quarantine: the same inputs and parameters ended 2"
         rf" processes of version 1 \(crash records {records[1]}, {records[0]}\); it is refused"
-        " until [-0-9]+T[:.0-9]+Z; to lift this: pbhost crashes URL --lift, or load the model"
-        " again",
+        " until [-0-9]+T[:.0-9]+Z; to lift this: pbhost crashes URL --lift, or unload and load"
+        " the model",
         text,
     )
     assert refusals(host) == 1
@@ -144,7 +145,8 @@ def test_models_that_ask_by_bls_are_refused_too(
     assert "is in quarantine" in text
 
 
-def test_a_loaded_model_starts_anew(repository: RepositoryBuilder, serve: Serve) -> None:
+@pytest.mark.parametrize("way", ["a changed file", "unloaded before"])
+def test_a_loaded_model_starts_anew(repository: RepositoryBuilder, serve: Serve, way: str) -> None:
     repository.copy("misbehave")
     host = serve(repository, "--model-control-mode=explicit", "--load-model=*").wait_started()
     kill_stub(host, "aborts")
@@ -152,11 +154,16 @@ def test_a_loaded_model_starts_anew(repository: RepositoryBuilder, serve: Serve)
     with host.client() as client:
         infer_error(run_command, client, "aborts")
         assert refusals(host) == 1
-        code = repository.path / "misbehave" / "1" / "model.py"
-        code.write_text(f"{code.read_text()}\n")
+        if way == "a changed file":
+            code = repository.path / "misbehave" / "1" / "model.py"
+            code.write_text(f"{code.read_text()}\n")
+        else:
+            client.unload_model("misbehave")
+            host.wait_for("successfully unloaded 'misbehave'")
         client.load_model("misbehave")
     kill_stub(host, "aborts")
-    assert refusals(host) == 1  # the metric goes on where it was
+    if way == "a changed file":
+        assert refusals(host) == 1  # the metric goes on where it was
 
 
 def test_numbers_that_json_lacks_harm_neither_records_nor_the_quarantine(

@@ -63,7 +63,9 @@ class RayCluster:
     def add_second_node(self) -> None:
         """Add the node that is not the head."""
         port = int(METRICS[1].split(":")[1])
-        self._second = self._cluster.add_node(num_cpus=4, metrics_export_port=port)
+        self._second = self._cluster.add_node(
+            num_cpus=4, metrics_export_port=port, resources={"second": 100}
+        )
 
     def remove_second_node(self) -> None:
         """Kill all processes of that node."""
@@ -172,7 +174,10 @@ def _running_cluster(folder: Path) -> Iterator[RayCluster]:
     nodes = Cluster()
     try:
         port = int(METRICS[0].split(":")[1])
-        nodes.add_node(num_cpus=4, include_dashboard=False, metrics_export_port=port)
+        head = {"head": 100}
+        nodes.add_node(
+            num_cpus=4, include_dashboard=False, metrics_export_port=port, resources=head
+        )
         cluster = RayCluster(nodes)
         cluster.add_second_node()
         ray.init(address=nodes.address, namespace="serve", log_to_driver=False)

@@ -90,7 +90,7 @@ class PromptRenderer:
         if count == _MAX_TIMEOUTS:
             reason = (
                 f"model '{model}' does not do chat: its chat template ran for more than"
-                f" {self._time_limit:g} s {count} times; load the model again to try it again"
+                f" {self._time_limit:g} s {count} times; unload and load the model to try it again"
             )
             _log.error("%s", reason, extra=model_fields(model, max(version, 0)))
             self._withdraw(template, reason)

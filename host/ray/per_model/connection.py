@@ -1,0 +1,236 @@
+"""The models of other deployments, as one deployment reaches them by handles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from host.errors import HostError, internal, unavailable
+from host.inference.metadata import IndexEntry, ModelStatistics
+from host.inference.request import InferRequest
+from host.model_control.hook import LoadParameters, ModelControlHook
+from host.ray.peers import call_all
+from host.ray.per_model.deployments import INGRESS
+from host.ray.per_model.messages import Refusal, pack_request, unpack_response, unpack_version
+from host.ray.statistics import add_statistics
+from host.remote.provider import RemoteVersion, ResponseStream
+
+_log = logging.getLogger("pbhost")
+
+_QUESTION_SECONDS = 10.0
+_LOAD_SECONDS = 600.0
+
+
+class Connection:
+    """A `RemoteModelProvider` over Ray Serve, and the way to load and unload remote models.
+
+    `deployments`: the name of each model's deployment. `own`: the model of this one, "" for none.
+    """
+
+    def __init__(self, deployments: Mapping[str, str], own: str, application: str) -> None:
+        self._deployments = {model: name for model, name in deployments.items() if model != own}
+        self._application = application
+        self._handles: dict[str, DeploymentHandle] = {}
+        self._decoupled: dict[str, bool] = {}
+
+    def serves(self, name: str) -> bool:
+        """Whether another deployment has the model."""
+        return name in self._deployments
+
+    async def describe(self, name: str) -> Sequence[RemoteVersion]:
+        """The versions of a model that are loaded now. Raises HostError."""
+        # The caller waits as long as it likes: a deployment that starts answers when it is ready.
+        packed = await self._ask(name, "describe_model", timeout=_LOAD_SECONDS)
+        described = list(map(unpack_version, packed))
+        self._decoupled[name] = any(
+            one.config.model_transaction_policy.decoupled for one in described
+        )
+        return described
+
+    async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
+        """Yields the responses to a request. Raises HostError."""
+        handle = self._handle(request.model_name)
+        if request.correlation_id:  # the router keeps it on one replica
+            session = f"{request.model_name}/{request.correlation_id}"
+            handle = handle.options(session_id=session)
+        packed = pack_request(request, headers)
+        if self._decoupled.get(request.model_name, True):
+            responses = handle.options(stream=True).stream_responses.remote(*packed)
+        else:
+            responses = _SingleAnswer(handle.answer_request.remote(*packed))
+        ended = False
+        try:
+            async for answer in responses:
+                if isinstance(answer, Refusal):
+                    ended = True
+                    raise answer.to_error()
+                response, ended = unpack_response(answer)
+                yield response, ended
+            ended = True
+        except (RayError, RayServeException) as error:
+            ended = True
+            raise _lost(request.model_name, error) from error
+        finally:
+            if not ended:
+                responses.cancel()
+
+    async def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
+        """The sum over the replicas of a model; of all models without a name. Raises HostError."""
+        if name:
+            parts = await self._ask_all(name, "model_statistics", version)
+            return add_statistics(parts)
+        found = await asyncio.gather(
+            *(self.statistics(one, "") for one in self._deployments), return_exceptions=True
+        )
+        return [one for part in found if not isinstance(part, BaseException) for one in part]
+
+    async def index(self, ready: bool) -> Sequence[IndexEntry]:
+        """The entries of all models; one whose deployment does not answer is UNAVAILABLE."""
+        parts = await asyncio.gather(*(self._index_of(name, ready) for name in self._deployments))
+        return [entry for part in parts for entry in part]
+
+    async def _index_of(self, name: str, ready: bool) -> Sequence[IndexEntry]:
+        try:
+            entries: list[IndexEntry] = await self._ask(name, "index_entries", ready)
+        except HostError as error:
+            return [] if ready else [IndexEntry(name, "", "UNAVAILABLE", error.message)]
+        return entries
+
+    async def ready(self) -> bool:
+        """Whether a replica of each model is ready."""
+        answers = await asyncio.gather(
+            *(self._ask(name, "is_ready") for name in self._deployments), return_exceptions=True
+        )
+        return all(answer is True for answer in answers)
+
+    async def load(self, name: str, parameters: LoadParameters) -> None:
+        """Loads a model in its deployment. Raises HostError."""
+        await self._ask(name, "load_for_client", dict(parameters), timeout=_LOAD_SECONDS)
+
+    async def unload(self, name: str, unload_dependents: bool) -> None:
+        """Unloads a model in its deployment. Raises HostError."""
+        await self._ask(name, "unload_for_client", unload_dependents, timeout=_LOAD_SECONDS)
+
+    async def announce(self, name: str) -> None:
+        """Tells all other deployments that the versions of a model have changed."""
+        ingress = serve.get_deployment_handle(INGRESS, self._application)
+        told = (
+            call_all(handle, "refresh_model", name, timeout=_QUESTION_SECONDS)
+            for handle in (ingress, *map(self._handle, self._deployments))
+        )
+        for answer in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                _log.warning("a deployment was not told of a change of '%s': %s", name, answer)
+
+    def _handle(self, name: str) -> DeploymentHandle:
+        handle = self._handles.get(name)
+        if handle is None:
+            deployment = self._deployments[name]
+            handle = serve.get_deployment_handle(deployment, self._application)
+            self._handles[name] = handle
+        return handle
+
+    async def _ask(
+        self, name: str, method: str, *arguments: Any, timeout: float = _QUESTION_SECONDS
+    ) -> Any:
+        """The answer of one replica. Raises HostError."""
+        response = getattr(self._handle(name), method).remote(*arguments)
+        try:
+            answer = await asyncio.wait_for(response, timeout)
+        except asyncio.TimeoutError:
+            raise unavailable(
+                f"the deployment of model '{name}' did not answer within {timeout:g} s"
+            ) from None
+        except (RayError, RayServeException) as error:
+            raise _lost(name, error) from error
+        if isinstance(answer, Refusal):
+            raise answer.to_error()
+        return answer
+
+    async def _ask_all(self, name: str, method: str, *arguments: Any) -> list[Any]:
+        """The answers of all replicas. Raises HostError."""
+        try:
+            answers = await call_all(
+                self._handle(name), method, *arguments, timeout=_QUESTION_SECONDS
+            )
+        except TimeoutError:
+            raise unavailable(f"the deployment of model '{name}' did not answer in time") from None
+        except (RayError, RayServeException) as error:
+            raise _lost(name, error) from error
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                raise answer.to_error()
+        return answers
+
+
+class _SingleAnswer:
+    """The response to a call, as a stream of the parts of its result."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        answer = await self._response
+        for part in [answer] if isinstance(answer, Refusal) else answer:
+            yield part
+
+    def cancel(self) -> None:
+        self._response.cancel()
+
+
+def _lost(name: str, error: Exception) -> HostError:
+    """The error for the caller: a defect of the replica, or its end."""
+    text = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {text[0] if text else ''}"
+    if type(error).__name__.startswith("RayTaskError"):
+        _log.error("unexpected failure of the deployment of model '%s'", name, exc_info=error)
+        return internal(f"unexpected failure of the deployment of model '{name}': {reason}")
+    return unavailable(f"the deployment of model '{name}' cannot answer: {reason}")
+
+
+class RoutedModelControl:
+    """A `ModelControlHook`: each load and unload happens in the deployment of its model.
+
+    `own`: the hook for the model of this deployment, and its name; None in the ingress.
+    """
+
+    def __init__(
+        self, connection: Connection, own: ModelControlHook | None = None, name: str = ""
+    ) -> None:
+        self._connection = connection
+        self._own = own
+        self._name = name
+
+    async def load(
+        self, name: str, parameters: LoadParameters, load_here: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Loads or reloads a model in all replicas of its deployment. Raises HostError."""
+        if self._own is not None and name == self._name:
+            await self._own.load(name, parameters, load_here)
+            await self._connection.announce(name)
+        elif self._connection.serves(name):
+            await self._connection.load(name, parameters)
+        else:
+            _log.error(
+                "failed to load '%s': it has no deployment; models that are new in the repository"
+                " need a new deployment of the application",
+                name,
+            )
+            raise internal(f"failed to load '{name}', failed to poll from model repository")
+
+    async def unload(
+        self, name: str, unload_dependents: bool, unload_here: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Unloads a model in all replicas of its deployment. Raises HostError."""
+        if self._own is not None and name == self._name:
+            await self._own.unload(name, unload_dependents, unload_here)
+            await self._connection.announce(name)
+        elif self._connection.serves(name):
+            await self._connection.unload(name, unload_dependents)

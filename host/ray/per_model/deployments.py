@@ -1,0 +1,131 @@
+"""The deployments of an application with one deployment per model, and their options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from host.config.model_config import read_unchecked_config
+from host.config.schema import ModelConfig, is_ensemble
+from host.errors import HostError
+from host.options.options import Options
+from host.ray.deployment_options import DEPLOYMENT, POLICY, ROUTER, STOP_MARGIN
+from host.repository.repository import Repository
+
+_LEAST_ONGOING = 32
+_BATCHES_PER_INSTANCE = 2  # one runs, and one waits
+_INGRESS_ONGOING = 1000
+_CPUS_PER_INSTANCE = 0.1
+_ENSEMBLE_ONGOING = 256
+
+
+@dataclass(frozen=True)
+class ModelDeployment:
+    """The deployment of one model: its name, and its options in the form of Ray Serve's YAML."""
+
+    model: str
+    name: str
+    settings: dict[str, Any]
+
+
+def deployment_name(model: str) -> str:
+    """The name of a model's deployment."""
+    return f"model-{model}"
+
+
+def ingress_settings(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the ingress; `given` come first."""
+    return _with_policy(
+        {
+            "max_ongoing_requests": _INGRESS_ONGOING,
+            "graceful_shutdown_timeout_s": options.exit_timeout_secs + STOP_MARGIN,
+            "ray_actor_options": {"num_cpus": 1, "num_gpus": 0},
+            **given,
+        }
+    )
+
+
+def model_deployments(
+    options: Options, given: Mapping[str, Mapping[str, Any]]
+) -> list[ModelDeployment]:
+    """A deployment for each model of `load_model`, by default for each in the repository. Blocks.
+
+    `given`: options by model, which come before those that follow from its configuration; "" is the
+    ingress. Raises ValueError for a model that is missing, or whose configuration cannot be read.
+    """
+    if options.model_namespacing:
+        raise ValueError("model_namespacing: each model needs a name of its own as a deployment")
+    repository = Repository(map(Path, options.model_repository), False)
+    try:
+        directories = repository.scan().models
+    except HostError as error:
+        raise ValueError(error.message) from None
+    chosen = list(options.load_model)
+    names = list(directories) if not chosen or "*" in chosen else chosen
+    for name in (*names, *filter(None, given)):
+        if name not in directories:
+            raise ValueError(f"model '{name}' is not in the repository")
+    found = []
+    for name in sorted(set(names)):
+        try:
+            config = read_unchecked_config(
+                directories[name].path,
+                options.model_config_name or None,
+                options.template_variables,
+            )
+        except HostError as error:
+            raise ValueError(f"model '{name}': {error.message}") from None
+        config.name = name
+        settings = model_settings(config, options, given.get(name, {}))
+        found.append(ModelDeployment(name, deployment_name(name), settings))
+    return found
+
+
+def model_settings(
+    config: ModelConfig, options: Options, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options of a model's deployment; `given` come first.
+
+    A replica has the instances of the configuration, and one GPU if a group asks for GPUs. Raises
+    ValueError for groups on several GPUs.
+    """
+    settings: dict[str, Any] = {
+        "graceful_shutdown_timeout_s": options.exit_timeout_secs + STOP_MARGIN
+    }
+    if is_ensemble(config):
+        settings["max_ongoing_requests"] = _ENSEMBLE_ONGOING
+        settings["ray_actor_options"] = {"num_cpus": _CPUS_PER_INSTANCE, "num_gpus": 0}
+        return _with_policy({**settings, **given})
+    # Counted without the GPUs of this machine: replicas may run on others.
+    instances = sum(max(1, group.count) for group in config.instance_group) or 1
+    gpu = any(group.kind == group.KIND_GPU for group in config.instance_group)
+    named = {number for group in config.instance_group for number in group.gpus}
+    if named - {0}:
+        raise ValueError(
+            f"model '{config.name}': instance_group names the GPUs {sorted(named)}, and a replica"
+            " has one, number 0; leave `gpus` out, and set num_replicas"
+        )
+    batch = max(1, int(config.max_batch_size))
+    settings["max_ongoing_requests"] = max(
+        _LEAST_ONGOING, _BATCHES_PER_INSTANCE * instances * batch
+    )
+    settings["ray_actor_options"] = {
+        "num_cpus": round(_CPUS_PER_INSTANCE * instances, 3),
+        "num_gpus": int(gpu),
+    }
+    if config.HasField("sequence_batching"):
+        settings["request_router_config"] = ROUTER
+    return _with_policy({**settings, **given})
+
+
+def _with_policy(settings: dict[str, Any]) -> dict[str, Any]:
+    scaling = settings.get("autoscaling_config")
+    if isinstance(scaling, Mapping):
+        settings["autoscaling_config"] = {"policy": POLICY, **scaling}
+    return settings
+
+
+INGRESS = DEPLOYMENT
+"""The name of the deployment that clients reach."""

@@ -1,0 +1,162 @@
+"""The replicas of an application with one deployment per model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from ray import serve
+
+from host.errors import HostError
+from host.inference.metadata import IndexEntry, ModelStatistics
+from host.model_control.hook import LoadParameters
+from host.options.options import Options
+from host.ray.per_model.connection import Connection, RoutedModelControl
+from host.ray.per_model.messages import (
+    PackedResponse,
+    PackedVersion,
+    Refusal,
+    RequestHead,
+    pack_response,
+    pack_version,
+    unpack_request,
+)
+from host.ray.replica import ServerReplica
+from host.server.server import Server
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _refusing(
+    method: Callable[_Arguments, Awaitable[_Result]],
+) -> Callable[_Arguments, Awaitable[_Result | Refusal]]:
+    """A method whose HostError is its result, as Ray would wrap it."""
+
+    @wraps(method)
+    async def answer(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result | Refusal:
+        try:
+            return await method(*arguments, **named)
+        except HostError as error:
+            return Refusal.from_error(error)
+
+    return answer
+
+
+class ConnectedReplica(ServerReplica):
+    """A server whose models call those of other deployments.
+
+    `model`: its own one, "" for none. `deployments`: the names of deployments by model.
+    """
+
+    routes_sequences = True
+
+    async def __init__(  # type: ignore[misc]
+        self, arguments: Mapping[str, Any], model: str, deployments: Mapping[str, str]
+    ) -> None:
+        self._started = False
+        self._model = model
+        context = serve.get_replica_context()
+        self._connection = Connection(deployments, model, context.app_name)
+        await super().__init__(arguments)
+        self._started = True
+
+    def make_server(self, options: Options) -> Server:
+        """A server with remote models, whose loads and unloads go to their deployments."""
+        own = self._control if self._model else None
+        control = RoutedModelControl(self._connection, own, self._model)
+        return Server(options, control_hook=control, remote_models=self._connection)
+
+    def share_statistics(self) -> None:
+        """Does nothing: those of remote models are sums already."""
+
+    async def refresh_model(self, name: str) -> None:
+        """Learns of the versions of a model of another deployment anew."""
+        try:
+            await self._server.refresh_remote_model(name)
+        except HostError:
+            pass  # it has gone again; the next request finds out
+
+
+class ModelReplica(ConnectedReplica):
+    """A server with one model, or one ensemble whose steps are in other deployments.
+
+    Other deployments call its methods; a `Refusal` is an error.
+    """
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """As that of the base class; ensembles learn of a change."""
+        first = self._declared is None
+        await super().reconfigure(user_config)
+        if not first:
+            await self._connection.announce(self._model)
+
+    @_refusing
+    async def answer_request(self, head: RequestHead, *buffers: Any) -> list[PackedResponse]:
+        """All responses to a request."""
+        request = unpack_request(head, buffers)
+        async with aclosing(self._server.own_models.infer(request, head.headers)) as responses:
+            return [pack_response(response, final) async for response, final in responses]
+
+    async def stream_responses(
+        self, head: RequestHead, *buffers: Any
+    ) -> AsyncIterator[PackedResponse | Refusal]:
+        """Yields the responses to a request."""
+        request = unpack_request(head, buffers)
+        try:
+            async with aclosing(self._server.own_models.infer(request, head.headers)) as responses:
+                async for response, final in responses:
+                    yield pack_response(response, final)
+        except HostError as error:
+            yield Refusal.from_error(error)
+
+    @_refusing
+    async def describe_model(self) -> list[PackedVersion]:
+        """The loaded versions of the model."""
+        return list(map(pack_version, await self._server.own_models.describe(self._model)))
+
+    @_refusing
+    async def model_statistics(self, version: str) -> list[ModelStatistics]:
+        """The statistics of the model in this replica."""
+        return await self._server.own_models.statistics(self._model, version)
+
+    @_refusing
+    async def index_entries(self, ready: bool) -> Sequence[IndexEntry]:
+        """The versions of the model."""
+        entries = await self._server.own_models.index(ready)
+        return [entry for entry in entries if entry.name == self._model]
+
+    @_refusing
+    async def is_ready(self) -> bool:
+        """Whether the model is ready, or unloaded on purpose."""
+        return await self._server.own_models.ready()
+
+    @_refusing
+    async def load_for_client(self, parameters: LoadParameters) -> None:
+        """Loads the model in all replicas of the deployment."""
+        await self._server.core.load_model(self._model, parameters)
+
+    @_refusing
+    async def unload_for_client(self, unload_dependents: bool) -> None:
+        """Unloads the model in all replicas of the deployment."""
+        await self._server.core.unload_model(self._model, unload_dependents)
+
+    async def __del__(self) -> None:  # Ray Serve awaits it as the replica ends
+        if self._started:
+            await self.stop()
+
+
+class IngressReplica(ConnectedReplica):
+    """A server without a model of its own, which clients reach."""
+
+    async def __init__(  # type: ignore[misc]
+        self, arguments: Mapping[str, Any], deployments: Mapping[str, str], *bound: object
+    ) -> None:
+        """`bound`: the other deployments; Ray Serve deploys what is bound to the ingress."""
+        await super().__init__(arguments, "", deployments)
+
+
+Ingress = serve.ingress()(IngressReplica)
+"""The class of the deployment: Ray Serve finds methods for gRPC, and the HTTP endpoints."""

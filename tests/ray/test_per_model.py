@@ -1,0 +1,355 @@
+"""One deployment for each model, as clients of both protocols see them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from host.ray.per_model.serve_config import make_model_config
+from host.ray.serve_config import Proxies
+from tests.clients import infer_error, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
+from tests.integration.ensemble_models import CHAIN
+from tests.ray.conftest import GRPC, HTTP, RayCluster
+
+pytest.importorskip("ray", reason="ray is not installed: make test-ray")
+
+SUM = """
+import numpy as np
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            number = request.correlation_id()
+            if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+                self.sums[number] = 0
+            value = pb_utils.get_input_tensor_by_name(request, "VALUE").as_numpy()
+            self.sums[number] += int(value[0][0])
+            tensor = pb_utils.Tensor("SUM", np.array([[self.sums[number]]], np.int32))
+            process = pb_utils.Tensor("PROCESS", np.array([[os.getpid()]], np.int32))
+            responses.append(pb_utils.InferenceResponse([tensor, process]))
+        return responses
+"""
+SUM_CONFIG = """
+input [{name: "VALUE", data_type: TYPE_INT32, dims: [1]}]
+output [
+  {name: "SUM", data_type: TYPE_INT32, dims: [1]},
+  {name: "PROCESS", data_type: TYPE_INT32, dims: [1]}
+]
+max_batch_size: 16
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  oldest {max_candidate_sequences: 16}
+}
+instance_group [{count: 1, kind: KIND_CPU}]
+"""
+COUNTDOWN = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    '''Calls the other one of the pair until the number is zero.'''
+
+    def initialize(self, args):
+        self.other = {"ping": "pong", "pong": "ping"}[args["model_name"]]
+
+    async def execute(self, requests):
+        return [await self.answer(request) for request in requests]
+
+    async def answer(self, request):
+        left = int(pb_utils.get_input_tensor_by_name(request, "LEFT").as_numpy()[0])
+        name = self.other
+        if not left:
+            path = np.array([self.other], dtype=np.object_)
+            return pb_utils.InferenceResponse([pb_utils.Tensor("PATH", path)])
+        below = pb_utils.Tensor("LEFT", np.array([left - 1], np.int32))
+        response = await pb_utils.InferenceRequest(
+            model_name=name, inputs=[below], requested_output_names=["PATH"]
+        ).async_exec()
+        if response.has_error():
+            return response
+        path = pb_utils.get_output_tensor_by_name(response, "PATH").as_numpy()[0].decode()
+        path = np.array([f"{name} {path}"], dtype=np.object_)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("PATH", path)])
+"""
+COUNTDOWN_CONFIG = """
+input [{name: "LEFT", data_type: TYPE_INT32, dims: [1]}]
+output [{name: "PATH", data_type: TYPE_STRING, dims: [1]}]
+instance_group [{count: 2, kind: KIND_CPU}]
+"""
+
+
+DEPLOYMENTS: dict[str, dict[str, Any]] = {
+    "identity": {"num_replicas": 2, "max_replicas_per_node": 1},
+    "sum": {"num_replicas": 2},
+    "ping": {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}},
+    "pong": {"ray_actor_options": {"num_cpus": 0.1, "resources": {"second": 1}}},
+}
+
+
+@pytest.fixture(scope="module")
+def served(cluster: RayCluster, module_repository: RepositoryBuilder) -> Iterator[RayCluster]:
+    """The models, two of them with two replicas; `pong` and `identity` on both nodes."""
+    module_repository.copy("identity", "ask", "stream")
+    module_repository.add("chain", "", CHAIN)
+    module_repository.add("sum", SUM, SUM_CONFIG)
+    module_repository.add("ping", COUNTDOWN, COUNTDOWN_CONFIG)
+    module_repository.add("pong", COUNTDOWN, COUNTDOWN_CONFIG)
+    from ray import serve
+
+    deploy(module_repository, DEPLOYMENTS)
+    yield cluster
+    serve.delete("pbhost")
+
+
+def deploy(repository: RepositoryBuilder, changes: dict[str, dict[str, Any]]) -> None:
+    """Deploys the configuration file of `pbhost ray config --per-model`, changed for some models.
+
+    Returns when all deployments run.
+    """
+    from ray import serve
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    arguments = {"model_repository": [str(repository.path)], "log_info": False}
+    config = make_model_config(arguments, {}, Proxies("127.0.0.1", 8000, 9000))
+    for settings in config["applications"][0]["deployments"]:
+        settings.update(changes.get(settings["name"].removeprefix("model-"), {}))
+    _get_global_client().deploy_apps(ServeDeploySchema(**config))
+
+    def status() -> Any:
+        application = serve.status().applications.get("pbhost")
+        return application and (application.status, application.deployments)
+
+    def runs() -> bool:
+        known = status()
+        return bool(known) and known[0] == "RUNNING"
+
+    wait_until(runs, "all deployments to run", seconds=60, state=status)
+
+
+@pytest.fixture
+def client(served: RayCluster) -> Iterator[grpcclient.InferenceServerClient]:
+    with grpcclient.InferenceServerClient(GRPC) as client:
+        yield client
+
+
+def floats(count: int) -> Any:
+    return np.arange(count, dtype=np.float32)
+
+
+@pytest.mark.parametrize("megabytes", [1, 16, 64])
+@pytest.mark.parametrize("protocol", ["gRPC", "HTTP"])
+def test_large_tensors_go_both_ways(served: RayCluster, protocol: str, megabytes: int) -> None:
+    sent = floats(megabytes << 18)
+    library: Any = grpcclient if protocol == "gRPC" else httpclient
+    url = GRPC if protocol == "gRPC" else HTTP
+    options = {} if protocol == "gRPC" else {"network_timeout": DEADLINE}
+    with library.InferenceServerClient(url, **options) as client:
+        given = library.InferInput("INPUT0", sent.shape, "FP32").set_data_from_numpy(sent)
+        result = client.infer("identity", [given])
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), sent)
+
+
+@pytest.mark.parametrize("model", ["ask", "chain"])
+def test_models_and_ensembles_reach_models_of_other_deployments(
+    client: grpcclient.InferenceServerClient, model: str
+) -> None:
+    for count in (4, 1 << 20):
+        inputs = [tensor("INPUT0", floats(count))]
+        if model == "ask":
+            inputs.append(tensor("MODEL", np.array([b"chain"], dtype=np.object_)))
+        result = client.infer(model, inputs)
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), floats(count))
+
+
+def test_models_on_two_nodes_call_each_other(client: grpcclient.InferenceServerClient) -> None:
+    result = client.infer("ping", [tensor("LEFT", np.array([4], np.int32))])
+    assert result.as_numpy("PATH")[0] == b"pong ping pong ping pong"
+
+
+def test_decoupled_responses_come_in_order(client: grpcclient.InferenceServerClient) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    for command in ("thread:many=999 last", "respond last"):
+        text = np.array([command.encode()], dtype=np.object_)
+        client.async_stream_infer("stream", [tensor("COMMAND", text)], request_id=command)
+    numbers: dict[str, list[int]] = {}
+    for _ in range(1002):
+        result, error = answers.get(timeout=DEADLINE)
+        assert error is None
+        numbers.setdefault(result.get_response().id, []).append(int(result.as_numpy("NUMBER")[0]))
+    client.stop_stream()
+    assert sorted(numbers.values(), key=len) == [[0, 1], list(range(1000))]
+
+
+def test_errors_are_those_of_one_server(client: grpcclient.InferenceServerClient) -> None:
+    given = [tensor("INPUT0", floats(2))]
+    assert infer_error(client.infer, "missing", given) == (
+        "StatusCode.NOT_FOUND",
+        "Request for unknown model: 'missing' is not found",
+    )
+    assert infer_error(client.infer, "identity", given, "3") == (
+        "StatusCode.NOT_FOUND",
+        "Request for unknown model: 'identity' version 3 is not found",
+    )
+    wrong = [tensor("INPUT0", np.zeros(2, np.int8))]
+    assert infer_error(client.infer, "identity", wrong) == (
+        "StatusCode.INVALID_ARGUMENT",
+        (
+            "[request id: <id_unknown>] inference input 'INPUT0' data-type is 'INT8', but model"
+            " 'identity' expects 'FP32'"
+        ),
+    )
+    target = tensor("MODEL", np.array([b"missing"], dtype=np.object_))
+    assert "Model 'missing' is not ready" in infer_error(client.infer, "ask", [*given, target])[1]
+
+
+def test_metadata_index_and_health_are_of_all_models(
+    client: grpcclient.InferenceServerClient,
+) -> None:
+    assert client.is_server_live() and client.is_server_ready()
+    assert client.is_model_ready("identity") and client.is_model_ready("chain")
+    assert not client.is_model_ready("missing")
+    assert client.get_model_metadata("chain", as_json=True)["platform"] == "ensemble"
+    assert client.get_model_config("stream").config.model_transaction_policy.decoupled
+    names = ["ask", "chain", "identity", "ping", "pong", "stream", "sum"]
+    index = client.get_model_repository_index().models
+    assert [(entry.name, entry.state) for entry in index] == [(name, "READY") for name in names]
+    with httpclient.InferenceServerClient(HTTP) as http:
+        assert http.get_model_metadata("identity")["versions"] == ["1"]
+        assert [entry["name"] for entry in http.get_model_repository_index()] == names
+
+
+def count_of(statistics: Any) -> int:
+    (one,) = statistics["model_stats"]
+    return int(one["inference_stats"]["success"]["count"])
+
+
+def test_statistics_are_the_sum_over_replicas(client: grpcclient.InferenceServerClient) -> None:
+    with httpclient.InferenceServerClient(HTTP) as http:
+        before = count_of(http.get_inference_statistics("identity"))
+        for _ in range(40):
+            client.infer("identity", [tensor("INPUT0", floats(2))])
+        assert count_of(http.get_inference_statistics("identity")) == before + 40
+    grpc = client.get_inference_statistics("identity", as_json=True)
+    assert count_of(grpc) == before + 40
+    everything = client.get_inference_statistics().model_stats
+    assert {one.name for one in everything} >= {"identity", "chain", "sum"}
+
+
+def test_sequences_stay_on_their_replica(client: grpcclient.InferenceServerClient) -> None:
+    processes = set()
+    for step in range(5):
+        for number in range(1, 13):
+            value = tensor("VALUE", np.array([[number]], np.int32))
+            result = client.infer(
+                "sum",
+                [value],
+                sequence_id=number,
+                sequence_start=step == 0,
+                sequence_end=step == 4,
+            )
+            assert result.as_numpy("SUM")[0][0] == number * (step + 1)
+            processes.add(int(result.as_numpy("PROCESS")[0][0]))
+    assert len(processes) == 2, "both replicas have sequences"
+
+
+def test_a_load_reaches_all_replicas_and_ensembles(
+    client: grpcclient.InferenceServerClient,
+) -> None:
+    given = [tensor("INPUT0", floats(2))]
+    client.unload_model("identity")
+    wait_until(lambda: not client.is_model_ready("identity"), "the model to be unloaded")
+    missing = "Request for unknown model: 'identity' has no available versions"
+    wait_until(
+        lambda: {infer_error(client.infer, "identity", given)[1] for _ in range(6)} == {missing},
+        "all replicas to have unloaded it",
+    )
+    assert missing in infer_error(client.infer, "chain", given)[1]
+    states = {entry.name: entry.state for entry in client.get_model_repository_index().models}
+    assert states["identity"] == "UNAVAILABLE" and states["ask"] == "READY"
+    client.load_model("identity")
+    for model in ("identity", "chain") * 4:
+        assert client.infer(model, given).as_numpy("OUTPUT0").tolist() == [0, 1]
+    with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
+        client.load_model("missing")
+
+
+def test_a_change_of_user_config_needs_no_new_replica(
+    client: grpcclient.InferenceServerClient,
+    served: RayCluster,
+    module_repository: RepositoryBuilder,
+) -> None:
+    def configure(*models: str) -> None:
+        changed = {**DEPLOYMENTS["identity"], "user_config": {"load_model": list(models)}}
+        deploy(module_repository, {**DEPLOYMENTS, "identity": changed})
+
+    before = set(replica_processes("model-identity"))
+    assert len(before) == 2 and client.is_model_ready("identity")
+    configure()
+    wait_until(lambda: not client.is_model_ready("identity"), "the model to be unloaded")
+    configure("identity")
+    wait_until(lambda: client.is_model_ready("identity"), "the model to be loaded")
+    assert set(replica_processes("model-identity")) == before
+
+
+def test_a_killed_replica_fails_no_new_request(served: RayCluster) -> None:
+    failures: list[str] = []
+    stop = threading.Event()
+
+    def load() -> None:
+        with grpcclient.InferenceServerClient(GRPC) as own:
+            while not stop.is_set():
+                try:
+                    own.infer("identity", [tensor("INPUT0", floats(4))], client_timeout=30)
+                except InferenceServerException as error:
+                    failures.append(f"{error.status()}: {error.message()}")
+
+    before = replica_processes("model-identity")
+    assert len(before) == 2
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        before[0].kill()
+
+        def replaced() -> bool:
+            return len(set(replica_processes("model-identity")) - {before[0]}) == 2
+
+        wait_until(replaced, "a new replica", seconds=60)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    # What was in flight may be lost, with a status that clients repeat.
+    assert len(failures) <= 4, failures
+    assert all(text.startswith("StatusCode.UNAVAILABLE") for text in failures), failures
+
+
+def replica_processes(deployment: str) -> list[psutil.Process]:
+    """The processes of a deployment's replicas in this cluster."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            if process.cmdline()[:1] == [f"ray::ServeReplica:pbhost:{deployment}"]:
+                if process.environ().get("RAY_TMPDIR") == os.environ["RAY_TMPDIR"]:
+                    found.append(process)
+    return found
