@@ -5,8 +5,9 @@ Runs in the proxies, and in replicas that Ray's HAProxy reaches directly.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -83,13 +84,35 @@ class _MethodHandler:
             return response
 
         async def answer_stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
-            async for response in stream(requests, context):
+            async for response in _read_ahead(stream(requests, context)):
                 yield response
             _report_lost_replica(context)
 
         return dataclasses.replace(
             self, **{**changes, "unary_unary": answer, "stream_stream": answer_stream}
         )
+
+
+async def _read_ahead(responses: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yields responses, and always waits for the next one meanwhile.
+
+    Ray Serve passes a cancellation on to the replica only while it waits for a response. One that
+    comes while a response is written would leave the request of the model running.
+    """
+    upcoming = asyncio.ensure_future(anext(responses))
+    try:
+        while True:
+            try:
+                response = await upcoming
+            except StopAsyncIteration:
+                return
+            upcoming = asyncio.ensure_future(anext(responses))
+            yield response
+    finally:
+        if upcoming.done() and not upcoming.cancelled() and upcoming.exception() is None:
+            upcoming = asyncio.ensure_future(anext(responses))
+        # Not at once: a task that has not begun would never enter the generator.
+        asyncio.get_running_loop().call_soon(upcoming.cancel)
 
 
 def _report_lost_replica(context: Any) -> None:

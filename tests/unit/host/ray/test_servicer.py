@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import pytest
 
-from host.ray.servicer import add_servicer, list_rpcs
+from host.ray.servicer import _read_ahead, add_servicer, list_rpcs
+from tests.conftest import DEADLINE
 
 
 class Proxy:
@@ -81,5 +82,30 @@ def test_a_request_that_died_with_its_replica_is_unavailable(
                     assert response == b"one"
             assert failed.value.code() is expected
         await server.stop(None)
+
+    asyncio.run(call())
+
+
+@pytest.mark.parametrize("ready", [1, 3])
+def test_a_stream_that_ends_while_a_response_is_written_is_cancelled(ready: int) -> None:
+    async def call() -> None:
+        cancelled = asyncio.Event()
+
+        async def responses() -> AsyncGenerator[bytes, None]:
+            for _ in range(ready):
+                yield b"response"
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        stream = _read_ahead(responses())
+        assert await anext(stream) == b"response"
+        for _ in range(ready - 2):
+            assert await anext(stream) == b"response"
+        await asyncio.sleep(0)  # the next response is there, if there is one
+        await stream.aclose()
+        await asyncio.wait_for(cancelled.wait(), DEADLINE)
 
     asyncio.run(call())
