@@ -25,7 +25,7 @@ from host.remote.provider import RemoteVersion, ResponseStream
 _log = logging.getLogger("pbhost")
 
 _QUESTION_SECONDS = 10.0
-_LOAD_SECONDS = 600.0
+LOAD_SECONDS = 600.0
 
 
 class Connection:
@@ -47,7 +47,7 @@ class Connection:
     async def describe(self, name: str) -> Sequence[RemoteVersion]:
         """The versions of a model that are loaded now. Raises HostError."""
         # The caller waits as long as it likes: a deployment that starts answers when it is ready.
-        packed = await self._ask(name, "describe_model", timeout=_LOAD_SECONDS)
+        packed = await self._ask(name, "describe_model", timeout=LOAD_SECONDS)
         described = list(map(unpack_version, packed))
         self._decoupled[name] = any(
             one.config.model_transaction_policy.decoupled for one in described
@@ -112,11 +112,11 @@ class Connection:
 
     async def load(self, name: str, parameters: LoadParameters) -> None:
         """Loads a model in its deployment. Raises HostError."""
-        await self._ask(name, "load_for_client", dict(parameters), timeout=_LOAD_SECONDS)
+        await self._ask(name, "load_for_client", dict(parameters), timeout=LOAD_SECONDS)
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
         """Unloads a model in its deployment. Raises HostError."""
-        await self._ask(name, "unload_for_client", unload_dependents, timeout=_LOAD_SECONDS)
+        await self._ask(name, "unload_for_client", unload_dependents, timeout=LOAD_SECONDS)
 
     async def announce(self, name: str) -> None:
         """Tells all other deployments that the versions of a model have changed."""

@@ -75,9 +75,11 @@ class ConnectedReplica(ServerReplica):
     async def refresh_model(self, name: str) -> None:
         """Learns of the versions of a model of another deployment anew."""
         try:
-            await self._server.refresh_remote_model(name)
+            changed = await self._server.refresh_remote_model(name)
         except HostError:
-            pass  # it has gone again; the next request finds out
+            return  # it has gone again; the next request finds out
+        if changed:  # an ensemble that uses it, and may be a step of another one
+            await self._connection.announce(self._model)
 
 
 class ModelReplica(ConnectedReplica):
@@ -89,9 +91,15 @@ class ModelReplica(ConnectedReplica):
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """As that of the base class; ensembles learn of a change."""
         first = self._declared is None
+        if first and self._model not in self._control.changes:
+            self._declared = {self._model}  # as the start has loaded it
         await super().reconfigure(user_config)
         if not first:
             await self._connection.announce(self._model)
+
+    def present_models(self) -> set[str]:
+        """Also an ensemble that waits for a step: it is loaded when that comes back."""
+        return super().present_models() | self._server.waiting_ensembles()
 
     @_refusing
     async def answer_request(self, head: RequestHead, *buffers: Any) -> list[PackedResponse]:
