@@ -35,6 +35,7 @@ ops ops-admin-key allow=all
 reader log-reader-key models=misbehave allow=logging
 slow slow-rate-key rate=0.01 burst=2
 one one-at-a-time concurrency=1
+once once-only-key rate=0.001 burst=1
 """
 SECRETS = re.findall(r"\S+-\S+-\S+|\S+-key\b", KEYS)
 
@@ -283,6 +284,27 @@ def test_a_client_above_its_rate_is_told_when_to_retry(
     assert refused(host, "slow", "rate") == before + 6
 
 
+def test_a_refused_request_takes_nothing_of_the_rate_whatever_its_size(
+    host: RunningHost, client: grpcclient.InferenceServerClient
+) -> None:
+    headers = bearer("once-only-key")
+    for size in (1, 1 << 17):
+        wrong = tensor("WRONG", np.array([b"x" * size], dtype=np.object_))
+        for model in ("misbehave", "absent"):
+            status, _ = infer_error(client.infer, model, [wrong], headers=headers)
+            assert status in ("StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")
+        with InferStream(host, headers=headers) as stream:
+            stream.send_inputs("absent", wrong)
+            with pytest.raises(InferenceServerException, match="absent"):
+                stream.next()
+    assert metric(host, "pbhost_client_requests_total", client="once") == 0
+    large = "echo " + "x" * (1 << 17)
+    assert len(run_command(client, large, headers=headers)) == 1 << 17
+    assert metric(host, "pbhost_client_requests_total", client="once") == 1
+    failure = rpc_failure(run_command, client, large, headers=headers)
+    assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 @contextmanager
 def occupied(host: RunningHost, key: str) -> Iterator[None]:
     """While open, a client has a request in progress."""
@@ -322,7 +344,7 @@ def test_no_key_is_in_the_log_or_in_metrics(host: RunningHost) -> None:
     assert re.search(r'pbhost_client_requests_total{client="all"} [1-9]', metrics)
     assert 'pbhost_client_requests_in_progress{client="one"} 0' in metrics
     assert re.search(r"pbhost_unauthenticated_requests_total [1-9]", metrics)
-    assert len(SECRETS) == 6
+    assert len(SECRETS) == 7
     for secret in (*SECRETS, HASHED, HASHED[:8]):
         assert secret not in metrics and secret not in host.output
 
