@@ -17,7 +17,7 @@ import msgspec
 
 from host.errors import ErrorCode, HostError
 from host.frontend_processes.errors import decode_error
-from host.frontend_processes.link import LinkFiles, RingLink, SharedState
+from host.frontend_processes.link import FULL_RING_PAUSE, LinkFiles, RingLink, SharedState
 from host.frontend_processes.messages import (
     Cancel,
     Reply,
@@ -70,7 +70,8 @@ class CoreLink:
         self._replies: dict[int, asyncio.Future[bytes]] = {}
         self._awaited = 0  # the number of the question that blocks this process
         self._answers: list[Reply] = []  # to that question
-        self._deferred: deque[ToFrontend] = deque()  # came while a question blocked this process
+        self._deferred: deque[ToFrontend] = deque()  # came, and wait to be handled
+        self._handling = False
         self._control = control
         control.setblocking(False)
         self._loop.add_reader(control.fileno(), self.read_arenas)
@@ -132,15 +133,20 @@ class CoreLink:
         try:
             while not self._answers:
                 left = end - time.monotonic()
-                if left <= 0 or not self._ring.wait(left):
+                if left <= 0:
                     raise CoreSilent(
                         ErrorCode.UNAVAILABLE,
                         f"the server did not respond within {_ANSWER_SECONDS:g} s",
                     )
-                self._ring.read_available()
+                if not self._ring.flush():  # the ring is full: no timer runs meanwhile
+                    left = min(left, FULL_RING_PAUSE)
+                if self._ring.wait(left):
+                    self._ring.read_available()
             answer = self._answers.pop()
         finally:
             self._awaited = 0
+            if self._deferred and not self._handling:
+                self._loop.call_soon(self._handle_deferred)
         if answer.error is not None:
             raise decode_error(answer.error)
         return answer.data
@@ -154,21 +160,21 @@ class CoreLink:
         except MemoryError:
             end_without_memory()
         for message in messages:
-            if self._awaited:
-                if isinstance(message, Reply) and message.number == self._awaited:
-                    self._answers.append(message)
-                    continue
-                if not self._deferred:
-                    self._loop.call_soon(self._handle_deferred)
-                self._deferred.append(message)
-            elif self._deferred:  # to keep the order
-                self._deferred.append(message)
+            if self._awaited and isinstance(message, Reply) and message.number == self._awaited:
+                self._answers.append(message)
             else:
-                self._handle(message)
+                self._deferred.append(message)
+        if not self._awaited and not self._handling:
+            self._handle_deferred()
 
     def _handle_deferred(self) -> None:
-        while self._deferred:
-            self._handle(self._deferred.popleft())
+        """Handles all messages in order. One that asks `ask_now` lets more of them come."""
+        self._handling = True
+        try:
+            while self._deferred:
+                self._handle(self._deferred.popleft())
+        finally:
+            self._handling = False
 
     def _handle(self, message: ToFrontend) -> None:
         try:

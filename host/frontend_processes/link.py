@@ -15,7 +15,7 @@ from stub.wire.shared_file import Mapping
 _MAX_FRAMES_PER_TURN = 128  # frames that are handled before other callbacks run
 _PIECE_BYTES = 1 << 16  # a longer frame is sent in pieces
 _MAX_FRAME_BYTES = (1 << 31) + (1 << 24)  # of a frame in pieces: a message of gRPC, and more
-_FULL_RING_PAUSE = 0.001  # seconds
+FULL_RING_PAUSE = 0.001  # seconds until the next attempt to write
 _END = b""  # the piece after the last one
 _GENERATION = 2  # the word of the ring's header that shows the generation of models
 _TRACING = 24  # the byte of the ring's header that shows whether requests may be traced
@@ -133,8 +133,12 @@ class RingLink:
     def _flush(self) -> None:
         """Writes what the ring has room for; the rest when the other end has read some of it."""
         self._flushing = False
-        if not self._open:
-            return
+        if not self.flush():
+            self._flushing = True
+            self._loop.call_later(FULL_RING_PAUSE, self._flush)
+
+    def flush(self) -> bool:
+        """Writes what the ring has room for now; returns whether nothing is left."""
         written = 0
         while self._unsent:
             frame = self._unsent[0]
@@ -145,9 +149,7 @@ class RingLink:
             written += 1
         if written:
             self._announce(written)
-        if self._unsent:
-            self._flushing = True
-            self._loop.call_later(_FULL_RING_PAUSE, self._flush)
+        return not self._unsent
 
     def _announce(self, frames: int) -> None:
         try:

@@ -1,0 +1,133 @@
+"""A frontend process's connection to the core: blocking questions, and the order of messages."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from host.frontend_processes import core_link
+from host.frontend_processes import messages as m
+from host.frontend_processes.core_link import CoreLink
+from host.frontend_processes.link import LinkFiles, RingLink
+from stub.wire.messages import join_messages
+from stub.wire.ring import RING_BYTES
+
+DEADLINE = 60
+
+
+class CoreThread:
+    """The other end of a link, with an event loop of its own, as the frontend's is blocked."""
+
+    def __init__(self) -> None:
+        self.files = LinkFiles.create()
+        self.received: list[m.ToCore] = []
+        self.before_reply: m.ToFrontend | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._started.wait(DEADLINE)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._closed = asyncio.Event()
+        self._link = RingLink(self.files, True, self._on_frame, self._on_error)
+        self._started.set()
+        await self._closed.wait()
+        self._link.close()
+
+    def _on_frame(self, frame: bytes) -> None:
+        for message in m.decode_to_core(frame):
+            self.received.append(message)
+            if isinstance(message, m.FindModel):
+                if self.before_reply is not None:
+                    self._send(self.before_reply)
+                self._send(m.Reply(message.number, b"found"))
+
+    def _on_error(self, error: Exception) -> None:
+        raise error
+
+    def _send(self, *messages: m.ToFrontend) -> None:
+        self._link.send(join_messages([m.encode_message(message) for message in messages]))
+
+    def send(self, *messages: m.ToFrontend) -> None:
+        """Sends messages in one frame."""
+        self._loop.call_soon_threadsafe(self._send, *messages)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._closed.set)
+        self._thread.join(DEADLINE)
+        self.files.close()
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[CoreThread]:
+    monkeypatch.setattr(core_link, "_ANSWER_SECONDS", 10.0)
+    thread = CoreThread()
+    yield thread
+    thread.close()
+
+
+class Handled:
+    """The numbers of the messages that the frontend has handled; 3 is the last one."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.last = asyncio.Event()
+
+
+def run(core: CoreThread, test: Callable[[CoreLink, Handled], Awaitable[None]]) -> None:
+    """Runs a test in the loop of the frontend; message 1 asks a question while it is handled."""
+
+    async def frontend() -> None:
+        handled = Handled()
+
+        def on_message(message: m.ToFrontend) -> None:
+            assert isinstance(message, m.RequestAccepted)
+            if message.number == 1:
+                link.ask_now(m.FindModel(100, "model", -1), 100)
+            handled.numbers.append(message.number)
+            if message.number == 3:
+                handled.last.set()
+
+        link = CoreLink(core.files, ours, on_message, lambda *_: None, lambda: None)
+        await test(link, handled)
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        asyncio.run(frontend())
+
+
+def test_a_question_is_asked_while_the_ring_is_full(core: CoreThread) -> None:
+    async def test(link: CoreLink, handled: Handled) -> None:
+        link.send(m.ExchangeBody(5, bytes(2 * RING_BYTES), False, False))
+        assert link.ask_now(m.FindModel(6, "model", -1), 6) == b"found"
+
+    run(core, test)
+    assert [type(message) for message in core.received] == [m.ExchangeBody, m.FindModel]
+
+
+def test_messages_stay_in_order_when_a_handler_asks_a_question(core: CoreThread) -> None:
+    core.before_reply = m.RequestAccepted(3)
+
+    async def test(link: CoreLink, handled: Handled) -> None:
+        core.send(m.RequestAccepted(1), m.RequestAccepted(2))
+        await asyncio.wait_for(handled.last.wait(), DEADLINE)
+        assert handled.numbers == [1, 2, 3]
+
+    run(core, test)
+
+
+def test_messages_that_come_during_a_question_are_handled_after_it(core: CoreThread) -> None:
+    core.before_reply = m.RequestAccepted(3)
+
+    async def test(link: CoreLink, handled: Handled) -> None:
+        assert link.ask_now(m.FindModel(6, "model", -1), 6) == b"found"
+        assert not handled.numbers
+        await asyncio.wait_for(handled.last.wait(), DEADLINE)
+        assert handled.numbers == [3]
+
+    run(core, test)
