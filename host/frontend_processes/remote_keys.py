@@ -7,14 +7,35 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from host.frontend_processes.core_link import CoreLink
-from host.frontend_processes.messages import Authorize
+from host.frontend_processes.messages import Authorize, Cancel
 from host.inference.call import Call
 
 _MAX_ENTRIES = 4096
 _MAX_LENGTH = 1024  # bytes of a header and of a name that are remembered
 
-authorization: ContextVar[bytes] = ContextVar("authorization", default=b"")
-"""The header of the client that sends the inference request now."""
+
+class Sender:
+    """The client that sends an inference request now, by its header.
+
+    `admission`: the number of the `AwaitModel` that has counted the request; 0 if none has.
+    """
+
+    __slots__ = ("admission", "header", "_link")
+
+    def __init__(self, link: CoreLink, header: bytes) -> None:
+        self.admission = 0
+        self.header = header
+        self._link = link
+
+    def withdraw_admission(self) -> None:
+        """Ends what the core counts of a wait, unless it has started the request."""
+        if self.admission:
+            self._link.send(Cancel(self.admission))
+            self.admission = 0
+
+
+current_sender: ContextVar[Sender | None] = ContextVar("current_sender", default=None)
+"""The client of the request that is sent now; None if clients need no keys."""
 
 
 class RemoteKeys:
@@ -25,7 +46,7 @@ class RemoteKeys:
     """
 
     def __init__(self, link: CoreLink) -> None:
-        self._link = link
+        self.link = link
         self._accepted: set[tuple[bytes, str]] = set()
 
     def authorize(self, category: str, header: str | bytes | None) -> RemoteClient:
@@ -40,8 +61,8 @@ class RemoteKeys:
         """Raises HostError unless a header allows requests to a model; "" stands for any."""
         if (header, model) in self._accepted:
             return
-        number = next(self._link.numbers)
-        self._link.ask_now(Authorize(number, header, model), number)
+        number = next(self.link.numbers)
+        self.link.ask_now(Authorize(number, header, model), number)
         if len(self._accepted) >= _MAX_ENTRIES:
             self._accepted.clear()
         if len(header) + len(model) <= _MAX_LENGTH:
@@ -78,8 +99,10 @@ class RemoteClient:
     @contextmanager
     def sending(self) -> Iterator[None]:
         """While this is open, requests are those of the client."""
-        token = authorization.set(self._header)
+        sender = Sender(self._keys.link, self._header)
+        token = current_sender.set(sender)
         try:
             yield
         finally:
-            authorization.reset(token)
+            current_sender.reset(token)
+            sender.withdraw_admission()

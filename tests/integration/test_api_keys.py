@@ -8,6 +8,7 @@ import json
 import queue
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -475,3 +476,67 @@ def test_requests_that_wait_for_a_load_are_in_progress(
         for _ in range(3):
             assert run_command(client, "name", "slow", headers=headers) == "slow"
         assert in_progress() == 0
+
+
+def test_frontend_processes_count_a_request_once_from_its_wait_for_a_load_to_its_end(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    gate, keys = tmp_path / "gate", tmp_path / "keys"
+    repository.add("slow", gated("slow", gate), CONFIG)
+    names = {"two": 2, "gone": 1, "wrong": 1, "web": 1}
+    keys.write_text(
+        "".join(f"{name} {name}-of-some rate=0.001 burst={n}\n" for name, n in names.items())
+    )
+    flags = ("--model-control-mode=on-demand", f"--api-key-file={keys}", "--frontend-processes=1")
+    host = serve(repository, *flags).wait_started()
+    answers: queue.Queue[Any] = queue.Queue()
+    given = tensor("COMMAND", np.array([b"name"], dtype=np.object_))
+
+    def wait_in_progress(name: str, count: int) -> None:
+        def reached() -> bool:
+            return metric(host, "pbhost_client_requests_in_progress", client=name) == count
+
+        wait_until(reached, f"{count} requests of '{name}' in progress")
+
+    def begin(name: str, one: grpcclient.InferInput = given) -> Any:
+        return client.async_infer(
+            "slow",
+            [one],
+            lambda result, error: answers.put(
+                error.status() if error else result.as_numpy("ANSWER")[0].decode()
+            ),
+            headers=bearer(f"{name}-of-some"),
+        )
+
+    with host.client() as client, ThreadPoolExecutor() as threads:
+        try:
+            for _ in range(4):
+                begin("two")
+            assert [answers.get(timeout=DEADLINE) for _ in range(2)] == [
+                "StatusCode.RESOURCE_EXHAUSTED"
+            ] * 2
+            wait_in_progress("two", 2)
+            for _ in range(2):  # a client that goes away gives back what its request has taken
+                call = begin("gone")
+                wait_in_progress("gone", 1)
+                call.cancel()
+                assert answers.get(timeout=DEADLINE) == "StatusCode.CANCELLED"
+                wait_in_progress("gone", 0)
+            begin("wrong", tensor("WRONG", np.zeros(1, np.float32)))
+            wait_in_progress("wrong", 1)
+            generate, web = "/v2/models/slow/generate", bearer("web-of-some")
+            waits = threads.submit(send, host, "POST", generate, {"COMMAND": "name"}, web)
+            wait_in_progress("web", 1)
+            assert infer(host, "web-of-some", "slow", "name").status == 429
+        finally:
+            gate.touch()
+        assert waits.result(DEADLINE).status == 200
+        given_answers = sorted(answers.get(timeout=DEADLINE) for _ in range(3))
+        assert given_answers == ["StatusCode.INVALID_ARGUMENT", "slow", "slow"]
+        for name in names:
+            wait_in_progress(name, 0)
+        assert metric(host, "pbhost_client_requests_total", client="two") == 2
+        assert metric(host, "pbhost_client_requests_total", client="web") == 1
+        for name, answer in (("two", "StatusCode.RESOURCE_EXHAUSTED"), ("wrong", "slow")):
+            begin(name)
+            assert answers.get(timeout=DEADLINE) == answer
