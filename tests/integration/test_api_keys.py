@@ -498,7 +498,9 @@ def test_frontend_processes_count_a_request_once_from_its_wait_for_a_load_to_its
 
         wait_until(reached, f"{count} requests of '{name}' in progress")
 
-    def begin(name: str, one: grpcclient.InferInput = given) -> Any:
+    def begin(
+        client: grpcclient.InferenceServerClient, name: str, one: grpcclient.InferInput = given
+    ) -> Any:
         return client.async_infer(
             "slow",
             [one],
@@ -511,18 +513,18 @@ def test_frontend_processes_count_a_request_once_from_its_wait_for_a_load_to_its
     with host.client() as client, ThreadPoolExecutor() as threads:
         try:
             for _ in range(4):
-                begin("two")
+                begin(client, "two")
             assert [answers.get(timeout=DEADLINE) for _ in range(2)] == [
                 "StatusCode.RESOURCE_EXHAUSTED"
             ] * 2
             wait_in_progress("two", 2)
             for _ in range(2):  # a client that goes away gives back what its request has taken
-                call = begin("gone")
+                call = begin(client, "gone")
                 wait_in_progress("gone", 1)
                 call.cancel()
                 assert answers.get(timeout=DEADLINE) == "StatusCode.CANCELLED"
                 wait_in_progress("gone", 0)
-            begin("wrong", tensor("WRONG", np.zeros(1, np.float32)))
+            begin(client, "wrong", tensor("WRONG", np.zeros(1, np.float32)))
             wait_in_progress("wrong", 1)
             generate, web = "/v2/models/slow/generate", bearer("web-of-some")
             waits = threads.submit(send, host, "POST", generate, {"COMMAND": "name"}, web)
@@ -538,5 +540,5 @@ def test_frontend_processes_count_a_request_once_from_its_wait_for_a_load_to_its
         assert metric(host, "pbhost_client_requests_total", client="two") == 2
         assert metric(host, "pbhost_client_requests_total", client="web") == 1
         for name, answer in (("two", "StatusCode.RESOURCE_EXHAUSTED"), ("wrong", "slow")):
-            begin(name)
+            begin(client, name)
             assert answers.get(timeout=DEADLINE) == answer
