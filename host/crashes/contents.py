@@ -57,7 +57,7 @@ def _describe(recorded: RecordedTensor, content: bytes) -> TensorContent:
     tensor = Tensor._from_wire(name, CODES[datatype], shape, memoryview(content), None)
     try:
         text = format_tensor(tensor, _MAX_ELEMENT)
-    except (TritonModelException, struct.error) as error:  # elements of BYTES do not fit the shape
+    except (TritonModelException, ValueError, struct.error) as error:  # content or shape is wrong
         raise damaged(f"tensor '{name}': {error}") from error
     if len(text) > _MAX_TEXT:
         text = f"{text[:_MAX_TEXT]} …"

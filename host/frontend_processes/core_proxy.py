@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from host.config.schema import ModelConfig
-from host.errors import ErrorCode, HostError, invalid_argument, unsupported
+from host.errors import HostError, invalid_argument, unsupported
 from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.errors import decode_error
 from host.frontend_processes.frontend_memory import FrontendMemory, RegionPlace
@@ -22,7 +22,7 @@ from host.frontend_processes.messages import (
     WireTensor,
 )
 from host.frontend_processes.model_table import ModelTable
-from host.frontend_processes.remote_keys import RemoteKeys, current_sender
+from host.frontend_processes.remote_keys import KEY_ERRORS, RemoteKeys, current_sender
 from host.frontend_processes.remote_trace import RemoteTrace, RemoteTracer
 from host.inference.call import Call, CallHolder
 from host.inference.request import InferRequest, InferResponse
@@ -33,7 +33,6 @@ from stub.wire.messages import BlockRelease
 
 _Started = TypeVar("_Started")
 
-_KEY_ERRORS = ErrorCode.UNAUTHENTICATED, ErrorCode.PERMISSION_DENIED
 _INLINE_BYTES = 1 << 13  # of tensors in a message; the core would copy them twice
 
 
@@ -139,7 +138,7 @@ class CoreProxy:
         if message.refused:
             call.refused = True
             error = None if response is None else response.error
-            if self.keys is not None and error is not None and error.code in _KEY_ERRORS:
+            if self.keys is not None and error is not None and error.code in KEY_ERRORS:
                 self.keys.forget()
             accepted = self._unconfirmed.get(message.number)
             if accepted is not None and response is not None and response.error is not None:

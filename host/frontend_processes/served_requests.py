@@ -189,6 +189,9 @@ class ServedRequests:
                 )
         except HostError as error:
             self._refuse(number, error)
+        except Exception as error:  # a defect of ours, as in `start`
+            _log.exception("a request of a frontend process cannot be started")
+            self._refuse(number, unexpected_failure(error))
         else:
             served.starting = None
             self._subscribe(number, served, call)
@@ -219,7 +222,8 @@ class ServedRequests:
         try:
             self._send(Response(number, body, final))
         except (TypeError, ValueError, OverflowError) as error:  # a name or a value of the model
-            assert response is not None
+            assert response is not None and body is not None
+            self._memory.cancel_export(body.outputs)
             response.error = internal(
                 f"response of model '{response.model_name}' cannot be sent: {error}"
             )
@@ -241,6 +245,9 @@ class ServedRequests:
                 error = arena_full_error(full)
             except HostError as failure:
                 error = failure
+            except Exception as failure:  # such as OSError for an arena; the client gets a response
+                _log.exception("a response cannot be passed to a frontend process")
+                error = unexpected_failure(failure)
         if error is not None:
             self._memory.cancel_export(outputs)
             outputs = []

@@ -172,7 +172,12 @@ class ModelControl:
 
     def change_traffic(self, name: str, change: TrafficChange) -> None:
         """Changes how the requests to a model are split between versions. Raises HostError."""
-        self._raise_unless_explicit()
+        self._raise_unless_serving()
+        if not self._explicit:
+            raise unavailable(
+                f"the shares of model '{name}' can be changed only with"
+                " --model-control-mode=explicit or on-demand"
+            )
         self._traffic.change(name, change)
 
     async def unload_in_turn(self, name: str, dependents: bool) -> None:

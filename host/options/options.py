@@ -198,7 +198,8 @@ class Options:
         True, "Serve GET /docs and GET /openapi.json. Triton does not have this flag.")
     allow_recording: bool = _http(
         False, "Let clients record the requests to a model with their tensors, as pbhost record"
-        " does. Restrict the category recording with --http-restricted-api.")
+        " does, and read the tensors of crashes. Restrict the category recording with"
+        " --http-restricted-api.")
     http_dashboard: bool = _http(
         True, "Serve GET /dashboard. Triton does not have this flag.")
     allow_openai: bool = _http(

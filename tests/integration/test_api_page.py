@@ -731,6 +731,17 @@ def test_the_quarantine_of_a_model_is_shown_and_can_be_lifted(
     wait_until(lambda: not browser.find_elements(By.ID, "quarantine"), "the end of the list")
 
 
+def test_the_quarantine_is_shown_also_without_records_of_crashes(
+    repository: RepositoryBuilder, serve: Serve, browser: webdriver.Chrome
+) -> None:
+    repository.copy("misbehave")
+    host = serve(repository, "--crash-records=0").wait_started()
+    for _ in range(2):
+        kill_stub(host, "aborts", request_id="culprit")
+    page = Page(browser, host, "#misbehave/1")
+    page.wait_for("#quarantine li", "culprit")
+
+
 def test_pages_link_to_each_other_if_both_are_served(
     host: RunningHost, repository: RepositoryBuilder, serve: Serve
 ) -> None:

@@ -177,6 +177,11 @@ def test_the_tensors_of_a_crash_can_be_read_where_that_is_allowed(
         "size": 4 + len(long),
         "text": f"['{long[:400]}']",
     }
+    (lines,) = tmp_path.glob("*.requests/recording.jsonl")
+    written = lines.read_text()
+    lines.write_text(written.replace('"shape":[1]', f'"shape":{[1] * 65}'))
+    assert "the recording is damaged: tensor 'COMMAND'" in get(host, path, 400)["error"]
+    lines.write_text(written)
     (tensors,) = tmp_path.glob("*.requests/tensors.bin")
     tensors.write_bytes(b"\xff" * tensors.stat().st_size)
     assert "the recording is damaged: tensor 'COMMAND'" in get(host, path, 400)["error"]

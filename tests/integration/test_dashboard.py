@@ -300,13 +300,16 @@ def test_requests_in_quarantine_are_shown_with_their_tensors_and_can_be_lifted(
     repository.copy("misbehave")
     host = serve(
         repository, f"--crash-directory={tmp_path}", "--crash-tensor-byte-size=100",
-        "--allow-recording=true",
+        "--allow-recording=true", "--http-restricted-api=recording:record-key=the secret",
     ).wait_started()  # fmt: skip
     for _ in range(2):
         kill_stub(host, "aborts", request_id="culprit")
     page = Dashboard(browser, host)
     page.wait_for("#quarantine li", r"misbehave:1 · culprit · COMMAND BYTES \[1\] · until ")
     browser.find_element(By.CSS_SELECTOR, "#crashes summary").click()
+    page.wait_for("#crashes .tensors", "expecting header 'record-key'")
+    page.fill("record-key", "the secret")
+    page.press("Use")
     page.wait_for(
         "#crashes .tensors", r"Request culprit\nCOMMAND BYTES \[1\], 10 bytes:\n\['aborts"
     )

@@ -194,7 +194,11 @@ def test_the_configuration_is_valid() -> None:
     if shutil.which("promtool") is None:
         pytest.skip("needs the program promtool (Debian: apt-get install prometheus)")
     done = subprocess.run(
-        ["promtool", "check", "config", CONFIG], capture_output=True, text=True, check=False
+        ["promtool", "check", "config", CONFIG],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
     )
     assert done.returncode == 0, done.stderr
 
@@ -203,7 +207,11 @@ def test_every_alert_fires_where_it_should_and_not_beside() -> None:
     if shutil.which("promtool") is None:
         pytest.skip("needs the program promtool (Debian: apt-get install prometheus)")
     done = subprocess.run(
-        ["promtool", "test", "rules", RULE_TESTS], capture_output=True, text=True, check=False
+        ["promtool", "test", "rules", RULE_TESTS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (group,) = yaml.safe_load(RULE_TESTS.read_text())["tests"]

@@ -205,7 +205,10 @@ def test_shares_are_changed_only_where_models_can_be_loaded(
     reply = traffic(host, "identity", {"canary": None})
     assert (reply.status, reply.json) == (
         503,
-        {"error": "explicit model load / unload is not allowed if polling is enabled"},
+        {
+            "error": "the shares of model 'identity' can be changed only with"
+            " --model-control-mode=explicit or on-demand"
+        },
     )
     assert traffic(host, "identity").json["stable"] == 1
 

@@ -85,10 +85,9 @@ def _count_names(text: bytes) -> int:
     """Count the names of all objects, and the strings that contain `":`."""
     if len(text) < _MANY_BYTES:
         names = text.count(b'":')
-    else:  # four times as fast
+    else:
         letters = np.frombuffer(text, np.uint8)
-        after_quotes = letters[np.flatnonzero(letters[:-1] == ord('"')) + 1]
-        names = int(np.count_nonzero(after_quotes == ord(":")))
+        names = int(np.count_nonzero((letters[:-1] == ord('"')) & (letters[1:] == ord(":"))))
     return names - text.count(b'\\":') if b"\\" in text else names
 
 

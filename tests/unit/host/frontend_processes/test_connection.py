@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from host.errors import ErrorCode
 from host.frontend_processes import messages as m
 from host.frontend_processes.connection import FrontendConnection
 from host.frontend_processes.link import LinkFiles, RingLink
 from host.frontend_processes.shared_budget import BudgetFile
 from host.frontends.grpc.admin import admin_services
 from host.frontends.http1.cycle import Message, Receive, Send
+from host.inference.call import Call
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.arenas import Arenas
+from host.models.registry import NotServedError
+from stub.wire.arena import Block
 from stub.wire.messages import BlockRelease
 from tests.unit.host.frontends.grpc.echo_core import EchoCore
 
@@ -118,6 +125,45 @@ def test_a_request_is_answered() -> None:
     run(test)
 
 
+def test_a_response_that_cannot_be_passed_on_ends_with_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """For want of a descriptor, or since its message cannot be encoded; nothing stays exported."""
+    caplog.set_level(logging.CRITICAL, "pbhost")  # a record would keep the response alive
+
+    async def test(peer: Peer) -> None:
+        released: list[int] = []
+
+        def exported(offset: int) -> Tensor:
+            block = Block(0, offset, 4, memoryview(b"1234"), lambda *_: released.append(offset))
+            return Tensor("FIRST", "INT32", [1], block.data, block)
+
+        async def respond(number: int, *outputs: Tensor, **parameters: int) -> None:
+            peer.send(infer(number, "hold"))
+            call = await asyncio.to_thread(peer.core.held.get, timeout=60)
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                call.respond(InferResponse("hold", 1, "", list(outputs), dict(parameters)))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+        file = peer.arenas.create_arena()
+        block = file.block(0, 4)
+        in_new_arena = Tensor("SECOND", "INT32", [1], block.data, block)
+        await respond(1, exported(0), in_new_arena)
+        await respond(2, exported(64), huge=1 << 70)
+        await peer.wait_until(lambda: len(peer.received) == 2)
+        first, second = (one.response for one in peer.received if isinstance(one, m.Response))
+        assert first is not None and first.error is not None
+        assert first.error.message == "unexpected failure: OSError"
+        assert second is not None and second.error is not None
+        assert "'hold' cannot be sent" in second.error.message
+        assert released == [0, 64]
+
+    run(test)
+
+
 def test_long_and_many_frames_arrive_in_order() -> None:
     async def test(peer: Peer) -> None:
         long = "x" * 300_000
@@ -215,5 +261,26 @@ def test_a_frame_that_is_no_frame_ends_the_process(frame: bytes) -> None:
     async def test(peer: Peer) -> None:
         peer.link.send(frame)
         await peer.wait_until(lambda: bool(peer.faults))
+
+    run(test)
+
+
+def test_a_defect_after_the_wait_for_a_model_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(request: InferRequest, start: Callable[[], Call]) -> Call:
+        raise RuntimeError("a bug in the core")
+
+    def refuse(request: InferRequest, unary: bool = False) -> Call:
+        raise NotServedError(ErrorCode.UNAVAILABLE, "not loaded")
+
+    async def test(peer: Peer) -> None:
+        monkeypatch.setattr(EchoCore, "loads_on_demand", True)
+        monkeypatch.setattr(peer.core, "infer", refuse)
+        monkeypatch.setattr(peer.core, "start_when_loaded", fail)
+        peer.send(infer(1))
+        await peer.wait_until(lambda: bool(peer.received))
+        (response,) = peer.received
+        assert isinstance(response, m.Response) and response.refused
+        assert response.response is not None and response.response.error is not None
+        assert response.response.error.message == "unexpected failure: RuntimeError"
 
     run(test)
