@@ -585,6 +585,7 @@ class Server:
                 await self._on_demand.close()
             if self._lifecycle is not None:
                 in_time = await self._unload(self._lifecycle, deadline, in_time)
+                in_time = await self._drain_remote_models(deadline) and in_time
         finally:  # also if this is cancelled: no process outlives the server
             await self._release_resources()
         return in_time
@@ -642,6 +643,18 @@ class Server:
         await asyncio.wait([unload], timeout=_FINAL_TIMEOUT_S)
         unload.cancel()
         await asyncio.wait([unload])
+        return False
+
+    async def _drain_remote_models(self, deadline: float) -> bool:
+        """Lets the requests of this process to remote models end.
+
+        Those of local models have ended with the models.
+        """
+        if self._remote is None:
+            return True
+        if await self._remote.drain(deadline - asyncio.get_running_loop().time()):
+            return True
+        _log.error("requests to models of other servers did not end within the exit timeout")
         return False
 
     async def __aenter__(self) -> Server:
