@@ -97,9 +97,10 @@ class EnsembleDependencies:
         self._unload_users(name)
         return changed
 
-    def waiting_ensembles(self) -> set[str]:
-        """The ensembles that are loaded when a model comes back that they are made of."""
-        return set(self._graph.orphans)
+    def waiting_ensembles(self) -> dict[str, list[str]]:
+        """Ensembles that are loaded when their models are, and which of them are remote."""
+        graph = self._graph
+        return {name: graph.unloaded_remote_models(name) for name in sorted(graph.orphans)}
 
     def models_in_progress(self) -> set[str]:
         """The models that loads in progress load, have loaded, or need."""

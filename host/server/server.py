@@ -517,9 +517,9 @@ class Server:
         await self._remote.refresh_known(name)
         return await self._families.follow_remote_model(name)
 
-    def waiting_ensembles(self) -> set[str]:
-        """The ensembles that are loaded when a model comes back that they are made of."""
-        return set() if self._families is None else self._families.waiting_ensembles()
+    def waiting_ensembles(self) -> dict[str, list[str]]:
+        """Ensembles that are loaded when their models are, and which of them are remote."""
+        return {} if self._families is None else self._families.waiting_ensembles()
 
     @property
     def _model_control(self) -> ModelControl:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import wraps
@@ -58,6 +59,7 @@ class ConnectedReplica(ServerReplica):
     ) -> None:
         self._started = False
         self._model = model
+        self._asking: asyncio.Task[None] | None = None
         context = serve.get_replica_context()
         self._connection = Connection(deployments, model, context.app_name)
         await super().__init__(arguments)
@@ -99,7 +101,20 @@ class ModelReplica(ConnectedReplica):
 
     def present_models(self) -> set[str]:
         """Also an ensemble that waits for a step: it is loaded when that comes back."""
-        return super().present_models() | self._server.waiting_ensembles()
+        return super().present_models() | self._server.waiting_ensembles().keys()
+
+    async def check_health(self) -> None:
+        """As that of the base class; an ensemble that waits asks for its steps again."""
+        await super().check_health()
+        waiting = self._server.waiting_ensembles()
+        if waiting and (self._asking is None or self._asking.done()):
+            # This replica may have started too late to be told of a load.
+            steps = {step for missing in waiting.values() for step in missing}
+            self._asking = asyncio.create_task(self._ask_for(sorted(steps)))
+
+    async def _ask_for(self, models: Sequence[str]) -> None:
+        for name in models:
+            await self.refresh_model(name)
 
     @_refusing
     async def answer_request(self, head: RequestHead, *buffers: Any) -> list[PackedResponse]:
