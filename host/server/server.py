@@ -85,7 +85,8 @@ class Server:
 
     `launcher`: starts stubs in another way than the options say. `control_hook`: takes part in the
     loads and unloads that clients and models ask for. `remote_models`: the models of other servers,
-    which ensembles, models (BLS) and clients can call here.
+    which ensembles, models (BLS) and clients can call here; raises HostError INVALID_ARG if they
+    come together with `model_namespacing`.
 
     `async with Server(Options(model_repository=["models"])) as server: ...`
     """
@@ -105,6 +106,10 @@ class Server:
         self._registry = Registry(options.model_namespacing)
         self._remote: RemoteModels | None = None
         if remote_models is not None:
+            if options.model_namespacing:
+                raise invalid_argument(
+                    "remote models do not work with model_namespacing: they have no namespace"
+                )
             timeout = options.on_demand_timeout_secs
             self._remote = RemoteModels(remote_models, self._registry, timeout)
         self._traffic = TrafficSplits(self._registry)

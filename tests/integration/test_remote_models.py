@@ -515,3 +515,9 @@ def _refuses(server: host.Server, model: str) -> bool:
     except host.HostError:
         return True
     return False
+
+
+def test_remote_models_do_not_go_with_namespaces(repository: RepositoryBuilder) -> None:
+    with pytest.raises(host.HostError, match="do not work with model_namespacing") as caught:
+        host.Server(options(repository, model_namespacing=True), remote_models=Slow())
+    assert caught.value.code is host.ErrorCode.INVALID_ARG
