@@ -22,7 +22,7 @@ from host.frontend_processes.messages import (
     WireTensor,
 )
 from host.frontend_processes.model_table import ModelTable
-from host.frontend_processes.remote_keys import KEY_ERRORS, RemoteKeys, authorization
+from host.frontend_processes.remote_keys import KEY_ERRORS, RemoteKeys, current_sender
 from host.frontend_processes.remote_trace import RemoteTrace, RemoteTracer
 from host.inference.call import Call, CallHolder
 from host.inference.request import InferRequest, InferResponse
@@ -59,9 +59,6 @@ class CoreProxy:
         """Starts traces; None while no request is traced."""
         return self._tracer if self._link.state.tracing else None
 
-    def _authorization(self) -> bytes:
-        return b"" if self.keys is None else authorization.get()
-
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
         """As `InferenceCore.infer`. What is wrong with the tensors is the response of the call."""
         return self._start(request, unary, confirm=False)
@@ -85,6 +82,7 @@ class CoreProxy:
 
     def _send_request(self, number: int, request: InferRequest, unary: bool, confirm: bool) -> None:
         inputs: list[WireTensor] = []
+        sender = current_sender.get()
         limit = min(_INLINE_BYTES, self._link.inline_limit()) // max(1, len(request.inputs))
         try:
             # What is encoded before an error stays in the list.
@@ -107,7 +105,8 @@ class CoreProxy:
                 request.trace.take_events() if isinstance(request.trace, RemoteTrace) else None,
                 request.reserved_memory is not None,
                 confirm,
-                self._authorization(),
+                b"" if sender is None else sender.header,
+                0 if sender is None else sender.admission,
             )
             self._link.send(message)
         except ArenaFull as full:
@@ -183,6 +182,9 @@ class CoreProxy:
         except NotServedError:
             if not self.loads_on_demand:
                 raise
+        sender = current_sender.get()
+        if sender is not None:
+            sender.withdraw_admission()  # of an earlier wait: the request counts once
         number = next(self._link.numbers)
         question = AwaitModel(
             number,
@@ -190,9 +192,11 @@ class CoreProxy:
             request.model_version,
             request.priority,
             request.timeout_us,
-            self._authorization(),
+            b"" if sender is None else sender.header,
         )
         await self._link.ask(question, number)
+        if sender is not None:
+            sender.admission = number
         self._sent_anyway = request
         try:
             return start()

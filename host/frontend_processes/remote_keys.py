@@ -11,7 +11,7 @@ from typing import NamedTuple
 from host.access.api_keys import parse_key
 from host.errors import ErrorCode, HostError
 from host.frontend_processes.core_link import CoreLink
-from host.frontend_processes.messages import Authorize
+from host.frontend_processes.messages import Authorize, Cancel
 from host.inference.call import Call
 
 KEY_ERRORS = ErrorCode.UNAUTHENTICATED, ErrorCode.PERMISSION_DENIED
@@ -21,8 +21,29 @@ _MAX_ENTRIES = 4096
 _MAX_LENGTH = 1024  # bytes of a header and of a name that are remembered
 _REFUSAL_SECONDS = 1.0  # the core looks at the file of the keys as often
 
-authorization: ContextVar[bytes] = ContextVar("authorization", default=b"")
-"""The header of the client that sends the inference request now."""
+
+class Sender:
+    """The client that sends an inference request now, by its header.
+
+    `admission`: the number of the `AwaitModel` that has counted the request; 0 if none has.
+    """
+
+    __slots__ = ("admission", "header", "_link")
+
+    def __init__(self, link: CoreLink, header: bytes) -> None:
+        self.admission = 0
+        self.header = header
+        self._link = link
+
+    def withdraw_admission(self) -> None:
+        """Ends what the core counts of a wait, unless it has started the request."""
+        if self.admission:
+            self._link.send(Cancel(self.admission))
+            self.admission = 0
+
+
+current_sender: ContextVar[Sender | None] = ContextVar("current_sender", default=None)
+"""The client of the request that is sent now; None if clients need no keys."""
 
 
 class RemoteKeys:
@@ -35,7 +56,7 @@ class RemoteKeys:
     """
 
     def __init__(self, link: CoreLink) -> None:
-        self._link = link
+        self.link = link
         self._accepted: set[tuple[bytes, str]] = set()
         self._refused: dict[tuple[bytes, str], _Refusal] = {}
 
@@ -52,22 +73,22 @@ class RemoteKeys:
         entry = header, model
         if entry in self._accepted:
             return
-        number = next(self._link.numbers)
+        number = next(self.link.numbers)
         try:
             parse_key(header)
         except HostError:
-            self._link.send(Authorize(number, b"", model))
+            self.link.send(Authorize(number, b"", model))
             raise
         question = Authorize(number, header, model)
         refusal = self._refused.get(entry)
         if refusal is not None:
             if time.monotonic() < refusal.end:
-                self._link.send(question)
+                self.link.send(question)
                 raise HostError(refusal.code, refusal.message)
             del self._refused[entry]
         remembered = len(header) + len(model) <= _MAX_LENGTH
         try:
-            self._link.ask_now(question, number)
+            self.link.ask_now(question, number)
         except HostError as error:
             if remembered and error.code in KEY_ERRORS:
                 if len(self._refused) >= _MAX_ENTRIES:
@@ -120,8 +141,10 @@ class RemoteClient:
     @contextmanager
     def sending(self) -> Iterator[None]:
         """While this is open, requests are those of the client."""
-        token = authorization.set(self._header)
+        sender = Sender(self._keys.link, self._header)
+        token = current_sender.set(sender)
         try:
             yield
         finally:
-            authorization.reset(token)
+            current_sender.reset(token)
+            sender.withdraw_admission()

@@ -17,6 +17,10 @@ class ModelControlHook(Protocol):
     It decides whether and when this server does what was asked, and can pass it on to other
     servers. What it raises as HostError is the answer. Loads at the start, on demand, by the poller
     and by `Server.load_model` do not go through it.
+
+    For the server that asks, only `load_here` and `unload_here` will do: they know which model
+    asks in its `initialize`, if one does, and use its place among the loads in progress.
+    `Server.load_model` waits for another place, which may never be free.
     """
 
     async def load(
