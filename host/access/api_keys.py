@@ -10,11 +10,12 @@ import logging
 import secrets
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from host.access.client import Client, SharedCapacity
 from host.access.key_file import read_key_file
-from host.errors import internal, unauthenticated
+from host.errors import HostError, internal, unauthenticated
 from host.metrics.catalogue import MetricsSnapshot
 from host.metrics.family import labels_of
 
@@ -80,10 +81,11 @@ class ApiKeys:
         self._reload()
         if isinstance(authorization, str):
             authorization = authorization.encode("utf-8", "surrogateescape")
-        key = _key_of(authorization or b"")
-        if not key:
+        try:
+            key = parse_key(authorization or b"")
+        except HostError:
             self._unauthenticated += 1
-            raise unauthenticated("this server needs an API key: Authorization: Bearer KEY")
+            raise
         client = self._by_hash.get(self._index(hashlib.sha256(key).digest()))
         if client is None:
             self._unauthenticated += 1
@@ -153,18 +155,19 @@ class ApiKeys:
                 snapshot["pbhost_client_refused_requests_total"].add(refused, count)
 
 
-def _key_of(header: bytes) -> bytes:
-    """Returns the key in a header `Authorization`, b"" without one.
+def parse_key(header: bytes) -> bytes:
+    """Returns the key in a header `Authorization`. Raises HostError UNAUTHENTICATED without one.
 
     In the scheme Basic, which browsers and `tritonclient`'s BasicAuth use, it is the password.
     """
     scheme, _, rest = header.strip().partition(b" ")
+    key = b""
     match scheme.lower():
         case b"bearer":
-            return rest.strip()
+            key = rest.strip()
         case b"basic":
-            try:
-                return base64.b64decode(rest.strip(), validate=True).partition(b":")[2]
-            except binascii.Error:
-                return b""
-    return b""
+            with suppress(binascii.Error):
+                key = base64.b64decode(rest.strip(), validate=True).partition(b":")[2]
+    if not key:
+        raise unauthenticated("this server needs an API key: Authorization: Bearer KEY")
+    return key

@@ -130,52 +130,52 @@ class Client:
 
         Raises TooManyRequests if a limit is reached.
         """
-        with self.count_wait():
-            self._count_start()
+        self.admit()
+        self.started += 1
+        try:
             yield
+        finally:
+            self.request_finished()
 
-    @contextmanager
-    def count_wait(self) -> Iterator[None]:
-        """Counts a request as in progress while the context is open; it may start afterwards.
+    def admit(self) -> Admission:
+        """Counts a request that may start later. The caller starts or withdraws the admission.
 
         Raises TooManyRequests if a limit is reached.
         """
         self._check_limits()
         self._enter()
-        try:
-            yield
-        finally:
-            self.request_finished()
+        return Admission(self, bool(self._permissions.rate) and self._bucket.consume())
 
     def start_request(self, start: Callable[[], Call]) -> Call:
         """Starts an inference request and counts it until it ends, unless `start` raises.
 
         Raises TooManyRequests if a limit is reached, and what `start` raises.
         """
-        self._check_limits()
-        call = start()
-        self._request_started()
-        self._follow(call)
-        return call
+        return self.admit().start_request(start)
 
     async def start_after_wait(self, start: Callable[[], Awaitable[Call]]) -> Call:
         """As `start_request`, but `start` waits before the request starts, which counts too."""
-        self._check_limits()
-        self._request_started()
+        admission = self.admit()
         try:
             call = await start()
         except BaseException:  # also if the client has gone
-            self.request_finished()
+            admission.withdraw()
             raise
-        self._follow(call)
-        return call
+        return admission.start_request(lambda: call)
 
-    def _follow(self, call: Call) -> None:
-        """Notices the end of a counted request."""
+    def request_started(self, call: Call) -> None:
+        """Called when a request in progress has started; notices its end."""
+        self.started += 1
         if call.finished:
             self.request_finished()
         else:
             call.listener = _CountedCall(self, call.listener)
+
+    def request_withdrawn(self, took_token: bool) -> None:
+        """Called when a request in progress does not start; gives its token back."""
+        self.request_finished()
+        if took_token:
+            self._bucket.give_back()
 
     def _check_limits(self) -> None:
         limits = self._permissions
@@ -198,15 +198,6 @@ class Client:
                 self._bucket.seconds_until_token(),
             )
 
-    def _request_started(self) -> None:
-        self._count_start()
-        self._enter()
-
-    def _count_start(self) -> None:
-        self.started += 1
-        if self._permissions.rate:
-            self._bucket.consume()
-
     def _enter(self) -> None:
         self._capacity.in_progress += 1
         self._capacity.active_clients += self.in_progress == 0
@@ -223,6 +214,30 @@ class Client:
     ) -> HostError:
         self.refused[reason] += 1
         return TooManyRequests(f"client '{self.name}' {fact}; retry in {seconds:.3g} s", seconds)
+
+
+class Admission:
+    """A request that a client may start: it is in progress, and has its token of `rate`."""
+
+    __slots__ = ("_client", "_took_token")
+
+    def __init__(self, client: Client, took_token: bool) -> None:
+        self._client = client
+        self._took_token = took_token
+
+    def start_request(self, start: Callable[[], Call]) -> Call:
+        """Starts the request, which counts until it ends. Withdraws it if `start` raises."""
+        try:
+            call = start()
+        except BaseException:
+            self.withdraw()
+            raise
+        self._client.request_started(call)
+        return call
+
+    def withdraw(self) -> None:
+        """Counts the request no longer: it does not start."""
+        self._client.request_withdrawn(self._took_token)
 
 
 class _CountedCall:

@@ -34,6 +34,10 @@ class TokenBucket:
         self._tokens -= count
         return True
 
+    def give_back(self, count: float = 1.0) -> None:
+        """Returns tokens that were taken for an event that does not happen."""
+        self._tokens = min(self._capacity, self._tokens + count)
+
     def seconds_until_token(self) -> float:
         """The seconds until there is one token, as of the last call of another method."""
         return max(0.0, (1.0 - self._tokens) / self._rate)

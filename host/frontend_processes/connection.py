@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from host.access.api_keys import ApiKeys
+from host.access.client import Admission
 from host.core import Core
 from host.frontend_processes import messages as m
 from host.frontend_processes.core_link import ARENA
@@ -70,10 +71,11 @@ class FrontendConnection:
         self.state = SharedState(self._files)
         self._ring = RingLink(self._files, True, self._on_frame, self._fail)
         self._memory = CoreMemory(arenas, self._send_arena, self.send, self._flush_releases)
+        admissions: dict[int, Admission] = {}
         self._requests = ServedRequests(
-            core, self._memory, self.send, self._ring.inline_limit, api_keys
+            core, self._memory, self.send, self._ring.inline_limit, api_keys, admissions
         )
-        self._exchanges = ServedExchanges(core, services, app, api_keys, self.send)
+        self._exchanges = ServedExchanges(core, services, app, api_keys, admissions, self.send)
 
     def spawn_arguments(
         self, index: int, grpc: int, http: int, budget: BudgetFile

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from host.config.schema import ModelConfig
-from host.errors import ErrorCode, HostError, invalid_argument, unsupported
+from host.errors import HostError, invalid_argument, unsupported
 from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.errors import decode_error
 from host.frontend_processes.frontend_memory import FrontendMemory, RegionPlace
@@ -22,7 +22,7 @@ from host.frontend_processes.messages import (
     WireTensor,
 )
 from host.frontend_processes.model_table import ModelTable
-from host.frontend_processes.remote_keys import RemoteKeys, authorization
+from host.frontend_processes.remote_keys import KEY_ERRORS, RemoteKeys, current_sender
 from host.frontend_processes.remote_trace import RemoteTrace, RemoteTracer
 from host.inference.call import Call, CallHolder
 from host.inference.request import InferRequest, InferResponse
@@ -33,7 +33,6 @@ from stub.wire.messages import BlockRelease
 
 _Started = TypeVar("_Started")
 
-_KEY_ERRORS = ErrorCode.UNAUTHENTICATED, ErrorCode.PERMISSION_DENIED
 _INLINE_BYTES = 1 << 13  # of tensors in a message; the core would copy them twice
 
 
@@ -60,9 +59,6 @@ class CoreProxy:
         """Starts traces; None while no request is traced."""
         return self._tracer if self._link.state.tracing else None
 
-    def _authorization(self) -> bytes:
-        return b"" if self.keys is None else authorization.get()
-
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
         """As `InferenceCore.infer`. What is wrong with the tensors is the response of the call."""
         return self._start(request, unary, confirm=False)
@@ -86,6 +82,7 @@ class CoreProxy:
 
     def _send_request(self, number: int, request: InferRequest, unary: bool, confirm: bool) -> None:
         inputs: list[WireTensor] = []
+        sender = current_sender.get()
         limit = min(_INLINE_BYTES, self._link.inline_limit()) // max(1, len(request.inputs))
         try:
             # What is encoded before an error stays in the list.
@@ -108,7 +105,8 @@ class CoreProxy:
                 request.trace.take_events() if isinstance(request.trace, RemoteTrace) else None,
                 request.reserved_memory is not None,
                 confirm,
-                self._authorization(),
+                b"" if sender is None else sender.header,
+                0 if sender is None else sender.admission,
             )
             self._link.send(message)
         except ArenaFull as full:
@@ -117,6 +115,9 @@ class CoreProxy:
         except (TypeError, ValueError, OverflowError) as error:
             self._memory.cancel_export(inputs)
             raise invalid_argument(f"the request cannot be sent to its model: {error}") from None
+        except Exception:  # a defect of ours, which the endpoint handles
+            self._memory.cancel_export(inputs)
+            raise
         request.inputs = []  # releases the received message; the tensors are in shared memory
 
     def _acknowledge(self, number: int, response: InferResponse) -> None:
@@ -140,7 +141,7 @@ class CoreProxy:
         if message.refused:
             call.refused = True
             error = None if response is None else response.error
-            if self.keys is not None and error is not None and error.code in _KEY_ERRORS:
+            if self.keys is not None and error is not None and error.code in KEY_ERRORS:
                 self.keys.forget()
             accepted = self._unconfirmed.get(message.number)
             if accepted is not None and response is not None and response.error is not None:
@@ -181,6 +182,9 @@ class CoreProxy:
         except NotServedError:
             if not self.loads_on_demand:
                 raise
+        sender = current_sender.get()
+        if sender is not None:
+            sender.withdraw_admission()  # of an earlier wait: the request counts once
         number = next(self._link.numbers)
         question = AwaitModel(
             number,
@@ -188,9 +192,11 @@ class CoreProxy:
             request.model_version,
             request.priority,
             request.timeout_us,
-            self._authorization(),
+            b"" if sender is None else sender.header,
         )
         await self._link.ask(question, number)
+        if sender is not None:
+            sender.admission = number
         self._sent_anyway = request
         try:
             return start()

@@ -87,6 +87,7 @@ class Infer(_Message, tag="infer"):
     client wants in its shared memory, as (region, offset, size). `reserved`: the process counts the
     memory of the request until `RequestTaken`. `confirm`: the core sends `RequestAccepted` before
     the first response. `authorization`: the header of the client, if clients need keys.
+    `admission`: the number of the `AwaitModel` that has counted the request already.
     """
 
     number: int
@@ -107,6 +108,7 @@ class Infer(_Message, tag="infer"):
     reserved: bool = False
     confirm: bool = False
     authorization: bytes = b""
+    admission: int = 0
 
 
 class CancelInfer(_Message, tag="cancel"):
@@ -140,7 +142,11 @@ class FindModel(_Message, tag="find"):
 
 
 class AwaitModel(_Message, tag="await"):
-    """Waits until a model is loaded, as `Core.start_when_loaded`; `authorization` as in `Infer`."""
+    """Waits until a model is loaded, as `Core.start_when_loaded`; `authorization` as in `Infer`.
+
+    If clients need keys, the core counts the request from now on, until an `Infer` with this
+    admission ends, or until `Cancel`.
+    """
 
     number: int
     model: str
@@ -204,7 +210,10 @@ class ExchangeSent(_Message, tag="sent"):
 
 
 class Cancel(_Message, tag="drop"):
-    """Cancels what runs for `AwaitModel`, `CallRpc` or `OpenExchange`."""
+    """Cancels what runs for `AwaitModel`, `CallRpc` or `OpenExchange`.
+
+    After `AwaitModel`: no request starts with its admission.
+    """
 
     number: int
 

@@ -2,31 +2,63 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
+from host.access.api_keys import parse_key
+from host.errors import ErrorCode, HostError
 from host.frontend_processes.core_link import CoreLink
-from host.frontend_processes.messages import Authorize
+from host.frontend_processes.messages import Authorize, Cancel
 from host.inference.call import Call
+
+KEY_ERRORS = ErrorCode.UNAUTHENTICATED, ErrorCode.PERMISSION_DENIED
+"""The errors of clients that have no key, or not the right one."""
 
 _MAX_ENTRIES = 4096
 _MAX_LENGTH = 1024  # bytes of a header and of a name that are remembered
+_REFUSAL_SECONDS = 1.0  # the core looks at the file of the keys as often
 
-authorization: ContextVar[bytes] = ContextVar("authorization", default=b"")
-"""The header of the client that sends the inference request now."""
+
+class Sender:
+    """The client that sends an inference request now, by its header.
+
+    `admission`: the number of the `AwaitModel` that has counted the request; 0 if none has.
+    """
+
+    __slots__ = ("admission", "header", "_link")
+
+    def __init__(self, link: CoreLink, header: bytes) -> None:
+        self.admission = 0
+        self.header = header
+        self._link = link
+
+    def withdraw_admission(self) -> None:
+        """Ends what the core counts of a wait, unless it has started the request."""
+        if self.admission:
+            self._link.send(Cancel(self.admission))
+            self.admission = 0
+
+
+current_sender: ContextVar[Sender | None] = ContextVar("current_sender", default=None)
+"""The client of the request that is sent now; None if clients need no keys."""
 
 
 class RemoteKeys:
-    """Asks the core once whether a header lets clients send requests to a model.
+    """Asks the core whether a header lets clients send requests to a model, and remembers that.
 
     So nobody else makes this process parse a request. The core checks each request again, and
-    counts it; `forget` is called if it refuses one.
+    counts it; `forget` is called if it refuses one. A question blocks this process until the core
+    has replied. So a header without a key is refused here, and one that the core has refused is
+    refused again for a second; the core counts them without a reply that anyone waits for.
     """
 
     def __init__(self, link: CoreLink) -> None:
-        self._link = link
+        self.link = link
         self._accepted: set[tuple[bytes, str]] = set()
+        self._refused: dict[tuple[bytes, str], _Refusal] = {}
 
     def authorize(self, category: str, header: str | bytes | None) -> RemoteClient:
         """As `ApiKeys.authorize`, for the category of inference. Raises HostError."""
@@ -38,18 +70,49 @@ class RemoteKeys:
 
     def check(self, header: bytes, model: str) -> None:
         """Raises HostError unless a header allows requests to a model; "" stands for any."""
-        if (header, model) in self._accepted:
+        entry = header, model
+        if entry in self._accepted:
             return
-        number = next(self._link.numbers)
-        self._link.ask_now(Authorize(number, header, model), number)
+        number = next(self.link.numbers)
+        try:
+            parse_key(header)
+        except HostError:
+            self.link.send(Authorize(number, b"", model))
+            raise
+        question = Authorize(number, header, model)
+        refusal = self._refused.get(entry)
+        if refusal is not None:
+            if time.monotonic() < refusal.end:
+                self.link.send(question)
+                raise HostError(refusal.code, refusal.message)
+            del self._refused[entry]
+        remembered = len(header) + len(model) <= _MAX_LENGTH
+        try:
+            self.link.ask_now(question, number)
+        except HostError as error:
+            if remembered and error.code in KEY_ERRORS:
+                if len(self._refused) >= _MAX_ENTRIES:
+                    self._refused.clear()
+                end = time.monotonic() + _REFUSAL_SECONDS
+                self._refused[entry] = _Refusal(error.code, error.message, end)
+            raise
         if len(self._accepted) >= _MAX_ENTRIES:
             self._accepted.clear()
-        if len(header) + len(model) <= _MAX_LENGTH:
-            self._accepted.add((header, model))
+        if remembered:
+            self._accepted.add(entry)
 
     def forget(self) -> None:
         """Asks the core again from now on: the keys have changed."""
         self._accepted.clear()
+        self._refused.clear()
+
+
+class _Refusal(NamedTuple):
+    """An error of the core, and the time on the monotonic clock, in seconds, until it holds."""
+
+    code: ErrorCode
+    message: str
+    end: float
 
 
 class RemoteClient:
@@ -78,8 +141,10 @@ class RemoteClient:
     @contextmanager
     def sending(self) -> Iterator[None]:
         """While this is open, requests are those of the client."""
-        token = authorization.set(self._header)
+        sender = Sender(self._keys.link, self._header)
+        token = current_sender.set(sender)
         try:
             yield
         finally:
-            authorization.reset(token)
+            current_sender.reset(token)
+            sender.withdraw_admission()

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from host.access.api_keys import ApiKeys
+from host.access.client import Admission
 from host.core import Core
 from host.errors import HostError
 from host.frontend_processes.errors import encode_error
@@ -38,7 +38,8 @@ class ServedExchanges:
     """Answers what one frontend process passes on.
 
     `services`: the gRPC methods that the core answers. `app`: the ASGI application that answers
-    HTTP requests. `api_keys`: the keys that clients need.
+    HTTP requests. `api_keys`: the keys that clients need. `admissions`: the requests of clients
+    whose models are loaded now, by the number of their `AwaitModel`.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class ServedExchanges:
         services: Services,
         app: App,
         api_keys: ApiKeys | None,
+        admissions: dict[int, Admission],
         send: Callable[[ToFrontend], None],
     ) -> None:
         self._core = core
         self._api_keys = api_keys
+        self._admissions = admissions
         self._methods = {
             (service, method.name): method
             for service, methods in services.items()
@@ -96,21 +99,28 @@ class ServedExchanges:
         version = "" if message.version == -1 else str(message.version)
 
         async def wait() -> bytes:
-            with self._count_wait(message):
+            admission = self._admit(message)
+            try:
                 await self._core.start_when_loaded(
                     request, lambda: self._core.model_config(message.model, version)
                 )
+            except BaseException:  # also if the client has gone
+                if admission is not None:
+                    admission.withdraw()
+                raise
+            if admission is not None:
+                self._admissions[message.number] = admission
             return b""
 
         self._run(message.number, self._reply(message.number, wait()))
 
-    def _count_wait(self, message: AwaitModel) -> AbstractContextManager[None]:
-        """Counts the wait as a request in progress of its client. Raises HostError."""
+    def _admit(self, message: AwaitModel) -> Admission | None:
+        """Counts the request that waits, if clients need keys. Raises HostError."""
         if self._api_keys is None:
-            return nullcontext()
+            return None
         client = self._api_keys.authorize("inference", message.authorization)
         client.check_model(message.model)
-        return client.count_wait()
+        return client.admit()
 
     def call_rpc(self, message: CallRpc) -> None:
         """Replies with what a gRPC method answers. Raises KeyError for an unknown method."""
@@ -169,7 +179,9 @@ class ServedExchanges:
             exchange.part_sent()
 
     def cancel(self, number: int) -> None:
-        """Cancels what runs for the process under a number, if it still runs."""
+        """Cancels what runs for the process under a number, and withdraws what it has admitted."""
+        if (admission := self._admissions.pop(number, None)) is not None:
+            admission.withdraw()
         task = self._tasks.get(number)
         if task is not None:
             task.cancel()
@@ -183,6 +195,8 @@ class ServedExchanges:
         """Cancels everything: the process has ended."""
         for exchange in self._exchanges.values():
             exchange.disconnected = True
+        while self._admissions:
+            self._admissions.popitem()[1].withdraw()
         for task in list(self._tasks.values()):
             task.cancel()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from host.access.api_keys import ApiKeys
+from host.access.client import Admission, Client
 from host.core import Core
 from host.errors import HostError, internal, unexpected_failure
 from host.frontend_processes.core_memory import CoreMemory
@@ -80,10 +81,12 @@ class ServedRequests:
         send: Callable[[ToFrontend], None],
         inline_limit: Callable[[], int],
         api_keys: ApiKeys | None,
+        admissions: dict[int, Admission],
     ) -> None:
-        """`api_keys`: the keys that clients need."""
+        """`api_keys`: the keys that clients need. `admissions`: requests that have waited."""
         self._core = core
         self._api_keys = api_keys
+        self._admissions = admissions
         self._memory = memory
         self._send = send
         self._inline_limit = inline_limit
@@ -117,13 +120,17 @@ class ServedRequests:
         served = self._requests[number] = ServedRequest(request.classification, message.confirm)
         if message.trace is not None and self._core.request_tracer is not None:
             request.trace = self._start_trace(message.trace)
-        start = partial(self._infer, message, request, inputs)
+        start = partial(self._start_call, message, request, inputs)
         try:
-            call = start()
+            client = self._find_client(message)
+            if client is None:
+                call = start()
+            else:
+                call = self._admissions.pop(message.admission, client).start_request(start)
         except NotServedError as error:
             if self._core.loads_on_demand:
                 served.starting = asyncio.ensure_future(
-                    self._start_when_loaded(number, served, request, start)
+                    self._start_when_loaded(number, served, request, start, client)
                 )
             else:
                 self._refuse(number, error)
@@ -135,15 +142,13 @@ class ServedRequests:
         else:
             self._subscribe(number, served, call)
 
-    def _infer(
-        self, message: Infer, request: InferRequest, inputs: list[Tensor | WireTensor]
-    ) -> Call:
-        """Starts a request. Raises HostError."""
-        if self._api_keys is not None:
-            client = self._api_keys.authorize("inference", message.authorization)
-            client.check_model(message.model)
-            return client.start_request(lambda: self._start_call(message, request, inputs))
-        return self._start_call(message, request, inputs)
+    def _find_client(self, message: Infer) -> Client | None:
+        """The client of a request, if clients need keys. Raises HostError."""
+        if self._api_keys is None:
+            return None
+        client = self._api_keys.authorize("inference", message.authorization)
+        client.check_model(message.model)
+        return client
 
     def _start_call(
         self, message: Infer, request: InferRequest, inputs: list[Tensor | WireTensor]
@@ -172,9 +177,16 @@ class ServedRequests:
         served: ServedRequest,
         request: InferRequest,
         start: Callable[[], Call],
+        client: Client | None,
     ) -> None:
+        """Starts a request whose model is not loaded; the wait counts."""
         try:
-            call = await self._core.start_when_loaded(request, start)
+            if client is None:
+                call = await self._core.start_when_loaded(request, start)
+            else:
+                call = await client.start_after_wait(
+                    lambda: self._core.start_when_loaded(request, start)
+                )
         except HostError as error:
             self._refuse(number, error)
         except Exception as error:  # a defect of ours, as in `start`

@@ -18,6 +18,9 @@ class ModelControlHook(Protocol):
     servers. What it raises as HostError is the answer. Loads at the start, on demand, by the poller
     and by `Server.load_model` do not go through it; nor does a model of this server that another
     loads in `initialize`, as each server with the other one loads it.
+
+    For the server that asks, only `load_here` and `unload_here` will do: `Server.load_model` waits
+    for a place among the loads in progress, and for other loads of the same model.
     """
 
     async def load(

@@ -24,6 +24,7 @@ from host.repository.token_counter import TokenCounter
 _log = logging.getLogger("pbhost")
 
 _MAX_UNACKNOWLEDGED = 32  # responses of one request, unless the caller has another limit
+_GIVE_UP_SECONDS = 5.0  # for the provider to close a request
 
 WhyNotReady = Callable[[str, int], Awaitable[str]]
 """Asks the other server why a version is not ready; "" if it is."""
@@ -153,8 +154,16 @@ class RemoteModel(DrainableModel, CallHolder):
         """Gives up the calls in progress."""
         self.abort(HostError(ErrorCode.UNAVAILABLE, "the server stops"))
         tasks = list(self._tasks.values())
-        if tasks:
-            await asyncio.wait(tasks)
+        if not tasks:
+            return
+        _, deaf = await asyncio.wait(tasks, timeout=_GIVE_UP_SECONDS)
+        for task in deaf:
+            task.cancel()
+        if deaf:
+            _log.error(
+                "%d requests to remote model '%s' did not end within %g s after they were given up",
+                len(deaf), self.name, _GIVE_UP_SECONDS,
+            )  # fmt: skip
 
 
 class _Credits:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from host.errors import unavailable
+from host.errors import ErrorCode, HostError, unavailable
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.models.registry import ModelEntry, ModelVersion, OnDemand, Registry, VersionState
 from host.remote.provider import RemoteModelProvider, RemoteVersion
 from host.remote.remote_model import RemoteModel
 
+_log = logging.getLogger("pbhost")
+
 _Started = TypeVar("_Started")
+_Answer = TypeVar("_Answer")
+
+_ANSWER_SECONDS = 15.0  # for statistics, the index and readiness
 
 
 class RemoteModels:
@@ -50,14 +56,21 @@ class RemoteModels:
         return start()
 
     async def refresh(self, name: str) -> None:
-        """As `learn`, if the model belongs to another server; otherwise does nothing."""
+        """As `learn`, by a question that is asked after this call, if the model is remote."""
         if self.serves(name):
-            await self.learn(name)
+            await self._learn_anew(name)
 
     async def refresh_known(self, name: str) -> None:
-        """As `learn`, if this server has learned of the model before."""
+        """As `refresh`, if this server has learned of the model before."""
         if self._registry.is_remote(name):
-            await self.learn(name)
+            await self._learn_anew(name)
+
+    async def _learn_anew(self, name: str) -> None:
+        running = self._learning.get(name)
+        if running is not None:
+            # Its answer may be older than what the caller wants to know.
+            await asyncio.wait([running])
+        await self.learn(name)
 
     async def learn(self, name: str) -> bool:
         """Asks for the versions of a model; returns whether they have changed. Raises HostError.
@@ -70,11 +83,7 @@ class RemoteModels:
             task = asyncio.get_running_loop().create_task(self._learn(name))
             self._learning[name] = task
             task.add_done_callback(lambda _: self._learning.pop(name, None))
-        done, _ = await asyncio.wait([task], timeout=self._timeout)
-        if not done:
-            raise unavailable(
-                f"the server of model '{name}' did not describe it within {self._timeout:g} s"
-            )
+        await asyncio.wait([task])  # it has a deadline of its own
         if task.cancelled():
             raise unavailable("Server exiting")
         task.result()
@@ -82,7 +91,11 @@ class RemoteModels:
         return {n: v.model for n, v in before.items()} != {n: v.model for n, v in after.items()}
 
     async def _learn(self, name: str) -> None:
-        described = await self._provider.describe(name)
+        described = await _within(
+            self._timeout,
+            self._provider.describe(name),
+            f"the server of model '{name}' did not describe it",
+        )
         known = self._registry.versions(name)
         entry = ModelEntry(reason="" if described else "no version is loaded")
         for one in described:
@@ -94,10 +107,14 @@ class RemoteModels:
                 model = RemoteModel(one, self._provider, self._why_not_ready)
             entry.versions[one.version] = ModelVersion(one.version, VersionState.READY, model=model)
             self._models.add(model)
-        self._registry.set_remote(name, entry)
-        served = {version.model for version in entry.versions.values()}
+        served = {number: version.model for number, version in entry.versions.items()}
+        if served != {n: v.model for n, v in known.items()} or not self._registry.is_remote(name):
+            # All frontend processes read the table of models again.
+            self._registry.set_remote(name, entry)
         self._models = {
-            model for model in self._models if model.name != name or model in served or model.in_use
+            model
+            for model in self._models
+            if model.name != name or model in served.values() or model.in_use
         }
 
     async def _why_not_ready(self, name: str, version: int) -> str:
@@ -110,26 +127,66 @@ class RemoteModels:
 
     async def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
         """The statistics of a remote model. Raises HostError."""
-        return await self._provider.statistics(name, version)
+        what = f"model '{name}'" if name else "the remote models"
+        return await _within(
+            _ANSWER_SECONDS,
+            self._provider.statistics(name, version),
+            f"the statistics of {what} did not come",
+        )
 
     async def index(self, ready: bool) -> Sequence[IndexEntry]:
         """The index entries of all remote models. Raises HostError."""
-        return await self._provider.index(ready)
+        return await _within(
+            _ANSWER_SECONDS,
+            self._provider.index(ready),
+            "the index entries of the remote models did not come",
+        )
 
     async def ready(self) -> bool:
-        """Whether all remote models are ready that should be."""
-        return await self._provider.ready()
+        """Whether all remote models are ready that should be; False without an answer in time."""
+        answered = self._provider.ready()
+        try:
+            return await _within(
+                _ANSWER_SECONDS, answered, "the readiness of the remote models did not come"
+            )
+        except _NoAnswerError as error:
+            _log.warning("%s", error.message)
+            return False
+
+    async def drain(self, seconds: float) -> bool:
+        """Refuses new calls and lets those in progress end; returns whether they did in time."""
+        drains = [asyncio.ensure_future(model.drain()) for model in self._models]
+        if not drains:
+            return True
+        _, left = await asyncio.wait(drains, timeout=max(0.0, seconds))
+        for drain in left:
+            drain.cancel()
+        return not any(model.in_use for model in self._models)
 
     async def close(self) -> None:
         """Gives up what is in progress."""
-        tasks = list(self._learning.values())
-        for task in tasks:
+        for task in self._learning.values():
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for model in self._models:
-            await model.stop(0.0, 0.0)
+        await asyncio.gather(*(model.stop(0.0, 0.0) for model in self._models))
         self._models.clear()
+
+
+class _NoAnswerError(HostError):
+    """The other server did not answer in time."""
+
+
+async def _within(seconds: float, asked: Coroutine[Any, Any, _Answer], otherwise: str) -> _Answer:
+    """The answer of the provider. Raises what the provider raises, and _NoAnswerError."""
+    task = asyncio.ensure_future(asked)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise _NoAnswerError(ErrorCode.UNAVAILABLE, f"{otherwise} within {seconds:g} s")
+    finally:
+        task.cancel()  # nobody waits for its end: the provider may be deaf to this
+    if task.cancelled():
+        raise _NoAnswerError(ErrorCode.UNAVAILABLE, f"{otherwise}: the provider was cancelled")
+    return task.result()
 
 
 def _is_same(old: RemoteVersion, new: RemoteVersion) -> bool:

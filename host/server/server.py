@@ -85,7 +85,8 @@ class Server:
 
     `launcher`: starts stubs in another way than the options say. `control_hook`: takes part in the
     loads and unloads that clients and models ask for. `remote_models`: the models of other servers,
-    which ensembles, models (BLS) and clients can call here.
+    which ensembles, models (BLS) and clients can call here; raises HostError INVALID_ARG if they
+    come together with `model_namespacing`.
 
     `async with Server(Options(model_repository=["models"])) as server: ...`
     """
@@ -105,6 +106,10 @@ class Server:
         self._registry = Registry(options.model_namespacing)
         self._remote: RemoteModels | None = None
         if remote_models is not None:
+            if options.model_namespacing:
+                raise invalid_argument(
+                    "remote models do not work with model_namespacing: they have no namespace"
+                )
             timeout = options.on_demand_timeout_secs
             self._remote = RemoteModels(remote_models, self._registry, timeout)
         self._traffic = TrafficSplits(self._registry)
@@ -592,6 +597,7 @@ class Server:
                 await self._on_demand.close()
             if self._lifecycle is not None:
                 in_time = await self._unload(self._lifecycle, deadline, in_time)
+                in_time = await self._drain_remote_models(deadline) and in_time
         finally:  # also if this is cancelled: no process outlives the server
             await self._release_resources()
         return in_time
@@ -649,6 +655,18 @@ class Server:
         await asyncio.wait([unload], timeout=_FINAL_TIMEOUT_S)
         unload.cancel()
         await asyncio.wait([unload])
+        return False
+
+    async def _drain_remote_models(self, deadline: float) -> bool:
+        """Lets the requests of this process to remote models end.
+
+        Those of local models have ended with the models.
+        """
+        if self._remote is None:
+            return True
+        if await self._remote.drain(deadline - asyncio.get_running_loop().time()):
+            return True
+        _log.error("requests to models of other servers did not end within the exit timeout")
         return False
 
     async def __aenter__(self) -> Server:

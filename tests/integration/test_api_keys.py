@@ -8,6 +8,7 @@ import json
 import queue
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ ops ops-admin-key allow=all
 reader log-reader-key models=misbehave allow=logging
 slow slow-rate-key rate=0.01 burst=2
 one one-at-a-time concurrency=1
+once once-only-key rate=0.001 burst=1
 """
 SECRETS = re.findall(r"\S+-\S+-\S+|\S+-key\b", KEYS)
 
@@ -283,6 +285,33 @@ def test_a_client_above_its_rate_is_told_when_to_retry(
     assert refused(host, "slow", "rate") == before + 6
 
 
+def test_a_refused_request_takes_nothing_of_the_rate_whatever_its_size(
+    host: RunningHost, client: grpcclient.InferenceServerClient
+) -> None:
+    headers = bearer("once-only-key")
+    with grpc.insecure_channel(host.url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for model in ("misbehave", "absent"):
+            for size in (1, 1 << 17):
+                request = service_pb2.ModelInferRequest(model_name=model)
+                wrong = request.inputs.add(name="WRONG", datatype="FP32", shape=[size])
+                wrong.contents.fp32_contents.extend([0.0] * size)
+                options: Any = {"metadata": list(headers.items()), "timeout": DEADLINE}
+                with pytest.raises(grpc.RpcError) as caught:
+                    stub.ModelInfer(request, **options)
+                assert caught.value.code() in (
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    grpc.StatusCode.NOT_FOUND,
+                )
+                (answer,) = stub.ModelStreamInfer(iter([request]), **options)
+                assert "WRONG" in answer.error_message or "absent" in answer.error_message
+    assert metric(host, "pbhost_client_requests_total", client="once") == 0
+    assert run_command(client, "echo x", headers=headers) == "x"
+    assert metric(host, "pbhost_client_requests_total", client="once") == 1
+    failure = rpc_failure(run_command, client, "echo x", headers=headers)
+    assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 @contextmanager
 def occupied(host: RunningHost, key: str) -> Iterator[None]:
     """While open, a client has a request in progress."""
@@ -322,7 +351,7 @@ def test_no_key_is_in_the_log_or_in_metrics(host: RunningHost) -> None:
     assert re.search(r'pbhost_client_requests_total{client="all"} [1-9]', metrics)
     assert 'pbhost_client_requests_in_progress{client="one"} 0' in metrics
     assert re.search(r"pbhost_unauthenticated_requests_total [1-9]", metrics)
-    assert len(SECRETS) == 6
+    assert len(SECRETS) == 7
     for secret in (*SECRETS, HASHED, HASHED[:8]):
         assert secret not in metrics and secret not in host.output
 
@@ -447,3 +476,69 @@ def test_requests_that_wait_for_a_load_are_in_progress(
         for _ in range(3):
             assert run_command(client, "name", "slow", headers=headers) == "slow"
         assert in_progress() == 0
+
+
+def test_frontend_processes_count_a_request_once_from_its_wait_for_a_load_to_its_end(
+    serve: Serve, repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    gate, keys = tmp_path / "gate", tmp_path / "keys"
+    repository.add("slow", gated("slow", gate), CONFIG)
+    names = {"two": 2, "gone": 1, "wrong": 1, "web": 1}
+    keys.write_text(
+        "".join(f"{name} {name}-of-some rate=0.001 burst={n}\n" for name, n in names.items())
+    )
+    flags = ("--model-control-mode=on-demand", f"--api-key-file={keys}", "--frontend-processes=1")
+    host = serve(repository, *flags).wait_started()
+    answers: queue.Queue[Any] = queue.Queue()
+    given = tensor("COMMAND", np.array([b"name"], dtype=np.object_))
+
+    def wait_in_progress(name: str, count: int) -> None:
+        def reached() -> bool:
+            return metric(host, "pbhost_client_requests_in_progress", client=name) == count
+
+        wait_until(reached, f"{count} requests of '{name}' in progress")
+
+    def begin(
+        client: grpcclient.InferenceServerClient, name: str, one: grpcclient.InferInput = given
+    ) -> Any:
+        return client.async_infer(
+            "slow",
+            [one],
+            lambda result, error: answers.put(
+                error.status() if error else result.as_numpy("ANSWER")[0].decode()
+            ),
+            headers=bearer(f"{name}-of-some"),
+        )
+
+    with host.client() as client, ThreadPoolExecutor() as threads:
+        try:
+            for _ in range(4):
+                begin(client, "two")
+            assert [answers.get(timeout=DEADLINE) for _ in range(2)] == [
+                "StatusCode.RESOURCE_EXHAUSTED"
+            ] * 2
+            wait_in_progress("two", 2)
+            for _ in range(2):  # a client that goes away gives back what its request has taken
+                call = begin(client, "gone")
+                wait_in_progress("gone", 1)
+                call.cancel()
+                assert answers.get(timeout=DEADLINE) == "StatusCode.CANCELLED"
+                wait_in_progress("gone", 0)
+            begin(client, "wrong", tensor("WRONG", np.zeros(1, np.float32)))
+            wait_in_progress("wrong", 1)
+            generate, web = "/v2/models/slow/generate", bearer("web-of-some")
+            waits = threads.submit(send, host, "POST", generate, {"COMMAND": "name"}, web)
+            wait_in_progress("web", 1)
+            assert infer(host, "web-of-some", "slow", "name").status == 429
+        finally:
+            gate.touch()
+        assert waits.result(DEADLINE).status == 200
+        given_answers = sorted(answers.get(timeout=DEADLINE) for _ in range(3))
+        assert given_answers == ["StatusCode.INVALID_ARGUMENT", "slow", "slow"]
+        for name in names:
+            wait_in_progress(name, 0)
+        assert metric(host, "pbhost_client_requests_total", client="two") == 2
+        assert metric(host, "pbhost_client_requests_total", client="web") == 1
+        for name, answer in (("two", "StatusCode.RESOURCE_EXHAUSTED"), ("wrong", "slow")):
+            begin(client, name)
+            assert answers.get(timeout=DEADLINE) == answer

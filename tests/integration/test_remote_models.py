@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 import host
+from host.config.schema import new_config
 from host.errors import unavailable
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.remote.provider import ResponseStream
-from tests.conftest import RepositoryBuilder
+from tests.conftest import DEADLINE, RepositoryBuilder
+from tests.embedding_page import class_of_page
 from tests.integration.ensemble_models import CHAIN
+from tests.integration.test_inprocess import options
 from tests.otlp import Collector, Span, collecting
 from tests.waiting import eventually
 
@@ -86,41 +89,46 @@ THERE = ("identity", "stream", "notes", "waits", "misbehave")
 
 
 class Connection:
-    """Connects a server with the models of another one in the same process."""
+    """The connection of the guide, which notes what it carries."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+        self._of_page = class_of_page("connected.py", "Connection")(names)
         self.server: host.Server | None = None
         self.described: list[str] = []
         self.request: InferRequest | None = None
 
-    def _other(self) -> host.Server:
+    def _connected(self) -> Any:
         if self.server is None:
             raise unavailable("the other server does not run")
-        return self.server
+        self._of_page.server = self.server
+        return self._of_page
 
     def serves(self, name: str) -> bool:
-        return name in self._names
+        serves: bool = self._of_page.serves(name)
+        return serves
 
     async def describe(self, name: str) -> Sequence[host.RemoteVersion]:
         self.described.append(name)
-        return await self._other().own_models.describe(name)
+        described: Sequence[host.RemoteVersion] = await self._connected().describe(name)
+        return described
 
     async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
         self.request = request
-        async with aclosing(self._other().own_models.infer(request, headers)) as responses:
+        async with aclosing(self._connected().infer(request, headers)) as responses:
             async for one in responses:
                 yield one
 
     async def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
-        return await self._other().own_models.statistics(name, version)
+        found: Sequence[ModelStatistics] = await self._connected().statistics(name, version)
+        return found
 
     async def index(self, ready: bool) -> Sequence[IndexEntry]:
-        entries = await self._other().own_models.index(ready)
-        return [entry for entry in entries if entry.name in self._names]
+        entries: Sequence[IndexEntry] = await self._connected().index(ready)
+        return entries
 
     async def ready(self) -> bool:
-        return await self._other().own_models.ready()
+        ready: bool = await self._connected().ready()
+        return ready
 
 
 class Pair:
@@ -348,9 +356,6 @@ def test_metadata_and_readiness_are_those_of_the_other_server(pair: Pair) -> Non
         with pytest.raises(host.HostError, match="belongs to another server"):
             await core.unload_model("identity", False)
         await pair.there.unload_model("identity")
-        await eventually(
-            lambda: pair.there.queue_state("identity").executed == 0, "the model to be unloaded"
-        )
         assert await ready() == (False, False)
         missing = "Request for unknown model: 'identity' has no available versions"
         array = {"INPUT0": np.zeros(1, "f")}
@@ -463,3 +468,62 @@ def test_responses_without_an_end_are_an_error(pair: Pair) -> None:
             pair.to_there.infer = before  # type: ignore[method-assign]
 
     pair.run(main())
+
+
+class Slow(Connection):
+    """Has one model, which answers once `answers` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(["slow"])
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def describe(self, name: str) -> Sequence[host.RemoteVersion]:
+        config = new_config()
+        config.name = name
+        return [host.RemoteVersion(1, config)]
+
+    async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
+        self.asked.set()
+        await self.answers.wait()
+        yield InferResponse("slow", 1, request.id), True
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_server_that_stops_lets_requests_to_remote_models_end(
+    repository: RepositoryBuilder, in_time: bool
+) -> None:
+    slow = Slow()
+    alone = options(
+        repository, allow_grpc=False, allow_metrics=False, exit_timeout_secs=30 if in_time else 0
+    )
+
+    async def main() -> None:
+        server = await host.Server(alone, remote_models=slow).start()
+        answer = asyncio.ensure_future(server.infer("slow", {}))
+        await asyncio.wait_for(slow.asked.wait(), DEADLINE)
+        stop = asyncio.ensure_future(server.stop())
+        if in_time:
+            await eventually(lambda: _refuses(server, "slow"), "new requests to be refused")
+            assert not answer.done()
+            slow.answers.set()
+            assert await stop
+            assert (await answer).model_name == "slow"
+        else:
+            assert not await stop
+            assert await error_of(answer) == ("UNAVAILABLE", "the server stops")
+
+    asyncio.run(main())
+
+
+def _refuses(server: host.Server, model: str) -> bool:
+    try:
+        server.core.infer(InferRequest(model, [])).cancel()
+    except host.HostError:
+        return True
+    return False
+
+
+def test_remote_models_do_not_go_with_namespaces(repository: RepositoryBuilder) -> None:
+    with pytest.raises(host.HostError, match="do not work with model_namespacing") as caught:
+        host.Server(options(repository, model_namespacing=True), remote_models=Slow())
+    assert caught.value.code is host.ErrorCode.INVALID_ARG

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+from host.errors import unavailable
 from host.frontends.grpc.methods import RpcContext, StreamHandler, StreamHandlerFactory
 from host.frontends.receive_budget import ReservedBytes
 
@@ -77,5 +78,8 @@ class _QueueWriter:
             handler.half_closed()
 
     def reading_finished(self, reader: asyncio.Future[None]) -> None:
-        if not reader.cancelled() and (error := reader.exception()) is not None:
+        if reader.cancelled():
+            if not self.finished:  # by the iterator of the messages, not by `serve_stream`
+                self.finish_stream(unavailable("the messages of the stream were cancelled"))
+        elif (error := reader.exception()) is not None:
             self.finish_stream(error)

@@ -38,3 +38,15 @@ def test_new_limits_keep_what_was_taken() -> None:
     assert [bucket.consume() for _ in range(2)] == [True, False]
     bucket.set_limits(20, 1)
     assert [bucket.consume() for _ in range(12)] == [True] * 11 + [False]
+
+
+def test_tokens_that_are_given_back_do_not_exceed_the_capacity() -> None:
+    clock = [0.0]
+    bucket = TokenBucket(2, 1, lambda: clock[0])
+    assert bucket.consume()
+    bucket.give_back()
+    assert [bucket.consume() for _ in range(3)] == [True, True, False]
+    clock[0] = 2.0
+    bucket.give_back(2)
+    bucket.give_back()
+    assert [bucket.consume() for _ in range(3)] == [True, True, False]

@@ -4,71 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
-import pytest
-
-from host.frontend_processes import core_link
 from host.frontend_processes import messages as m
 from host.frontend_processes.core_link import CoreLink
-from host.frontend_processes.link import LinkFiles, RingLink
-from stub.wire.messages import join_messages
 from stub.wire.ring import RING_BYTES
-
-DEADLINE = 60
-
-
-class CoreThread:
-    """The other end of a link, with an event loop of its own, as the frontend's is blocked."""
-
-    def __init__(self) -> None:
-        self.files = LinkFiles.create()
-        self.received: list[m.ToCore] = []
-        self.before_reply: m.ToFrontend | None = None
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        assert self._started.wait(DEADLINE)
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._closed = asyncio.Event()
-        self._link = RingLink(self.files, True, self._on_frame, self._on_error)
-        self._started.set()
-        await self._closed.wait()
-        self._link.close()
-
-    def _on_frame(self, frame: bytes) -> None:
-        for message in m.decode_to_core(frame):
-            self.received.append(message)
-            if isinstance(message, m.FindModel):
-                if self.before_reply is not None:
-                    self._send(self.before_reply)
-                self._send(m.Reply(message.number, b"found"))
-
-    def _on_error(self, error: Exception) -> None:
-        raise error
-
-    def _send(self, *messages: m.ToFrontend) -> None:
-        self._link.send(join_messages([m.encode_message(message) for message in messages]))
-
-    def send(self, *messages: m.ToFrontend) -> None:
-        """Sends messages in one frame."""
-        self._loop.call_soon_threadsafe(self._send, *messages)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._closed.set)
-        self._thread.join(DEADLINE)
-        self.files.close()
-
-
-@pytest.fixture
-def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[CoreThread]:
-    monkeypatch.setattr(core_link, "_ANSWER_SECONDS", 10.0)
-    thread = CoreThread()
-    yield thread
-    thread.close()
+from tests.unit.host.frontend_processes.core_thread import DEADLINE, CoreThread
 
 
 class Handled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from tritonclient.grpc import service_pb2 as pb
 from host.errors import ErrorCode, HostError, internal, unavailable
 from host.frontends.grpc import stream as grpc_stream
 from host.frontends.grpc.admin import admin_services
+from host.frontends.grpc.application import GrpcApplication
 from host.frontends.grpc.large_contents import MIN_LARGE_INPUT_BYTES
 from host.frontends.grpc.methods import EmptyContext
 from host.frontends.grpc.service import GrpcService
 from host.inference.call import Call
 from host.inference.request import InferResponse
+from tests.conftest import DEADLINE
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
 
 
@@ -368,3 +371,20 @@ def test_a_stream_that_is_cancelled_before_a_large_request_starts_leaves_no_coro
 
     asyncio.run(say_and_cancel())
     gc.collect()  # a coroutine that nothing awaited would warn here, which fails the test
+
+
+def test_a_stream_ends_when_its_messages_are_cancelled() -> None:
+    core = EchoCore()
+    application = GrpcApplication(GrpcService(core, admin_services(core)))
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield message("echo", "1").SerializeToString()
+        raise asyncio.CancelledError
+
+    async def read() -> list[bytes]:
+        path = "/inference.GRPCInferenceService/ModelStreamInfer"
+        return [answer async for answer in application.stream(path, messages())]
+
+    with pytest.raises(HostError, match="the messages of the stream were cancelled") as caught:
+        asyncio.run(asyncio.wait_for(read(), DEADLINE))
+    assert caught.value.code is ErrorCode.UNAVAILABLE

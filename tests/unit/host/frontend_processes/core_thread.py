@@ -1,0 +1,60 @@
+"""The core's end of a link, in a thread of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from host.frontend_processes import messages as m
+from host.frontend_processes.link import LinkFiles, RingLink
+from stub.wire.messages import join_messages
+
+DEADLINE = 60
+
+
+class CoreThread:
+    """The other end of a link, with an event loop of its own, as the frontend's is blocked."""
+
+    def __init__(self) -> None:
+        self.files = LinkFiles.create()
+        self.received: list[m.ToCore] = []
+        self.answer = b"found"
+        self.silent = False  # whether it replies to no question, as if its loop were blocked
+        self.error_of: Callable[[m.ToCore], m.WireError | None] = lambda question: None
+        self.before_reply: m.ToFrontend | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._started.wait(DEADLINE)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._closed = asyncio.Event()
+        self._link = RingLink(self.files, True, self._on_frame, self._on_error)
+        self._started.set()
+        await self._closed.wait()
+        self._link.close()
+
+    def _on_frame(self, frame: bytes) -> None:
+        for message in m.decode_to_core(frame):
+            self.received.append(message)
+            if isinstance(message, (m.FindModel, m.Authorize)) and not self.silent:
+                if self.before_reply is not None:
+                    self._send(self.before_reply)
+                self._send(m.Reply(message.number, self.answer, self.error_of(message)))
+
+    def _on_error(self, error: Exception) -> None:
+        raise error
+
+    def _send(self, *messages: m.ToFrontend) -> None:
+        self._link.send(join_messages([m.encode_message(message) for message in messages]))
+
+    def send(self, *messages: m.ToFrontend) -> None:
+        """Sends messages in one frame."""
+        self._loop.call_soon_threadsafe(self._send, *messages)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._closed.set)
+        self._thread.join(DEADLINE)
+        self.files.close()

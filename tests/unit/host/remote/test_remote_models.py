@@ -1,0 +1,175 @@
+"""What a server knows of remote models, with a provider whose answers the test gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from host.config.schema import new_config
+from host.errors import HostError
+from host.inference.metadata import IndexEntry, ModelStatistics
+from host.inference.request import InferRequest
+from host.models.registry import Registry
+from host.remote.provider import RemoteVersion, ResponseStream
+from host.remote.remote_models import RemoteModels
+from tests.waiting import FakeClockLoop
+
+
+class Provider:
+    """Answers with what holds when it is asked, once `answers` is set."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+        self.asked = 0
+        self.answers = asyncio.Event()
+        self.closes = asyncio.Event()
+
+    def serves(self, name: str) -> bool:
+        return True
+
+    async def describe(self, name: str) -> Sequence[RemoteVersion]:
+        self.asked += 1
+        config = new_config()
+        config.name = name
+        described = [RemoteVersion(one, config) for one in self.versions]
+        await self.answers.wait()
+        return described
+
+    async def infer(self, request: InferRequest, headers: object) -> ResponseStream:
+        try:
+            await asyncio.Event().wait()
+            yield None, True
+        finally:
+            await self.closes.wait()
+
+    async def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
+        await self.answers.wait()
+        return []
+
+    async def index(self, ready: bool) -> Sequence[IndexEntry]:
+        await self.answers.wait()
+        return []
+
+    async def ready(self) -> bool:
+        await self.answers.wait()
+        return True
+
+
+@pytest.fixture
+def loop() -> Iterator[FakeClockLoop]:
+    loop = FakeClockLoop()
+    yield loop
+    loop.close()
+
+
+async def turns() -> None:
+    """Let everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def ended(task: asyncio.Task[Any]) -> bool:
+    """Whether it has ended by now; one that has not is cancelled, so that a test can fail."""
+    await turns()
+    done = task.done()
+    task.cancel()
+    return done
+
+
+def test_a_refresh_does_not_take_an_answer_that_may_be_older(loop: FakeClockLoop) -> None:
+    async def main() -> None:
+        provider, registry = Provider(), Registry()
+        models = RemoteModels(provider, registry, 60)
+        first = asyncio.ensure_future(models.learn("remote"))
+        await turns()
+        provider.versions = [3]
+        refreshes = [asyncio.ensure_future(models.refresh("remote")) for _ in range(3)]
+        await turns()
+        provider.answers.set()
+        await asyncio.gather(first, *refreshes)
+        assert list(registry.versions("remote")) == [3]
+        assert provider.asked == 2  # those who wait together share the new answer
+
+    loop.run_until_complete(main())
+
+
+def test_a_description_that_does_not_come_is_asked_for_anew(loop: FakeClockLoop) -> None:
+    async def main() -> None:
+        provider, registry = Provider(), Registry()
+        models = RemoteModels(provider, registry, 60)
+        for asked in (1, 2):
+            waits = asyncio.ensure_future(models.learn("remote"))
+            await turns()
+            await loop.advance(61)
+            assert await ended(waits) and provider.asked == asked
+            with pytest.raises(HostError, match="'remote' did not describe it within 60 s"):
+                await waits
+        provider.answers.set()
+        provider.versions = [1]
+        assert await models.learn("remote")
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("question", ["statistics", "index", "ready"])
+def test_every_question_has_a_deadline(loop: FakeClockLoop, question: str) -> None:
+    async def main() -> None:
+        models = RemoteModels(Provider(), Registry(), 60)
+        asks: Callable[[], Coroutine[Any, Any, object]] = {
+            "statistics": lambda: models.statistics("remote", ""),
+            "index": lambda: models.index(True),
+            "ready": models.ready,
+        }[question]
+        waits = asyncio.ensure_future(asks())
+        await turns()
+        await loop.advance(16)
+        assert await ended(waits)
+        if question == "ready":
+            assert waits.result() is False
+        else:
+            with pytest.raises(HostError, match="did not come within 15 s"):
+                waits.result()
+
+    loop.run_until_complete(main())
+
+
+def test_a_provider_that_does_not_close_a_request_does_not_stop_the_exit(
+    loop: FakeClockLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        provider, registry = Provider(), Registry()
+        provider.answers.set()
+        provider.versions = [1]
+        models = RemoteModels(provider, registry, 60)
+        await models.learn("remote")
+        call = registry.find("remote").infer(InferRequest("remote", []))
+        await turns()
+        closes = asyncio.ensure_future(models.close())
+        await turns()
+        assert not closes.done()
+        await loop.advance(6)
+        assert await ended(closes)
+        with pytest.raises(HostError, match="the server stops"):
+            await call
+        assert "1 requests to remote model 'remote' did not end within 5 s" in caplog.text
+
+    loop.run_until_complete(main())
+
+
+def test_an_answer_without_news_does_not_change_the_table_of_models(loop: FakeClockLoop) -> None:
+    async def main() -> None:
+        provider, registry = Provider(), Registry()
+        provider.answers.set()
+        models = RemoteModels(provider, registry, 60)
+        changes: list[int] = []
+        registry.watchers.append(lambda: changes.append(provider.asked))
+        for versions in ([], [1], [1, 2]):
+            provider.versions = versions
+            await models.refresh("remote")
+            await models.refresh("remote")
+        assert changes == [1, 3, 5]
+
+    loop.run_until_complete(main())
