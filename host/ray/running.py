@@ -25,9 +25,10 @@ def run(
 ) -> None:
     """Starts Ray Serve, and Ray on this machine unless RAY_ADDRESS names a cluster; blocks.
 
-    At SIGINT (Ctrl-C) it deletes the application, also where a script runs it in the background. Where Ray Serve runs already, `proxies` have no effect.
-    `arguments` and `deployment`: as of `app`. `per_model`: runs `model_apps`, with the options
-    `deployment` for each model. Raises ValueError.
+    At SIGINT (Ctrl-C) it deletes the application, also where a script runs it in the background.
+    Where Ray Serve runs already, `proxies` have no effect. `arguments` and `deployment`: as of
+    `app`. `per_model`: runs `model_apps`, with the options `deployment` for each model. Raises
+    ValueError.
     """
     if per_model:
         models = [part.model for part in model_deployments(read_options(arguments), {})]
