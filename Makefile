@@ -41,7 +41,7 @@ test: check  ## lint, types and all tests, some of them also with two frontend p
 	$(BIN)/python -m pytest -n 2 --dist loadfile -raR
 	PBHOST_TEST_FRONTENDS=2 $(BIN)/python -m pytest -n 2 --dist loadfile $(FRONTEND_TESTS)
 
-faults: $(VENV)/test.stamp  ## each fault SCALE times (10), and how long other clients waited
+faults: $(VENV)/test.stamp  ## all faults, many of them SCALE times (10), and how long other clients waited
 	PBHOST_FAULTS_SCALE=$(or $(SCALE),10) $(BIN)/python -m pytest -q --timeout=900 tests/faults
 
 test-frontends: $(VENV)/test.stamp  ## the integration tests, with two frontend processes

@@ -39,6 +39,11 @@ settings.load_profile("fixed")
 # that ran before in the same process.
 providers.HypothesisProvider._local_constants = Constants()  # type: ignore[method-assign, assignment]
 
+# A shell starts what runs in its background with these signals ignored, and processes inherit that.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
+
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "models"
 GRPC_ENGINE = os.environ.get("PBHOST_GRPC_ENGINE", "h2")

@@ -115,6 +115,9 @@ class CoreProxy:
         except (TypeError, ValueError, OverflowError) as error:
             self._memory.cancel_export(inputs)
             raise invalid_argument(f"the request cannot be sent to its model: {error}") from None
+        except Exception:  # a defect of ours, which the endpoint handles
+            self._memory.cancel_export(inputs)
+            raise
         request.inputs = []  # releases the received message; the tensors are in shared memory
 
     def _acknowledge(self, number: int, response: InferResponse) -> None:

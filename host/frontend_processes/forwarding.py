@@ -72,6 +72,10 @@ class Forwarder:
                     ended = await self._obey(await commands.get(), receive, send)
         finally:
             del self._exchanges[number]
+            if not ended:  # this process has failed
+                self._link.send(Cancel(number))
+                while not commands.empty():
+                    self._decline(commands.get_nowait())
 
     async def _obey(self, command: ExchangeMessage, receive: Receive, send: Send) -> bool:
         """Does what the application in the core asks for; returns whether that was the last."""
@@ -84,16 +88,18 @@ class Forwarder:
             body, more = part.get("body", b""), part.get("more_body", False)
             self._link.send(ExchangeBody(number, body, more, gone))
             return False
-        if isinstance(command, SendHead):
-            headers = command.headers
-            await send(
-                {"type": "http.response.start", "status": command.status, "headers": headers}
-            )
-        else:
-            await send(
-                {"type": "http.response.body", "body": command.body, "more_body": command.more}
-            )
-        self._link.send(ExchangeSent(number))
+        try:
+            if isinstance(command, SendHead):
+                headers = command.headers
+                await send(
+                    {"type": "http.response.start", "status": command.status, "headers": headers}
+                )
+            else:
+                await send(
+                    {"type": "http.response.body", "body": command.body, "more_body": command.more}
+                )
+        finally:  # the core waits for as many as it has sent
+            self._link.send(ExchangeSent(number))
         return False
 
     def handle(self, message: ExchangeMessage) -> None:
@@ -101,3 +107,12 @@ class Forwarder:
         commands = self._exchanges.get(message.number)
         if commands is not None:
             commands.put_nowait(message)
+        else:
+            self._decline(message)
+
+    def _decline(self, command: ExchangeMessage) -> None:
+        """Answers the application in the core as if the client had gone, so that it ends."""
+        if isinstance(command, ReceiveBody):
+            self._link.send(ExchangeBody(command.number, b"", False, True))
+        elif not isinstance(command, EndExchange):
+            self._link.send(ExchangeSent(command.number))

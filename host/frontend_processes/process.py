@@ -75,7 +75,7 @@ class FrontendProcess:
 
     async def run(self) -> None:
         """Serves until the core says that the process ends. Raises HostError."""
-        _log.addHandler(_CoreLogHandler(self._link))
+        _log.addHandler(CoreLogHandler(self._link))
         _log.setLevel(1)  # the core decides what is written
         _log.propagate = False
         asyncio.get_running_loop().set_exception_handler(_handle_failure)
@@ -177,8 +177,11 @@ def _tls_directories(options: Options) -> list[Path]:
     ]
 
 
-class _CoreLogHandler(logging.Handler):
-    """Sends records to the log of the server."""
+class CoreLogHandler(logging.Handler):
+    """Sends records to the log of the server. One about a MemoryError ends the process.
+
+    An endpoint logs each defect and goes on, but without memory messages may be lost.
+    """
 
     def __init__(self, link: CoreLink) -> None:
         super().__init__()
@@ -187,6 +190,8 @@ class _CoreLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Sends one record."""
+        if record.exc_info and isinstance(record.exc_info[1], MemoryError):
+            end_without_memory()
         with suppress(TypeError, ValueError, OverflowError):  # a text that cannot be sent
             text = self.format(record)
             self._link.send(m.LogRecord(record.levelno, record.pathname, record.lineno, text))

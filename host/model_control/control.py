@@ -65,14 +65,18 @@ class ModelControl:
     async def load(
         self, name: str, config: str, files: dict[str, bytes], requester: str = ""
     ) -> None:
-        """Loads a model for `pb_utils.load_model`; `files`: contents by path. See below."""
+        """Loads a model for `pb_utils.load_model`; `files`: contents by path. See below.
+
+        The hook takes no part in the load of a model of this server by the `initialize` of another:
+        each server that loads the other does it.
+        """
         parameters: dict[str, Parameter | bytes] = {
             f"file:{path}": content for path, content in files.items()
         }
         if config:
             parameters["config"] = config
         load = partial(self.load_with_parameters, name, parameters, requester)
-        if self.hook is None:
+        if self.hook is None or (requester and not self._is_remote(name)):
             await load()
             return
         self._raise_unless_explicit()
@@ -261,8 +265,17 @@ class ModelControl:
         if not self._explicit:
             raise unavailable("explicit model load / unload is not allowed if polling is enabled")
 
+    def override_config(self, name: str) -> str:
+        """The configuration in force that came with a load, in JSON; "" for that of the files."""
+        lifecycle = self._dependencies.lifecycle
+        configs = map(lifecycle.override_config, self._registry.qualified_names(name))
+        return next(filter(None, configs), "")
+
+    def _is_remote(self, name: str) -> bool:
+        return self.remote is not None and self.remote.serves(name)
+
     def _raise_if_remote(self, name: str) -> None:
-        if self.remote is not None and self.remote.serves(name):
+        if self._is_remote(name):
             raise unavailable(f"model '{name}' belongs to another server: load and unload it there")
 
     def _raise_unless_serving(self) -> None:

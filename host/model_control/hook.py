@@ -16,7 +16,11 @@ class ModelControlHook(Protocol):
 
     It decides whether and when this server does what was asked, and can pass it on to other
     servers. What it raises as HostError is the answer. Loads at the start, on demand, by the poller
-    and by `Server.load_model` do not go through it.
+    and by `Server.load_model` do not go through it; nor does a model of this server that another
+    loads in `initialize`, as each server with the other one loads it.
+
+    For the server that asks, only `load_here` and `unload_here` will do: `Server.load_model` waits
+    for a place among the loads in progress, and for other loads of the same model.
     """
 
     async def load(

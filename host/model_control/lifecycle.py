@@ -562,6 +562,11 @@ class ModelLifecycle:
         record = self._records.find(name)
         return record.override is not None or record.fingerprint is None
 
+    def override_config(self, name: str) -> str:
+        """The configuration in force that a client gave, in JSON; "" if there is none."""
+        override = self._records.find(name).override
+        return "" if override is None else override.config
+
     def lasting_override(self, name: str) -> Override | None:
         """The override that a load because of an ensemble has to keep, if there is one."""
         record = self._records.find(name)

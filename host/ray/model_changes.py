@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from host.errors import ErrorCode, HostError, unavailable
 from host.model_control.hook import LoadParameters
@@ -17,13 +18,17 @@ _log = logging.getLogger("pbhost")
 
 _QUESTION_SECONDS = 10.0
 
+ReplicaStamps = tuple[str, dict[str, tuple[int, str]]]
+"""A replica, and the stamp of the last change of each model that it knows."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelChange:
     """A load or an unload of a model.
 
-    `stamp`: orders the changes of all replicas; it is the time in nanoseconds since 1970, and the
-    replica that was asked. `parameters`: of a load, None for an unload.
+    `stamp`: orders the changes of all replicas; it is the time in nanoseconds since 1970, or a
+    later one where newer changes are known, and the replica that was asked. `parameters`: of a
+    load, None for an unload.
     """
 
     name: str
@@ -50,17 +55,18 @@ class ReplicaCalls(Protocol):
 
     own_id: str
 
-    async def call(self, method: str, *arguments: object, timeout: float) -> list[object]:
-        """The results of a method."""
+    async def call(self, method: str, *arguments: object, timeout: float) -> list[Any]:
+        """The results of a method. Raises HostError UNAVAILABLE."""
 
 
 @dataclass
 class SharedModelControl:
     """Carries out changes here and at the other replicas; a `ModelControlHook` of a server.
 
-    The last change of each model is kept, for replicas that start later. A change is made here
-    first, so one that cannot be made is refused before others hear of it. `load_seconds`: how long
-    another replica may take for a load.
+    The last change of each model is kept, for replicas that start later or have missed it. A change
+    is made here first, so one that cannot be made is refused before others hear of it; its stamp is
+    taken before, so that of two changes at once the same one is the last in all replicas.
+    `load_seconds`: how long another replica may take for a load.
     """
 
     peers: ReplicaCalls
@@ -68,77 +74,176 @@ class SharedModelControl:
     changes: dict[str, ModelChange] = field(default_factory=dict)
     server: Server | None = None
     """The server, once it has loaded the models of its start."""
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _clock: int = 0
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    _catching_up: asyncio.Task[None] | None = None
 
     async def load(
         self, name: str, parameters: LoadParameters, load_here: Callable[[], Awaitable[None]]
     ) -> None:
         """Loads or reloads a model in every replica. Raises HostError."""
-        await load_here()
-        await self._pass_on(ModelChange(name, self._stamp(), dict(parameters)))
+        async with self._turn(name):
+            stamp = self._stamp()
+            await load_here()
+            change = self._record_load(name, stamp, parameters)
+        await self._pass_on(change)
 
     async def unload(
         self, name: str, unload_dependents: bool, unload_here: Callable[[], Awaitable[None]]
     ) -> None:
         """Unloads a model in every replica. Raises HostError."""
+        # Without a turn: a model may unload one whose load is in progress.
+        change = ModelChange(name, self._stamp(), None, unload_dependents)
         await unload_here()
-        await self._pass_on(ModelChange(name, self._stamp(), None, unload_dependents))
+        self._record(change)
+        await self._pass_on(change)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """For the loads of one model. A load may make its model change others."""
+        return self._turns.setdefault(name, asyncio.Lock())
 
     def _stamp(self) -> tuple[int, str]:
-        return time.time_ns(), self.peers.own_id
+        """Newer than all known stamps, also if the clock of another machine is ahead."""
+        self._clock = max(time.time_ns(), self._clock + 1)
+        return self._clock, self.peers.own_id
+
+    def _record_load(
+        self, name: str, stamp: tuple[int, str], parameters: LoadParameters
+    ) -> ModelChange:
+        """Notes a load that was made here, with the configuration that is in force after it."""
+        kept = dict(parameters)
+        if self.server is not None and "config" not in kept:
+            config = self.server.override_config(name)  # of an earlier load
+            if config:
+                kept["config"] = config
+        change = ModelChange(name, stamp, kept)
+        self._record(change)
+        return change
+
+    def _record(self, change: ModelChange) -> None:
+        if self.server is not None and self._is_news(change.name, change.stamp):
+            self.changes[change.name] = change
+
+    def _is_news(self, name: str, stamp: tuple[int, str]) -> bool:
+        self._clock = max(self._clock, stamp[0])
+        known = self.changes.get(name)
+        return known is None or known.stamp < stamp
 
     async def _pass_on(self, change: ModelChange) -> None:
         if self.server is None:
-            return  # a model that loads others as it starts; it does so in every replica
-        self.changes[change.name] = change
+            return  # a model that changes others as it starts; it does so in every replica
         try:
             failures = await self.peers.call("apply_changes", [change], timeout=self.load_seconds)
-        except TimeoutError:
+        except HostError as error:
             raise unavailable(
-                f"model '{change.name}' has changed in this replica, but not within"
-                f" {self.load_seconds:g} s in all others; they go on trying"
-            ) from None
+                f"model '{change.name}' has changed in this replica, but perhaps not in all others:"
+                f" {error.message}; one that was not reached makes the change after its next health"
+                " check"
+            ) from error
         for failure in failures:
             if isinstance(failure, Failure):
                 raise failure.to_error()
 
     def record(self, name: str, loaded: bool) -> None:
         """Notes a change that every replica makes by itself, if clients had changed the model."""
-        if name in self.changes:
-            self.changes[name] = ModelChange(name, self._stamp(), {} if loaded else None)
+        if name not in self.changes:
+            return
+        if loaded:
+            self._record_load(name, self._stamp(), {})
+        else:
+            self._record(ModelChange(name, self._stamp()))
 
     async def apply(self, changes: Iterable[ModelChange]) -> Failure | None:
-        """Makes changes here that are newer than what is known. Returns the first failure."""
-        server, failed = self.server, None
-        if server is None:
+        """Makes changes here that are newer than what is known. Returns the first failure.
+
+        A change that fails is not made again: another load or unload has to ask for it.
+        """
+        if self.server is None:
             return None  # it asks for them when it has started
-        async with self._turn:
-            for change in changes:
-                known = self.changes.get(change.name)
-                if known is not None and known.stamp >= change.stamp:
-                    continue
-                self.changes[change.name] = change
-                try:
-                    if change.parameters is None:
-                        await server.unload_model(change.name, change.unload_dependents)
-                    else:
-                        await server.load_model(change.name, change.parameters)
-                except HostError as error:
-                    _log.error("a change of model '%s' failed: %s", change.name, error.message)
-                    failed = failed or Failure(self.peers.own_id, error.code.value, error.message)
+        failed = None
+        for change in changes:
+            if not self._is_news(change.name, change.stamp):
+                continue
+            async with self._turn(change.name):
+                if self._is_news(change.name, change.stamp):
+                    failed = await self._make(self.server, change) or failed
         return failed
 
-    async def catch_up(self) -> int:
-        """Makes the changes that this replica has missed; returns how many replicas there are.
-
-        Raises nothing: others may be busy; 0 is returned then.
-        """
+    async def _make(self, server: Server, change: ModelChange) -> Failure | None:
+        self.changes[change.name] = change
         try:
-            known = await self.peers.call("list_changes", timeout=_QUESTION_SECONDS)
-        except TimeoutError:
-            _log.warning("other replicas did not tell their loads and unloads in time")
-            return 0
-        for changes in known:
-            assert isinstance(changes, list)
+            if change.parameters is None:
+                await server.unload_model(change.name, change.unload_dependents)
+            else:
+                await server.load_model(change.name, change.parameters)
+        except HostError as error:
+            _log.error("a change of model '%s' failed: %s", change.name, error.message)
+            return Failure(self.peers.own_id, error.code.value, error.message)
+        return None
+
+    def list_stamps(self) -> ReplicaStamps:
+        """The stamps of the changes that are known here."""
+        return self.peers.own_id, {name: one.stamp for name, one in self.changes.items()}
+
+    def select_changes(self, wanted: Mapping[str, str]) -> list[ModelChange]:
+        """The changes of those models that this replica is asked for; `wanted`: ids by model."""
+        return [
+            self.changes[name]
+            for name, replica in wanted.items()
+            if replica == self.peers.own_id and name in self.changes
+        ]
+
+    async def catch_up(self) -> None:
+        """Makes the changes that this replica has missed. Raises nothing if others are busy."""
+        _, missed = await self._find_missed()
+        await self._make_missed(missed)
+
+    async def start_to_catch_up(self) -> int:
+        """As `catch_up`, but makes the changes in the background, which may take long.
+
+        Returns how many replicas there are, 0 if others are busy.
+        """
+        count, missed = await self._find_missed()
+        if missed and (self._catching_up is None or self._catching_up.done()):
+            task = asyncio.get_running_loop().create_task(self._make_missed(missed))
+            task.add_done_callback(_log_failure)
+            self._catching_up = task
+        return count
+
+    async def stop(self) -> None:
+        """Ends what goes on in the background."""
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            await asyncio.wait([self._catching_up])
+
+    async def _find_missed(self) -> tuple[int, dict[str, str]]:
+        """The number of replicas; and the models with news, each with the replica that knows."""
+        try:
+            known: list[ReplicaStamps] = await self.peers.call(
+                "list_stamps", timeout=_QUESTION_SECONDS
+            )
+        except HostError as error:
+            _log.warning("loads and unloads of other replicas are not known: %s", error.message)
+            return 0, {}
+        latest: dict[str, tuple[tuple[int, str], str]] = {}
+        for replica, stamps in known:
+            for name, stamp in stamps.items():
+                if self._is_news(name, stamp) and (name not in latest or latest[name][0] < stamp):
+                    latest[name] = stamp, replica
+        return len(known), {name: replica for name, (_, replica) in latest.items()}
+
+    async def _make_missed(self, missed: Mapping[str, str]) -> None:
+        if not missed:
+            return
+        try:
+            parts = await self.peers.call("send_changes", missed, timeout=self.load_seconds)
+        except HostError as error:
+            _log.warning("loads and unloads of other replicas did not come: %s", error.message)
+            return
+        for changes in parts:
             await self.apply(changes)
-        return len(known)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("loads and unloads of other replicas were not made", exc_info=error)

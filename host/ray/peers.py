@@ -6,9 +6,11 @@ import logging
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+
+from host.errors import unavailable
 
 _log = logging.getLogger("pbhost")
 
@@ -46,8 +48,21 @@ class Peers:
         self.own_id: str = context.replica_id.unique_id
         self.configured: int | None = context.world_size
         """The number of replicas that is configured; not what autoscaling has made of it."""
+        self._deployment = context.deployment
         self._handle = serve.get_deployment_handle(context.deployment, context.app_name)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> list[Any]:
-        """As `call_all`."""
-        return await call_all(self._handle, method, *arguments, timeout=timeout)
+        """As `call_all`, but raises HostError UNAVAILABLE if a replica does not answer."""
+        try:
+            return await call_all(self._handle, method, *arguments, timeout=timeout)
+        except TimeoutError:
+            raise unavailable(
+                f"not all replicas of deployment '{self._deployment}' answered '{method}' within"
+                f" {timeout:g} s; one whose max_ongoing_requests are all in progress answers later"
+            ) from None
+        except RayError as error:
+            reason = (str(error).strip().splitlines() or [""])[-1]
+            raise unavailable(
+                f"a replica of deployment '{self._deployment}' failed to answer '{method}':"
+                f" {type(error).__name__}: {reason}"
+            ) from error

@@ -19,7 +19,7 @@ from host.options.options import Options
 from host.ray.arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS
 from host.ray.metrics import MetricsExporter
-from host.ray.model_changes import Failure, ModelChange, SharedModelControl
+from host.ray.model_changes import Failure, ModelChange, ReplicaStamps, SharedModelControl
 from host.ray.peers import Peers
 from host.ray.rpc_methods import EncodedMessage, RpcMethods
 from host.ray.sequence_guard import SequenceGuard
@@ -40,7 +40,7 @@ class ServerReplica(RpcMethods):
     """One server in one replica. `arguments`: see `host.ray.arguments`.
 
     Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`; other replicas
-    call `apply_changes`, `list_changes` and `own_statistics`.
+    call `apply_changes`, `list_stamps`, `send_changes` and `own_statistics`.
     """
 
     routes_sequences = False
@@ -102,6 +102,7 @@ class ServerReplica(RpcMethods):
 
     async def stop(self) -> None:
         """Finishes requests in progress, and stops the server."""
+        await self._control.stop()
         await self._metrics.stop()
         await self._server.stop()
 
@@ -110,7 +111,7 @@ class ServerReplica(RpcMethods):
 
         The server restarts instances itself; Ray Serve replaces a replica that stays ill.
         """
-        self._several = await self._control.catch_up() > 1 or self._several
+        self._several = await self._control.start_to_catch_up() > 1 or self._several
         core, now = self._server.core, time.monotonic()
         failing: dict[tuple[str, int], float] = {}
         for name, version in self._server.own_models.ready_versions():
@@ -167,9 +168,13 @@ class ServerReplica(RpcMethods):
         """Makes loads and unloads of another replica here too."""
         return await self._control.apply(changes)
 
-    async def list_changes(self) -> list[ModelChange]:
-        """The last load or unload of each model that clients have asked for."""
-        return list(self._control.changes.values())
+    async def list_stamps(self) -> ReplicaStamps:
+        """The stamp of the last load or unload of each model that clients have asked for."""
+        return self._control.list_stamps()
+
+    async def send_changes(self, wanted: Mapping[str, str]) -> list[ModelChange]:
+        """Those loads and unloads that another replica wants of this one."""
+        return self._control.select_changes(wanted)
 
     async def own_statistics(self, name: str, version: str) -> list[ModelStatistics]:
         """The statistics of this replica alone; empty if it has no such model."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from host.config.instance_groups import instance_specs, normalise_instance_groups
 from host.config.model_config import read_unchecked_config
 from host.errors import HostError
 from host.options.options import Options
@@ -23,7 +22,7 @@ class ModelRequirements:
     Attributes:
         models: The names of the models.
         ongoing_requests: Requests that keep all instances busy, with a full batch waiting for each.
-        gpus: GPUs that instance groups ask for.
+        gpus: GPUs that instance groups ask for; one for groups of KIND_GPU that name none.
         sequence_models: Models with sequence batching.
         unreadable: Models whose configuration cannot be read, with the reason.
     """
@@ -65,10 +64,12 @@ def _add_model(
 ) -> int:
     """Adds a model; returns its share of the ongoing requests. Raises HostError."""
     config = read_unchecked_config(directory.path, config_name, variables)
-    normalise_instance_groups(config)
-    instances = len(instance_specs(config))
+    # Counted without the GPUs of this machine: replicas may run on others.
+    groups = config.instance_group
+    instances = sum(max(1, group.count) * max(1, len(group.gpus)) for group in groups) or 1
     if config.HasField("sequence_batching"):
         found.sequence_models.append(directory.name)
-    for group in config.instance_group:
-        found.gpus = max(found.gpus, *(gpu + 1 for gpu in group.gpus), 0)
+    for group in groups:
+        needed = int(group.kind == group.KIND_GPU)
+        found.gpus = max(found.gpus, needed, *(gpu + 1 for gpu in group.gpus))
     return _BATCHES_PER_INSTANCE * instances * max(1, int(config.max_batch_size))

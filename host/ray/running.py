@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,9 +25,10 @@ def run(
 ) -> None:
     """Starts Ray Serve, and Ray on this machine unless RAY_ADDRESS names a cluster; blocks.
 
-    At Ctrl-C it deletes the application. Where Ray Serve runs already, `proxies` have no effect.
-    `arguments` and `deployment`: as of `app`. `per_model`: runs `model_apps`, with the options
-    `deployment` for each model. Raises ValueError.
+    At SIGINT (Ctrl-C) it deletes the application, also where a script runs it in the background.
+    Where Ray Serve runs already, `proxies` have no effect. `arguments` and `deployment`: as of
+    `app`. `per_model`: runs `model_apps`, with the options `deployment` for each model. Raises
+    ValueError.
     """
     if per_model:
         models = [part.model for part in model_deployments(read_options(arguments), {})]
@@ -40,6 +42,8 @@ def run(
         http_options=proxies.http_options,
         grpc_options=proxies.grpc_options,
     )
+    # Shells start what is in the background with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         serve.run(application, name=_APPLICATION, route_prefix="/", blocking=True)
     except KeyboardInterrupt:

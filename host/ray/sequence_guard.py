@@ -34,7 +34,9 @@ class SequenceGuard:
         self._core = core
         self._haproxy = behind_haproxy()
         algorithm = os.environ.get(BALANCE_VARIABLE, "")
-        self._header = algorithm[len(_BY_HEADER) : -1] if algorithm.startswith(_BY_HEADER) else ""
+        self._header = (
+            algorithm[len(_BY_HEADER) : -1].lower() if algorithm.startswith(_BY_HEADER) else ""
+        )  # requests have names of headers in lower case
 
     def check_rpc(self, message: bytes, metadata: list[Header]) -> None:
         """Checks a ModelInfer request. Raises HostError UNSUPPORTED."""

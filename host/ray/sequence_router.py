@@ -33,10 +33,10 @@ class SequenceRouter(ConsistentHashRouter):  # type: ignore[misc]
         """Returns replicas in groups; the first group with a free replica is used."""
         if pending_request is None or not candidate_replicas:
             return await super().choose_replicas(candidate_replicas, pending_request)  # type: ignore[no-any-return]
+        # Without the pause, requests that no replica takes now would keep the proxy busy.
+        pending_request.routing_context.should_backoff = True
         sequence = pending_request.metadata.session_id or _sequence_of(pending_request)
         if not sequence:
-            # Without the pause, requests that every replica refuses would keep the proxy busy.
-            pending_request.routing_context.should_backoff = True
             return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
         replica = self.curr_replicas.get(self._replica_of.get(sequence))
         if replica is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -17,8 +18,13 @@ from host.frontends.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE
 GRPC_FUNCTION = "host.ray.servicer.add_servicer"
 """What `grpc_servicer_functions` of Ray Serve must name."""
 
-_LOST_REPLICA = "The actor "
-"""How the texts of Ray begin for a request whose replica has died."""
+_LOST_REPLICA = re.compile(
+    r"The actor (?:died unexpectedly before finishing this task\."
+    r"|died because of an error raised in its creation task, "
+    r"|experienced an error before finishing this task\."
+    r"|(?:[0-9a-f]{8,}|None) is unavailable: )"
+)
+"""The beginnings of Ray's texts for a request whose replica has died (`ray.exceptions`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ def _report_lost_replica(context: Any) -> None:
         return
     details = context.details()
     text = details.decode("utf-8", "replace") if isinstance(details, bytes) else str(details)
-    if text.startswith(_LOST_REPLICA):
+    if _LOST_REPLICA.match(text):
         context.set_code(grpc.StatusCode.UNAVAILABLE)
         context.set_details(
             "the replica that ran this request has died; another one answers, if the request may be"

@@ -498,6 +498,13 @@ class Server:
         """Starts to unload a model in this server, without the `control_hook`. Raises HostError."""
         await self._model_control.unload_in_turn(name, unload_dependents)
 
+    def override_config(self, name: str) -> str:
+        """The configuration of a model that came with a load and is in force; "" if none is.
+
+        JSON. It holds for later loads without one, until the files of the model change.
+        """
+        return self._model_control.override_config(name)
+
     @property
     def own_models(self) -> OwnModels:
         """The models of this server, for other servers that call them.

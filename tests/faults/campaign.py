@@ -13,7 +13,7 @@ from tests.faults.usage import Usage
 from tests.faults.witness import Testimony, Witness
 
 SCALE = int(os.environ.get("PBHOST_FAULTS_SCALE", "0"))
-"""Repetitions of each fault in `make faults`; 0: once, without a limit on the witness's time."""
+"""Repetitions of faults in `make faults`; 0: once, without a limit on the witness's time."""
 REPEATS = max(1, SCALE)
 LONGEST_P99 = 0.05
 """Seconds that the witness may wait in `make faults`, at the 99th percentile."""

@@ -16,7 +16,8 @@ from tritonclient.utils import InferenceServerException
 import host
 from host.model_control.hook import LoadParameters
 from tests.clients import infer_error, tensor
-from tests.conftest import RepositoryBuilder
+from tests.conftest import DEADLINE, RepositoryBuilder
+from tests.embedding_page import class_of_page
 from tests.integration.test_inprocess import options
 from tests.waiting import eventually
 
@@ -226,6 +227,46 @@ def test_a_hook_takes_part_in_loads_and_unloads(repository: RepositoryBuilder) -
             assert len(hook.asked) == 2
             with pytest.raises(host.HostError, match="no available versions"):
                 await server.infer("identity", {"INPUT0": np.zeros(1, np.float32)})
+
+    asyncio.run(main())
+
+
+LOADS_AT_ITS_START = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.load_model("identity")
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for request in requests]
+"""
+
+
+def test_the_hook_of_the_guide_loads_and_unloads_in_all_servers(
+    repository: RepositoryBuilder,
+) -> None:
+    repository.copy("identity")
+    cpu = "instance_group [{count: 1, kind: KIND_CPU}]"
+    repository.add("outer", LOADS_AT_ITS_START, cpu)
+    hook_class = class_of_page("shared_control.py", "SharedControl")
+    one_at_a_time = options(repository, **EXPLICIT, model_load_thread_count=1)
+    hooks = [hook_class(), hook_class()]
+
+    async def main() -> None:
+        async with (
+            host.Server(one_at_a_time, control_hook=hooks[0]) as first,
+            host.Server(one_at_a_time, control_hook=hooks[1]) as second,
+        ):
+            hooks[0].others, hooks[1].others = [second], [first]
+            # The place of a load in progress is that of 'outer', which waits for 'identity'.
+            await asyncio.wait_for(first.core.load_model("outer", {}), DEADLINE)
+            await second.core.unload_model("outer", False)
+            for server in (first, second):
+                array = np.ones(1, np.float32)
+                assert (await server.infer("identity", {"INPUT0": array}))["OUTPUT0"] == [1]
+                with pytest.raises(host.HostError, match="no available versions"):
+                    await server.infer("outer", {})
 
     asyncio.run(main())
 

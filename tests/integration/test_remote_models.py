@@ -18,6 +18,7 @@ from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.remote.provider import ResponseStream
 from tests.conftest import DEADLINE, RepositoryBuilder
+from tests.embedding_page import class_of_page
 from tests.integration.ensemble_models import CHAIN
 from tests.integration.test_inprocess import options
 from tests.otlp import Collector, Span, collecting
@@ -88,41 +89,46 @@ THERE = ("identity", "stream", "notes", "waits", "misbehave")
 
 
 class Connection:
-    """Connects a server with the models of another one in the same process."""
+    """The connection of the guide, which notes what it carries."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+        self._of_page = class_of_page("connected.py", "Connection")(names)
         self.server: host.Server | None = None
         self.described: list[str] = []
         self.request: InferRequest | None = None
 
-    def _other(self) -> host.Server:
+    def _connected(self) -> Any:
         if self.server is None:
             raise unavailable("the other server does not run")
-        return self.server
+        self._of_page.server = self.server
+        return self._of_page
 
     def serves(self, name: str) -> bool:
-        return name in self._names
+        serves: bool = self._of_page.serves(name)
+        return serves
 
     async def describe(self, name: str) -> Sequence[host.RemoteVersion]:
         self.described.append(name)
-        return await self._other().own_models.describe(name)
+        described: Sequence[host.RemoteVersion] = await self._connected().describe(name)
+        return described
 
     async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
         self.request = request
-        async with aclosing(self._other().own_models.infer(request, headers)) as responses:
+        async with aclosing(self._connected().infer(request, headers)) as responses:
             async for one in responses:
                 yield one
 
     async def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
-        return await self._other().own_models.statistics(name, version)
+        found: Sequence[ModelStatistics] = await self._connected().statistics(name, version)
+        return found
 
     async def index(self, ready: bool) -> Sequence[IndexEntry]:
-        entries = await self._other().own_models.index(ready)
-        return [entry for entry in entries if entry.name in self._names]
+        entries: Sequence[IndexEntry] = await self._connected().index(ready)
+        return entries
 
     async def ready(self) -> bool:
-        return await self._other().own_models.ready()
+        ready: bool = await self._connected().ready()
+        return ready
 
 
 class Pair:

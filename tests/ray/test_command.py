@@ -119,8 +119,9 @@ def test_run_serves_until_it_is_interrupted(cluster: RayCluster) -> None:
     from ray import serve
 
     arguments = ["--argument=model_control_mode=explicit", "--argument=load_model=add_sub"]
+    in_the_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]  # as scripts start it
     process = subprocess.Popen(
-        [sys.executable, "-m", "host", "ray", "run", str(MODELS), *arguments],
+        [*in_the_background, sys.executable, "-m", "host", "ray", "run", str(MODELS), *arguments],
         env={**os.environ, "RAY_ADDRESS": cluster.address},
         cwd=ROOT,
     )

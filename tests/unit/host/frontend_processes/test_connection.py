@@ -6,10 +6,12 @@ import asyncio
 import logging
 import resource
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from host.access.api_keys import ApiKeys
 from host.errors import ErrorCode
 from host.frontend_processes import messages as m
 from host.frontend_processes.connection import FrontendConnection
@@ -48,7 +50,7 @@ async def app(scope: Message, receive: Receive, send: Send) -> None:
 class Peer:
     """A frontend process of the test: it sends what it is told to, and keeps what it gets."""
 
-    def __init__(self) -> None:
+    def __init__(self, api_keys: ApiKeys | None = None) -> None:
         self.core = EchoCore()
         self.arenas = Arenas(LIMIT)
         self.faults: list[Exception] = []
@@ -59,7 +61,7 @@ class Peer:
             self.core,
             admin_services(self.core),
             app,
-            None,
+            api_keys,
             self.arenas,
             lambda: None,
             self._on_fault,
@@ -92,9 +94,9 @@ class Peer:
         self.arenas.close()
 
 
-def run(test: Callable[[Peer], Coroutine[Any, Any, None]]) -> None:
+def run(test: Callable[[Peer], Coroutine[Any, Any, None]], api_keys: ApiKeys | None = None) -> None:
     async def main() -> None:
-        peer = Peer()
+        peer = Peer(api_keys)
         try:
             await test(peer)
         finally:
@@ -284,3 +286,59 @@ def test_a_defect_after_the_wait_for_a_model_is_answered(monkeypatch: pytest.Mon
         assert response.response.error.message == "unexpected failure: RuntimeError"
 
     run(test)
+
+
+def test_a_request_that_waits_and_one_that_has_waited_count_until_they_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, path = b"Bearer some-key-of-it", tmp_path / "keys"
+    path.write_text("it some-key-of-it rate=0.001 burst=2\n")
+    keys = ApiKeys(str(path), ["inference"], frozenset({"inference"}))
+    client = keys.authorize("inference", header)
+
+    def refuse(request: InferRequest, unary: bool = False) -> Call:
+        raise NotServedError(ErrorCode.UNAVAILABLE, "not loaded")
+
+    async def test(peer: Peer) -> None:
+        loaded = asyncio.Event()
+
+        async def wait(request: InferRequest, start: Callable[[], Any]) -> Any:
+            await loaded.wait()
+            return start()
+
+        monkeypatch.setattr(EchoCore, "loads_on_demand", True)
+        monkeypatch.setattr(peer.core, "infer", refuse)
+        monkeypatch.setattr(peer.core, "start_when_loaded", wait)
+        peer.send(m.AwaitModel(1, "hold", -1, 0, 0, header))
+        peer.send(*(infer(number, "hold", authorization=header) for number in (2, 3)))
+        await peer.wait_until(lambda: bool(peer.received))  # the third is above the limit
+        assert client.in_progress == 2 and client.started == 0
+        monkeypatch.undo()
+        loaded.set()
+        await peer.wait_until(lambda: len(peer.received) == 2)  # the model is there
+        assert isinstance(peer.received[1], m.Reply) and peer.received[1].error is None
+        assert client.in_progress == 2 and client.started == 1
+        peer.send(infer(4, "hold", authorization=header, admission=1), m.Cancel(1))
+        peer.send(infer(5, "hold", authorization=header))
+        await peer.wait_until(lambda: len(peer.received) == 3)
+        assert client.in_progress == client.started == 2
+
+    run(test, keys)
+
+
+def test_the_end_of_the_process_ends_what_it_has_been_admitted(tmp_path: Path) -> None:
+    header, path = b"Bearer some-key-of-it", tmp_path / "keys"
+    path.write_text("it some-key-of-it rate=0.001 burst=2\n")
+    keys = ApiKeys(str(path), ["inference"], frozenset({"inference"}))
+    client = keys.authorize("inference", header)
+
+    async def test(peer: Peer) -> None:
+        peer.send(*(m.AwaitModel(number, "hold", -1, 0, 0, header) for number in (1, 2)))
+        await peer.wait_until(lambda: len(peer.received) == 2)
+        assert client.in_progress == 2
+        peer.connection.close()
+        assert client.in_progress == 0
+        for _ in range(2):
+            client.admit()
+
+    run(test, keys)

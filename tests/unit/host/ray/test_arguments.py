@@ -80,6 +80,17 @@ def test_options_of_the_deployment_follow_from_the_models(repository: Repository
     assert derived["autoscaling_config"] == {"policy": POLICY, "max_replicas": 4}
 
 
+def test_a_group_on_gpus_counts_on_a_machine_without_any(repository: RepositoryBuilder) -> None:
+    repository.add(
+        "model",
+        "",
+        f"""backend: "python" max_batch_size: 64 {INPUTS}
+        instance_group [ {{ kind: KIND_GPU, count: 2 }} ]""",
+    )
+    found = read_requirements(read_options({"model_repository": repository.path}))
+    assert found.ongoing_requests == 2 * 2 * 64 and found.gpus == 1
+
+
 @pytest.mark.parametrize(
     ("requests", "seconds", "wanted"),
     [

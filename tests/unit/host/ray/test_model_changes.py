@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from host import Options, Server
 from host.errors import ErrorCode, HostError
 from host.ray.model_changes import Failure, ModelChange, SharedModelControl
-from tests.conftest import RepositoryBuilder
+from tests.conftest import DEADLINE, RepositoryBuilder
 
 MODEL = """
 class TritonPythonModel:
@@ -23,6 +24,11 @@ backend: "python"
 input [ { name: "X", data_type: TYPE_FP32, dims: [ 1 ] } ]
 output [ { name: "Y", data_type: TYPE_FP32, dims: [ 1 ] } ]
 """
+CONFIG_JSON = (
+    '{"backend": "python", "max_batch_size": 7,'
+    ' "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],'
+    ' "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]}'
+)
 
 
 class Deployment:
@@ -36,6 +42,8 @@ class Deployment:
             allow_http=False,
             allow_metrics=False,
         )
+        self.called: list[tuple[Any, ...]] = []
+        self.passed_on = asyncio.Event()
         self.controls = [SharedModelControl(Calls(self, name), 60.0) for name in ("a", "b")]
         self.servers = [Server(options, control_hook=control) for control in self.controls]
 
@@ -45,7 +53,8 @@ class Deployment:
         await self.controls[number].catch_up()
 
     async def stop(self) -> None:
-        for server in self.servers:
+        for control, server in zip(self.controls, self.servers, strict=True):
+            await control.stop()
             await server.stop()
 
     def ready(self) -> list[list[str]]:
@@ -61,9 +70,13 @@ class Calls:
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> list[object]:
         controls = [one for one in self.deployment.controls if one.server is not None]
-        if method == "list_changes":
-            return [list(one.changes.values()) for one in controls]
-        return [await one.apply(*arguments) for one in controls]
+        self.deployment.called.append((self.own_id, method, *arguments))
+        if method == "list_stamps":
+            return [one.list_stamps() for one in controls]
+        if method == "send_changes":
+            return [one.select_changes(*arguments) for one in controls]
+        self.deployment.passed_on.set()
+        return list(await asyncio.gather(*(one.apply(*arguments) for one in controls)))
 
 
 @pytest.fixture
@@ -127,5 +140,125 @@ def test_an_older_change_does_not_undo_a_newer_one(deployment: Deployment) -> No
         assert deployment.servers[0].core.list_ready_versions() == [("one", 1)]
         failed = await control.apply([ModelChange("missing", (3, "a"), {})])
         assert failed is not None and failed.replica == "a"
+
+    run(deployment, scene)
+
+
+LOADS_OTHER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.load_model("one")
+        pb_utils.unload_model("other")
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_what_a_model_changes_in_initialize_is_done_by_each_replica(
+    deployment: Deployment, repository: RepositoryBuilder
+) -> None:
+    repository.add("parent", LOADS_OTHER, CONFIG)
+
+    async def scene() -> None:
+        await deployment.start(0)
+        await deployment.start(1)
+        load = deployment.servers[0].core.load_model("parent", {})
+        await asyncio.wait_for(load, DEADLINE)
+        assert deployment.ready() == [["one", "parent"]] * 2
+        assert "one" not in deployment.controls[0].changes
+
+    run(deployment, scene)
+
+
+def test_a_health_check_does_not_wait_for_a_load(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        await deployment.start(0)
+        await deployment.start(1)
+        first, second = deployment.controls
+        begun, go_on, load = asyncio.Event(), asyncio.Event(), deployment.servers[1].load_model
+
+        async def slow_load(*arguments: Any) -> None:
+            begun.set()
+            await go_on.wait()
+            await load(*arguments)
+
+        monkeypatch.setattr(deployment.servers[1], "load_model", slow_load)
+        assert await first.apply([ModelChange("one", (1, "a"), {})]) is None
+        assert await asyncio.wait_for(second.start_to_catch_up(), DEADLINE) == 2
+        await asyncio.wait_for(begun.wait(), DEADLINE)
+        assert await asyncio.wait_for(second.start_to_catch_up(), DEADLINE) == 2
+        go_on.set()
+        assert second._catching_up is not None
+        await asyncio.wait_for(second._catching_up, DEADLINE)
+        assert deployment.ready() == [["one"]] * 2
+        asked = [method for own_id, method, *_ in deployment.called if own_id == "b"]
+        assert asked == ["list_stamps", "list_stamps", "send_changes", "list_stamps"]
+        # The contents come from one replica, and only once.
+        assert ("b", "send_changes", {"one": "a"}) in deployment.called
+
+    run(deployment, scene)
+
+
+def test_a_clock_that_is_behind_does_not_undo_a_change(deployment: Deployment) -> None:
+    async def scene() -> None:
+        await deployment.start(0)
+        await deployment.start(1)
+        ahead = time.time_ns() + 10**15
+        for control in deployment.controls:
+            assert await control.apply([ModelChange("one", (ahead, "b"), {})]) is None
+        await deployment.servers[0].core.unload_model("one", False)
+        assert deployment.ready() == [[], []]
+
+    run(deployment, scene)
+
+
+def test_loads_at_two_replicas_at_once_end_with_the_same_one(deployment: Deployment) -> None:
+    async def scene() -> None:
+        await deployment.start(0)
+        await deployment.start(1)
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        earlier = {"config": CONFIG_JSON.replace("7", "5")}
+
+        async def load_here() -> None:
+            begun.set()
+            await go_on.wait()
+            await deployment.servers[0].load_model("one", earlier)
+
+        async def load_later() -> None:
+            await begun.wait()
+            await deployment.servers[1].core.load_model("one", {"config": CONFIG_JSON})
+
+        async def finish_the_earlier() -> None:
+            await deployment.passed_on.wait()
+            go_on.set()
+
+        loads = (
+            deployment.controls[0].load("one", earlier, load_here),
+            load_later(),
+            finish_the_earlier(),
+        )
+        await asyncio.wait_for(asyncio.gather(*loads), DEADLINE)
+        for server in deployment.servers:
+            assert server.core.model_config("one", "").max_batch_size == 7
+        assert deployment.controls[0].changes == deployment.controls[1].changes
+
+    run(deployment, scene)
+
+
+def test_a_later_replica_has_the_configuration_that_a_plain_load_kept(
+    deployment: Deployment,
+) -> None:
+    async def scene() -> None:
+        await deployment.start(0)
+        await deployment.servers[0].core.load_model("one", {"config": CONFIG_JSON})
+        await deployment.servers[0].core.load_model("one", {})
+        await deployment.start(1)
+        for server in deployment.servers:
+            assert server.core.model_config("one", "").max_batch_size == 7
 
     run(deployment, scene)

@@ -45,9 +45,16 @@ def test_every_method_of_the_protocol_is_carried_as_bytes() -> None:
     [
         (
             grpc.StatusCode.INTERNAL,
-            "The actor died unexpectedly before finishing",
+            "The actor died unexpectedly before finishing this task.\n\tclass_name: Replica",
             grpc.StatusCode.UNAVAILABLE,
         ),
+        (
+            grpc.StatusCode.INTERNAL,
+            "The actor 5f1b2c3d4e is unavailable: the connection broke. The task may or may not",
+            grpc.StatusCode.UNAVAILABLE,
+        ),
+        (grpc.StatusCode.INTERNAL, "The actor is not in the film", grpc.StatusCode.INTERNAL),
+        (grpc.StatusCode.INTERNAL, "The actor died in 1980", grpc.StatusCode.INTERNAL),
         (grpc.StatusCode.INTERNAL, "execute raised ValueError", grpc.StatusCode.INTERNAL),
         (grpc.StatusCode.NOT_FOUND, "The actor died", grpc.StatusCode.NOT_FOUND),
     ],

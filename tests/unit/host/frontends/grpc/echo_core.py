@@ -74,6 +74,8 @@ class EchoCore(Core):
     def __init__(self) -> None:
         self.regions = Regions(None)
         self.request_tracer = None
+        self._remote = None
+        self.collect_statistics = self._collect_statistics
         self.health: EchoHealth = EchoHealth()
         self.held: queue.Queue[Call] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
