@@ -85,6 +85,23 @@ class EnsembleDependencies:
                 names += self._graph.dependencies_of(one).difference(names)
         return [task for task, order in self._in_progress.items() if order.includes_any(names)]
 
+    async def follow_remote_model(self, name: str) -> bool:
+        """Reloads the ensembles that use a model of another server, as its versions have changed.
+
+        They are unloaded if it has none. Returns whether what is served has changed.
+        """
+        if self._graph.is_served_or_loading(name):
+            return await self.create_load_order().reload_users_of(name)
+        users = filter(self._graph.is_served_or_loading, self._graph.dependents_of(name))
+        changed = any(users)
+        self._unload_users(name)
+        return changed
+
+    def waiting_ensembles(self) -> dict[str, list[str]]:
+        """Ensembles that are loaded when their models are, and which of them are remote."""
+        graph = self._graph
+        return {name: graph.unloaded_remote_models(name) for name in sorted(graph.orphans)}
+
     def models_in_progress(self) -> set[str]:
         """The models that loads in progress load, have loaded, or need."""
         return set().union(*(order.names for order in self._in_progress.values()))
@@ -176,13 +193,33 @@ class LoadOrder:
         return not self._tasks.keys().isdisjoint(names)
 
     async def try_load(self, name: str) -> bool:
-        """As `load`, but records a failure in the registry; returns whether the load succeeded."""
+        """As `load`, but records a failure in the registry; returns whether the load succeeded.
+
+        An ensemble waits for models that other servers have unloaded; that is no failure.
+        """
         try:
             await self.load(name)
         except HostError as error:
+            if missing := self._graph.unloaded_remote_models(name):
+                _log.info("ensemble '%s' waits for %s, unloaded at another server", name, missing)
+                self._unload_incomplete(name)
+                return True
             self._lifecycle.record_failure(name, error)
             return False
         return True
+
+    async def reload_users_of(self, name: str) -> bool:
+        """Reloads the ensembles that use a model; returns whether one has changed."""
+        self._changed.add(name)
+        # The loads go on if the caller is cancelled.
+        reload = self._task(self._reload_users_of(name))
+        self._in_progress[reload] = self
+        reload.add_done_callback(self._in_progress.pop)
+        return await asyncio.shield(reload)
+
+    async def _reload_users_of(self, name: str) -> bool:
+        await self._reload_users()
+        return self._changed != {name}
 
     async def load(self, name: str, override: Override | None = None) -> None:
         """Loads step models, the model, and the ensembles that use it. Raises HostError."""

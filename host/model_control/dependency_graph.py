@@ -69,6 +69,11 @@ class DependencyGraph:
             version.state in (VersionState.READY, VersionState.LOADING) for version in versions
         )
 
+    def unloaded_remote_models(self, name: str) -> list[str]:
+        """The step models of an ensemble of which other servers have no version loaded."""
+        known = filter(self._registry.is_remote, self.dependencies_of(name))
+        return sorted(member for member in known if not self._registry.versions(member))
+
     def is_needed(self, name: str) -> bool:
         """Whether an ensemble that is served or loading uses the model."""
         return any(self.is_served_or_loading(user) for user in self.dependents_of(name))

@@ -9,6 +9,7 @@ from typing import Any
 
 from ray import serve
 
+from host.config.schema import is_ensemble
 from host.errors import HostError
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
@@ -115,6 +116,8 @@ class ServerReplica(RpcMethods):
         failing: dict[tuple[str, int], float] = {}
         for name, version in self._server.own_models.ready_versions():
             try:
+                if is_ensemble(core.model_config(name, str(version))):
+                    continue  # it has no instances; those of its steps count
                 ready = await core.health.model_ready(name, str(version))
             except HostError:
                 continue  # it was unloaded meanwhile
@@ -137,8 +140,7 @@ class ServerReplica(RpcMethods):
         if unknown:
             raise ValueError(f"user_config: expected 'load_model' only, got {sorted(unknown)}")
         wanted = set(user_config.get("load_model", ()))
-        present = {name for name, _ in self._server.own_models.ready_versions()}
-        missing = wanted - present
+        missing = wanted - self.present_models()
         if self._declared is None:  # a new replica: what clients have changed since comes first
             missing -= self._control.changes.keys()
         for name in sorted(missing):
@@ -148,6 +150,10 @@ class ServerReplica(RpcMethods):
             await self._server.unload_model(name)
             self._control.record(name, loaded=False)
         self._declared = wanted
+
+    def present_models(self) -> set[str]:
+        """The models that `reconfigure` need not load."""
+        return {name for name, _ in self._server.own_models.ready_versions()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """The mean time in queues since the last call; of requests that still wait, if longer."""

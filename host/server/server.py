@@ -118,6 +118,7 @@ class Server:
         self._pool: StubPool | None = None
         self._environments: Environments | None = None
         self._lifecycle: ModelLifecycle | None = None
+        self._families: EnsembleDependencies | None = None
         self._on_demand: OnDemandLoads | None = None
         self._memory_budget: MemoryBudget | None = None
         self._poller: RepositoryPoller | None = None
@@ -205,7 +206,7 @@ class Server:
             pool = self._open_pool(targets)
             repository = Repository(map(Path, options.model_repository), options.model_namespacing)
             lifecycle = await self._open_lifecycle(pool, repository)
-            families = EnsembleDependencies(self._registry, lifecycle)
+            families = self._families = EnsembleDependencies(self._registry, lifecycle)
             loads = await self._open_on_demand(repository, families)
             if self._remote is not None:
                 lifecycle.remote, self._remote.others = self._remote, loads
@@ -512,13 +513,20 @@ class Server:
         """
         return OwnModels(self.core, self._registry, self._model_control.index)
 
-    async def refresh_remote_model(self, name: str) -> None:
+    async def refresh_remote_model(self, name: str) -> bool:
         """Asks for the versions of a remote model anew, if this server has learned of it.
 
-        To be called when they have changed. Raises HostError.
+        To be called when they have changed. The ensembles that use it are reloaded, or unloaded
+        until it has a version again; returns whether that changed what is served. Raises HostError.
         """
-        if self._remote is not None:
-            await self._remote.refresh_known(name)
+        if self._remote is None or self._families is None or not self._registry.is_remote(name):
+            return False
+        await self._remote.refresh_known(name)
+        return await self._families.follow_remote_model(name)
+
+    def waiting_ensembles(self) -> dict[str, list[str]]:
+        """Ensembles that are loaded when their models are, and which of them are remote."""
+        return {} if self._families is None else self._families.waiting_ensembles()
 
     @property
     def _model_control(self) -> ModelControl:

@@ -144,11 +144,11 @@ class Pair:
         ]
         self.loop = asyncio.new_event_loop()
         self.to_there, self.to_here = Connection(THERE), Connection(HERE)
-        self.here = self._server(repository, "here", HERE, self.to_there)
-        self.there = self._server(repository, "there", THERE, self.to_here)
+        self.here = self.server(repository, "here", HERE, self.to_there)
+        self.there = self.server(repository, "there", THERE, self.to_here)
         self.to_there.server, self.to_here.server = self.there, self.here
 
-    def _server(
+    def server(
         self,
         repository: RepositoryBuilder,
         name: str,
@@ -372,6 +372,42 @@ def test_metadata_and_readiness_are_those_of_the_other_server(pair: Pair) -> Non
         for model in ("identity", "chain"):
             assert (await pair.here.infer(model, array))["OUTPUT0"] == [0]
         assert await ready() == (True, True)
+
+    pair.run(main())
+
+
+def test_an_ensemble_goes_and_comes_back_with_a_model_of_another_server(
+    pair: Pair, module_repository: RepositoryBuilder, collector: Collector
+) -> None:
+    array = {"INPUT0": np.zeros(1, "f")}
+    late = pair.server(module_repository, "late", ("chain",), pair.to_there)
+
+    async def state(server: host.Server) -> tuple[list[str], bool]:
+        entries = await server.own_models.index(False)
+        states = [one.state for one in entries if one.name == "chain"]
+        return states, await server.core.health.own_ready()
+
+    async def main() -> None:
+        await pair.there.unload_model("identity")
+        assert await pair.here.refresh_remote_model("identity")
+        await eventually(
+            lambda: ("chain", 1) not in pair.here.own_models.ready_versions(),
+            "the ensemble to be unloaded",
+        )
+        assert await state(pair.here) == (["UNAVAILABLE"], True)
+        await late.start()
+        try:
+            assert late.waiting_ensembles() == {"chain": ["identity"]}
+            assert not await late.refresh_remote_model("identity")
+            assert await late.core.health.own_ready()
+            await pair.there.load_model("identity")
+            for server in (pair.here, late):
+                assert await server.refresh_remote_model("identity")
+                assert await state(server) == (["READY"], True)
+                assert (await server.infer("chain", array))["OUTPUT0"] == [0]
+            assert not late.waiting_ensembles()
+        finally:
+            await late.stop()
 
     pair.run(main())
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
+from host.ray.arguments import read_options
 from host.ray.per_model.serve_config import make_model_config
 from host.ray.serve_config import Proxies
 from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
 from tests.integration.ensemble_models import CHAIN
 from tests.ray.conftest import GRPC, HTTP, RayCluster
+from tests.ray.test_replicas import Load
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
@@ -283,10 +284,15 @@ def test_a_load_reaches_all_replicas_and_ensembles(
         lambda: {infer_error(client.infer, "identity", given)[1] for _ in range(6)} == {missing},
         "all replicas to have unloaded it",
     )
-    assert missing in infer_error(client.infer, "chain", given)[1]
+    chain = "Request for unknown model: 'chain' has no available versions"
+    assert infer_error(client.infer, "chain", given)[1] == chain
     states = {entry.name: entry.state for entry in client.get_model_repository_index().models}
-    assert states["identity"] == "UNAVAILABLE" and states["ask"] == "READY"
+    assert states["identity"] == states["chain"] == "UNAVAILABLE" and states["ask"] == "READY"
+    assert client.is_server_ready()
+    kill_replica("chain")  # the new one starts without its step
+    assert client.is_server_ready() and not client.is_model_ready("chain")
     client.load_model("identity")
+    wait_until(lambda: client.is_model_ready("chain"), "the ensemble to be loaded")
     for model in ("identity", "chain") * 4:
         assert client.infer(model, given).as_numpy("OUTPUT0").tolist() == [0, 1]
     with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
@@ -302,54 +308,66 @@ def test_a_change_of_user_config_needs_no_new_replica(
         changed = {**DEPLOYMENTS["identity"], "user_config": {"load_model": list(models)}}
         deploy(module_repository, {**DEPLOYMENTS, "identity": changed})
 
-    before = set(replica_processes("model-identity"))
+    before = running("identity")
     assert len(before) == 2 and client.is_model_ready("identity")
     configure()
     wait_until(lambda: not client.is_model_ready("identity"), "the model to be unloaded")
+    assert running("identity") == before
+    kill_replica("identity")
+    given, before = [tensor("INPUT0", floats(2))], running("identity")
+    assert {infer_error(client.infer, "identity", given)[0] for _ in range(12)} == {
+        "StatusCode.NOT_FOUND"
+    }
     configure("identity")
     wait_until(lambda: client.is_model_ready("identity"), "the model to be loaded")
-    assert set(replica_processes("model-identity")) == before
+    assert running("identity") == before
 
 
 def test_a_killed_replica_fails_no_new_request(served: RayCluster) -> None:
-    failures: list[str] = []
-    stop = threading.Event()
-
-    def load() -> None:
-        with grpcclient.InferenceServerClient(GRPC) as own:
-            while not stop.is_set():
-                try:
-                    own.infer("identity", [tensor("INPUT0", floats(4))], client_timeout=30)
-                except InferenceServerException as error:
-                    failures.append(f"{error.status()}: {error.message()}")
-
-    before = replica_processes("model-identity")
-    assert len(before) == 2
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        before[0].kill()
-
-        def replaced() -> bool:
-            return len(set(replica_processes("model-identity")) - {before[0]}) == 2
-
-        wait_until(replaced, "a new replica", seconds=60)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with Load() as load:
+        load.goes_on()
+        killed = kill_replica("identity")
+        load.goes_on()
+    assert [text for started, text in load.failures if started > killed] == []
     # What was in flight may be lost, with a status that clients repeat.
-    assert len(failures) <= 4, failures
-    assert all(text.startswith("StatusCode.UNAVAILABLE") for text in failures), failures
+    assert {text.split(" ", 1)[0] for _, text in load.failures} <= {"StatusCode.UNAVAILABLE"}
 
 
-def replica_processes(deployment: str) -> list[psutil.Process]:
-    """The processes of a deployment's replicas in this cluster."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess):
-            if process.cmdline()[:1] == [f"ray::ServeReplica:pbhost:{deployment}"]:
-                if process.environ().get("RAY_TMPDIR") == os.environ["RAY_TMPDIR"]:
-                    found.append(process)
-    return found
+def test_an_ensemble_waits_for_its_steps_longer_than_a_request_for_a_load(
+    repository: RepositoryBuilder,
+) -> None:
+    from host.ray import model_apps
+
+    repository.copy("identity")
+    repository.add("chain", "", CHAIN)
+    arguments = {"model_repository": str(repository.path), "on_demand_timeout_secs": 0.5}
+    bound: Any = model_apps(arguments)
+    seconds = {}
+    for one in bound._bound_deployment.init_args[2:]:
+        own, model, _ = one._bound_deployment.init_args
+        seconds[model] = read_options(own).on_demand_timeout_secs
+    assert seconds == {"chain": 600.0, "identity": 0.5}
+
+
+def running(model: str) -> set[int]:
+    """The processes of a model's replicas that run."""
+    from ray.serve._private.api import _get_global_client
+
+    details = _get_global_client().get_serve_details()["applications"]["pbhost"]["deployments"]
+    replicas = details[f"model-{model}"]["replicas"]
+    return {replica["pid"] for replica in replicas if replica["state"] == "RUNNING"}
+
+
+def kill_replica(model: str) -> float:
+    """Kill a replica and wait for another one; return when it was killed, on the clock of Load."""
+    before = running(model)
+    victim = before.pop()
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    wait_until(
+        lambda: len(now := running(model)) == len(before) + 1 and victim not in now,
+        "a new replica",
+        seconds=60,
+        state=lambda: running(model),
+    )
+    return killed

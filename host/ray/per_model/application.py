@@ -8,6 +8,7 @@ from typing import Any
 from ray import serve
 
 from host.ray.arguments import read_options
+from host.ray.per_model.connection import LOAD_SECONDS
 from host.ray.per_model.deployments import INGRESS, ingress_settings, model_deployments
 from host.ray.per_model.replicas import Ingress, ModelReplica
 
@@ -30,6 +31,8 @@ def model_apps(args: Mapping[str, Any]) -> serve.Application:
     bound = []
     for part in parts:
         own = {**arguments, "load_model": [part.model]}
+        if part.ensemble:  # it starts when the deployments of its steps have started
+            own["on_demand_timeout_secs"] = max(options.on_demand_timeout_secs, LOAD_SECONDS)
         deployment = serve.deployment(ModelReplica, name=part.name).options(**part.settings)
         bound.append(deployment.bind(own, part.model, names))
     arguments.pop("load_model", None)

@@ -12,20 +12,21 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from host.errors import HostError, internal, unavailable
+from host.errors import ErrorCode, HostError, internal, unavailable
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.model_control.hook import LoadParameters, ModelControlHook
 from host.ray.peers import call_all
 from host.ray.per_model.deployments import INGRESS
 from host.ray.per_model.messages import Refusal, pack_request, unpack_response, unpack_version
+from host.ray.per_model.waiting_requests import WaitingRequests
 from host.ray.statistics import add_statistics
 from host.remote.provider import RemoteVersion, ResponseStream
 
 _log = logging.getLogger("pbhost")
 
 _QUESTION_SECONDS = 10.0
-_LOAD_SECONDS = 600.0
+LOAD_SECONDS = 600.0
 
 
 class Connection:
@@ -39,6 +40,9 @@ class Connection:
         self._application = application
         self._handles: dict[str, DeploymentHandle] = {}
         self._decoupled: dict[str, bool] = {}
+        self._entries: dict[str, Sequence[IndexEntry]] = {}  # the last ones, for busy deployments
+        self._silent: set[str] = set()  # models whose statistics could not be had
+        self._waiting = WaitingRequests(self._has_replica)
 
     def serves(self, name: str) -> bool:
         """Whether another deployment has the model."""
@@ -47,7 +51,7 @@ class Connection:
     async def describe(self, name: str) -> Sequence[RemoteVersion]:
         """The versions of a model that are loaded now. Raises HostError."""
         # The caller waits as long as it likes: a deployment that starts answers when it is ready.
-        packed = await self._ask(name, "describe_model", timeout=_LOAD_SECONDS)
+        packed = await self._ask(name, "describe_model", timeout=LOAD_SECONDS)
         described = list(map(unpack_version, packed))
         self._decoupled[name] = any(
             one.config.model_transaction_policy.decoupled for one in described
@@ -65,6 +69,7 @@ class Connection:
             responses = handle.options(stream=True).stream_responses.remote(*packed)
         else:
             responses = _SingleAnswer(handle.answer_request.remote(*packed))
+        waiting = self._waiting.add(request.model_name, responses.cancel)
         ended = False
         try:
             async for answer in responses:
@@ -77,7 +82,15 @@ class Connection:
         except (RayError, RayServeException) as error:
             ended = True
             raise _lost(request.model_name, error) from error
+        except asyncio.CancelledError:
+            if not waiting.given_up:
+                raise
+            raise unavailable(
+                f"the deployment of model '{request.model_name}' has had no replica for a minute;"
+                " `serve status` says why"
+            ) from None
         finally:
+            self._waiting.discard(waiting)
             if not ended:
                 responses.cancel()
 
@@ -89,34 +102,66 @@ class Connection:
         found = await asyncio.gather(
             *(self.statistics(one, "") for one in self._deployments), return_exceptions=True
         )
-        return [one for part in found if not isinstance(part, BaseException) for one in part]
+        parts = []
+        for one, part in zip(self._deployments, found, strict=True):
+            if not isinstance(part, BaseException):
+                self._silent.discard(one)
+                parts += part
+            elif isinstance(part, HostError):
+                if one not in self._silent:  # clients may ask each second
+                    _log.warning("statistics lack model '%s': %s", one, part.message)
+                self._silent.add(one)
+            else:
+                raise part
+        return parts
 
     async def index(self, ready: bool) -> Sequence[IndexEntry]:
-        """The entries of all models; one whose deployment does not answer is UNAVAILABLE."""
-        parts = await asyncio.gather(*(self._index_of(name, ready) for name in self._deployments))
-        return [entry for part in parts for entry in part]
+        """The entries of all models, and UNAVAILABLE for a deployment without a replica.
 
-    async def _index_of(self, name: str, ready: bool) -> Sequence[IndexEntry]:
+        A deployment too busy to answer has its last known entries.
+        """
+        parts = await asyncio.gather(*map(self._index_of, self._deployments))
+        return [one for part in parts for one in part if not ready or one.state == "READY"]
+
+    async def _index_of(self, name: str) -> Sequence[IndexEntry]:
         try:
-            entries: list[IndexEntry] = await self._ask(name, "index_entries", ready)
+            answers = await self._ask_all(name, "index_entries", False)
+        except _Busy as error:
+            return self._entries.get(name) or [IndexEntry(name, "", "UNAVAILABLE", error.message)]
         except HostError as error:
-            return [] if ready else [IndexEntry(name, "", "UNAVAILABLE", error.message)]
+            return [IndexEntry(name, "", "UNAVAILABLE", error.message)]
+        if not answers:
+            return [IndexEntry(name, "", "UNAVAILABLE", "its deployment has no replica now")]
+        entries: Sequence[IndexEntry] = answers[0]
+        self._entries[name] = entries
         return entries
 
     async def ready(self) -> bool:
-        """Whether a replica of each model is ready."""
-        answers = await asyncio.gather(
-            *(self._ask(name, "is_ready") for name in self._deployments), return_exceptions=True
-        )
-        return all(answer is True for answer in answers)
+        """Whether a replica of each model is ready. One too busy to answer counts as ready."""
+        answers = await asyncio.gather(*map(self._is_ready, self._deployments))
+        return all(answers)
+
+    async def _is_ready(self, name: str) -> bool:
+        try:
+            return any(await self._ask_all(name, "is_ready"))
+        except _Busy:
+            return True
+        except HostError:
+            return False
+
+    async def _has_replica(self, name: str) -> bool:
+        try:
+            return bool(await self._ask_all(name, "is_ready"))
+        except HostError:
+            return True  # it is busy, or ends
 
     async def load(self, name: str, parameters: LoadParameters) -> None:
         """Loads a model in its deployment. Raises HostError."""
-        await self._ask(name, "load_for_client", dict(parameters), timeout=_LOAD_SECONDS)
+        await self._ask(name, "load_for_client", dict(parameters), timeout=LOAD_SECONDS)
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
         """Unloads a model in its deployment. Raises HostError."""
-        await self._ask(name, "unload_for_client", unload_dependents, timeout=_LOAD_SECONDS)
+        await self._ask(name, "unload_for_client", unload_dependents, timeout=LOAD_SECONDS)
 
     async def announce(self, name: str) -> None:
         """Tells all other deployments that the versions of a model have changed."""
@@ -161,13 +206,21 @@ class Connection:
                 self._handle(name), method, *arguments, timeout=_QUESTION_SECONDS
             )
         except TimeoutError:
-            raise unavailable(f"the deployment of model '{name}' did not answer in time") from None
+            text = f"the deployment of model '{name}' did not answer within {_QUESTION_SECONDS:g} s"
+            raise _Busy(ErrorCode.UNAVAILABLE, text) from None
         except (RayError, RayServeException) as error:
             raise _lost(name, error) from error
         for answer in answers:
             if isinstance(answer, Refusal):
                 raise answer.to_error()
         return answers
+
+
+class _Busy(HostError):
+    """The replicas of a deployment live, and did not answer in time.
+
+    Ray Serve lets questions wait for a place among the requests.
+    """
 
 
 class _SingleAnswer:

@@ -28,6 +28,7 @@ class ModelDeployment:
     model: str
     name: str
     settings: dict[str, Any]
+    ensemble: bool = False
 
 
 def deployment_name(model: str) -> str:
@@ -79,7 +80,7 @@ def model_deployments(
             raise ValueError(f"model '{name}': {error.message}") from None
         config.name = name
         settings = model_settings(config, options, given.get(name, {}))
-        found.append(ModelDeployment(name, deployment_name(name), settings))
+        found.append(ModelDeployment(name, deployment_name(name), settings, is_ensemble(config)))
     return found
 
 

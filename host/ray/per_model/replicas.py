@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import wraps
@@ -58,6 +59,7 @@ class ConnectedReplica(ServerReplica):
     ) -> None:
         self._started = False
         self._model = model
+        self._asking: asyncio.Task[None] | None = None
         context = serve.get_replica_context()
         self._connection = Connection(deployments, model, context.app_name)
         await super().__init__(arguments)
@@ -75,9 +77,11 @@ class ConnectedReplica(ServerReplica):
     async def refresh_model(self, name: str) -> None:
         """Learns of the versions of a model of another deployment anew."""
         try:
-            await self._server.refresh_remote_model(name)
+            changed = await self._server.refresh_remote_model(name)
         except HostError:
-            pass  # it has gone again; the next request finds out
+            return  # it has gone again; the next request finds out
+        if changed:  # an ensemble that uses it, and may be a step of another one
+            await self._connection.announce(self._model)
 
 
 class ModelReplica(ConnectedReplica):
@@ -89,9 +93,28 @@ class ModelReplica(ConnectedReplica):
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """As that of the base class; ensembles learn of a change."""
         first = self._declared is None
+        if first and self._model not in self._control.changes:
+            self._declared = {self._model}  # as the start has loaded it
         await super().reconfigure(user_config)
         if not first:
             await self._connection.announce(self._model)
+
+    def present_models(self) -> set[str]:
+        """Also an ensemble that waits for a step: it is loaded when that comes back."""
+        return super().present_models() | self._server.waiting_ensembles().keys()
+
+    async def check_health(self) -> None:
+        """As that of the base class; an ensemble that waits asks for its steps again."""
+        await super().check_health()
+        waiting = self._server.waiting_ensembles()
+        if waiting and (self._asking is None or self._asking.done()):
+            # This replica may have started too late to be told of a load.
+            steps = {step for missing in waiting.values() for step in missing}
+            self._asking = asyncio.create_task(self._ask_for(sorted(steps)))
+
+    async def _ask_for(self, models: Sequence[str]) -> None:
+        for name in models:
+            await self.refresh_model(name)
 
     @_refusing
     async def answer_request(self, head: RequestHead, *buffers: Any) -> list[PackedResponse]:
