@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from host.cli.arguments import check_inputs, parse_arguments, split_inputs
 from host.options.flag_parser import PORT, FlagGroup, integer
+from host.options.options import Options
 from host.ray.arguments import read_options
 from host.ray.deployment_options import derive_options
-from host.ray.requirements import read_requirements
+from host.ray.per_model.deployments import model_deployments
+from host.ray.requirements import ModelRequirements, read_requirements
 
 _ABOUT = """\
 Serves a model repository on a Ray cluster. Each replica holds a whole server;
@@ -100,9 +102,20 @@ def _deployment(options: RayOptions) -> dict[str, Any]:
 def _check(arguments: dict[str, Any], options: RayOptions) -> None:
     settings = read_options(arguments)
     found = read_requirements(settings)
-    derived = derive_options(settings, found, _deployment(options))
-    lines = [f"{name}: error: {text}" for name, text in found.unreadable.items()]
-    lines += [
+    for name, text in found.unreadable.items():
+        sys.stdout.write(f"{name}: error: {text}\n")
+    if found.unreadable:
+        sys.exit(1)
+    list_needs = _needs_of_deployments if options.per_model else _needs_of_replicas
+    needs = list_needs(settings, found, _deployment(options))
+    sys.stdout.write("".join(f"{line}\n" for line in needs))
+
+
+def _needs_of_replicas(
+    settings: Options, found: ModelRequirements, given: Mapping[str, Any]
+) -> list[str]:
+    derived = derive_options(settings, found, given)
+    lines = [
         f"{name}: sequences keep to one replica in Ray's own proxies, over gRPC or with the header"
         " x-session-id; with HAProxy they need one stream each"
         for name in found.sequence_models
@@ -111,9 +124,20 @@ def _check(arguments: dict[str, Any], options: RayOptions) -> None:
         f"{len(found.models)} models; a replica needs {found.gpus} GPUs and takes"
         f" {derived['max_ongoing_requests']} requests at a time"
     )
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    if found.unreadable:
-        sys.exit(1)
+    return lines
+
+
+def _needs_of_deployments(
+    settings: Options, found: ModelRequirements, given: Mapping[str, Any]
+) -> list[str]:
+    lines = []
+    for part in model_deployments(settings, dict.fromkeys(found.models, given)):
+        actor = part.settings["ray_actor_options"]
+        lines.append(
+            f"{part.model}: a replica needs {actor['num_gpus']} GPUs and {actor['num_cpus']} CPUs,"
+            f" and takes {part.settings['max_ongoing_requests']} requests at a time"
+        )
+    return lines
 
 
 def _print_config(arguments: dict[str, Any], options: RayOptions) -> None:

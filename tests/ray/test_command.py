@@ -69,6 +69,10 @@ def test_check_says_what_the_models_need() -> None:
     assert done.returncode == 0, done.stderr
     assert "stateful_accumulator: sequences keep to one replica" in done.stdout
     assert "a replica needs 0 GPUs and takes" in done.stdout
+    done = pbhost("check", str(MODELS), "--per-model=true")
+    assert done.returncode == 0, done.stderr
+    line = "add_sub: a replica needs 0 GPUs and 0.2 CPUs, and takes 32 requests at a time"
+    assert line in done.stdout.splitlines()
     refused = pbhost("check", str(MODELS), "--argument", "cache_config=local,size=1048576")
     assert refused.returncode == 1 and "use a Redis server" in refused.stderr
     assert pbhost("serve", str(MODELS)).returncode == 2

@@ -7,6 +7,8 @@ import queue
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +102,7 @@ instance_group [{count: 2, kind: KIND_CPU}]
 DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "identity": {"num_replicas": 2, "max_replicas_per_node": 1},
     "sum": {"num_replicas": 2},
+    "script": {"max_ongoing_requests": 1},
     "ping": {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}},
     "pong": {"ray_actor_options": {"num_cpus": 0.1, "resources": {"second": 1}}},
 }
@@ -108,7 +111,7 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def served(cluster: RayCluster, module_repository: RepositoryBuilder) -> Iterator[RayCluster]:
     """The models, two of them with two replicas; `pong` and `identity` on both nodes."""
-    module_repository.copy("identity", "ask", "stream")
+    module_repository.copy("identity", "ask", "stream", "script")
     module_repository.add("chain", "", CHAIN)
     module_repository.add("sum", SUM, SUM_CONFIG)
     module_repository.add("ping", COUNTDOWN, COUNTDOWN_CONFIG)
@@ -231,12 +234,31 @@ def test_metadata_index_and_health_are_of_all_models(
     assert not client.is_model_ready("missing")
     assert client.get_model_metadata("chain", as_json=True)["platform"] == "ensemble"
     assert client.get_model_config("stream").config.model_transaction_policy.decoupled
-    names = ["ask", "chain", "identity", "ping", "pong", "stream", "sum"]
+    names = ["ask", "chain", "identity", "ping", "pong", "script", "stream", "sum"]
     index = client.get_model_repository_index().models
     assert [(entry.name, entry.state) for entry in index] == [(name, "READY") for name in names]
     with httpclient.InferenceServerClient(HTTP) as http:
         assert http.get_model_metadata("identity")["versions"] == ["1"]
         assert [entry["name"] for entry in http.get_model_repository_index()] == names
+
+
+def test_a_busy_deployment_counts_as_ready(
+    client: grpcclient.InferenceServerClient, tmp_path: Path
+) -> None:
+    before = client.get_model_repository_index().models
+    started, go_on = tmp_path / "started", tmp_path / "go_on"
+    text = f"open({str(started)!r}, 'w').close()\nuntil(lambda: os.path.exists({str(go_on)!r}), '')"
+    given = tensor("COMMAND", np.array([f"import os\n{text}\nreturn 1".encode()], dtype=np.object_))
+    answers: queue.Queue[Any] = queue.Queue()
+    client.async_infer("script", [given], lambda result, error: answers.put(error))
+    wait_until(started.exists, "the request to take the only place")
+    with ThreadPoolExecutor() as threads:  # each question ends after the deadline of its own
+        index = threads.submit(client.get_model_repository_index)
+        assert client.is_server_ready()
+        assert list(index.result().models) == list(before)
+    assert answers.empty()
+    go_on.touch()
+    assert answers.get(timeout=DEADLINE) is None
 
 
 def count_of(statistics: Any) -> int:

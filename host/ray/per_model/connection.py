@@ -79,16 +79,16 @@ class Connection:
                 response, ended = unpack_response(answer)
                 yield response, ended
             ended = True
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, asyncio.CancelledError) as error:
+            if waiting.given_up:
+                raise unavailable(
+                    f"the deployment of model '{request.model_name}' has had no replica for a"
+                    " minute; `serve status` says why"
+                ) from None
+            if isinstance(error, asyncio.CancelledError):
+                raise
             ended = True
             raise _lost(request.model_name, error) from error
-        except asyncio.CancelledError:
-            if not waiting.given_up:
-                raise
-            raise unavailable(
-                f"the deployment of model '{request.model_name}' has had no replica for a minute;"
-                " `serve status` says why"
-            ) from None
         finally:
             self._waiting.discard(waiting)
             if not ended:
