@@ -300,7 +300,7 @@ def test_inputs_that_do_not_fit_are_told_with_what_is_expected(scale: Path) -> N
         (): "run: the model requires more inputs:\n  --input X=VALUE  for X TYPE_FP32 [-1]\n",
         ("--input", "X=[[1]]"): "input X TYPE_FP32 [-1]: expected that shape, got [1, 1]\n",
         ("--input", "Z=1"): "the model has no input 'Z'; its inputs are\n  X TYPE_FP32 [-1]\n",
-        ("--input", "X"): "expected NAME=VALUE, got 'X'\n",
+        ("--input", "X"): "expected NAME=VALUE, got 'X'; ",
         ("--count", "0"): "Provided option value is out of bound. Got 0; ",
         ("--nothing",): "unrecognized option '--nothing'; ",
     }.items():
