@@ -2,8 +2,10 @@
 
 import ctypes
 import gc
+import os
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _MAX_HEAPS = -3, -1, -8  # parameters of glibc's mallopt
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LARGEST_KEPT = 32 << 20  # bytes; the maximum that glibc accepts
 
 
@@ -57,7 +59,9 @@ class HeapTrimmer:
         if self._info is not None:
             self._info.restype = _Mallinfo2
         # What malloc_trim has given back still counts as free, until it is used again.
-        self._given_back = self._before = self._free_bytes()
+        self._given_back = self._free_bytes()
+        self._least_private = _private_bytes()  # since the last trim, or the start
+        self._kept = 0
 
     def trim(self) -> None:
         """Trims the heaps if more than `max_free` bytes were kept free at two calls.
@@ -65,14 +69,29 @@ class HeapTrimmer:
         Trimming takes milliseconds, and so does using the memory again, so a single large request
         is not enough.
         """
-        before, self._before = self._before, self._free_bytes()
-        self._given_back = min(self._given_back, self._before)
-        if self._trim is not None and min(before, self._before) > self._given_back + self._max_free:
+        free, private = self._free_bytes(), _private_bytes()
+        self._given_back = min(self._given_back, free)
+        self._least_private = min(self._least_private, private)
+        # Memory that was given back, used and freed since the last call has grown again unseen.
+        grown = min(free, private - self._least_private)
+        before, self._kept = self._kept, max(free - self._given_back, grown)
+        if self._trim is not None and min(before, self._kept) > self._max_free:
             self._trim(0)
-            self._given_back = self._before
+            self._given_back, self._least_private = self._free_bytes(), _private_bytes()
+            self._kept = 0
 
     def _free_bytes(self) -> int:
         return int(self._info().fordblks) if self._info is not None else 0
+
+
+def _private_bytes() -> int:
+    """Resident memory that is shared with no file and no other process; 0 without /proc."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            _, resident, shared = file.read().split()[:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
 def freeze_gc() -> None:

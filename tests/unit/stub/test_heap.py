@@ -65,6 +65,39 @@ def test_memory_that_is_freed_after_a_trim_is_given_back_too() -> None:
     assert left < 16
 
 
+AGAIN = """
+import psutil
+from stub.wire.heap import HeapTrimmer, tune_malloc
+
+def private_bytes():
+    memory = psutil.Process().memory_info()
+    return memory.rss - memory.shared
+
+tune_malloc(one_heap=True)
+trimmer = HeapTrimmer()
+start = private_bytes()
+blocks = [b"a" * (1 << 20) for _ in range(200)]
+end = [bytes(1000) for _ in range(1000)]  # keeps the end of the heap
+for _ in range(2):
+    blocks = blocks or [b"a" * (1 << 20) for _ in range(190)]
+    blocks.clear()
+    grown = private_bytes() - start
+    for _ in range(2):
+        trimmer.trim()
+    print(grown >> 20, (private_bytes() - start) >> 20)
+"""
+
+
+def test_memory_that_was_given_back_and_used_again_is_given_back_again() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AGAIN], capture_output=True, text=True, check=True, timeout=120
+    )
+    for line in done.stdout.splitlines():
+        grown, left = map(int, line.split())
+        assert grown > 100
+        assert left < 16
+
+
 THREAD = """
 from concurrent.futures import ThreadPoolExecutor
 
