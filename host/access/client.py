@@ -229,7 +229,7 @@ class Admission:
         """Starts the request, which counts until it ends. Withdraws it if `start` raises."""
         try:
             call = start()
-        except BaseException:
+        except BaseException:  # whatever it raises: what was counted is given back
             self.withdraw()
             raise
         self._client.request_started(call)

@@ -57,7 +57,7 @@ class ServerReplica(RpcMethods):
         self._control.server = self._server
         try:
             await self._control.catch_up()
-        except BaseException:
+        except BaseException:  # a cancelled start must not leave processes behind either
             await self._server.stop()
             raise
         self.share_statistics()
