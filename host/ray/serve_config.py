@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,16 @@ def make_config(
     settings = derive_options(options, read_requirements(options), deployment)
     if "request_router_config" not in deployment:
         settings.pop("request_router_config", None)  # the application knows whether there is one
+    return with_deployments("host.ray:app", arguments, [{"name": DEPLOYMENT, **settings}], proxies)
+
+
+def with_deployments(
+    import_path: str,
+    arguments: Mapping[str, Any],
+    deployments: Sequence[Mapping[str, Any]],
+    proxies: Proxies,
+) -> dict[str, Any]:
+    """The contents of the file for an application with these deployments."""
     return {
         "proxy_location": "EveryNode",
         "http_options": proxies.http_options,
@@ -50,9 +60,9 @@ def make_config(
             {
                 "name": "pbhost",
                 "route_prefix": "/",
-                "import_path": "host.ray:app",
+                "import_path": import_path,
                 "args": dict(arguments),
-                "deployments": [{"name": DEPLOYMENT, **settings}],
+                "deployments": list(deployments),
             }
         ],
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from host.ray.arguments import read_options
 from host.ray.per_model.deployments import INGRESS, ingress_settings, model_deployments
-from host.ray.serve_config import Proxies
+from host.ray.serve_config import Proxies, with_deployments
 
 
 def make_model_config(
@@ -21,27 +21,11 @@ def make_model_config(
     options = read_options(arguments)
     names = [part.model for part in model_deployments(options, {})]
     parts = model_deployments(options, dict.fromkeys(names, given))
-    return {
-        "proxy_location": "EveryNode",
-        "http_options": proxies.http_options,
-        "grpc_options": proxies.grpc_options,
-        "applications": [
-            {
-                "name": "pbhost",
-                "route_prefix": "/",
-                "import_path": "host.ray:model_apps",
-                "args": dict(arguments),
-                "deployments": [
-                    {"name": INGRESS, **ingress_settings(options, {})},
-                    *(
-                        {
-                            "name": part.name,
-                            **part.settings,
-                            "user_config": {"load_model": [part.model]},
-                        }
-                        for part in parts
-                    ),
-                ],
-            }
-        ],
-    }
+    deployments = [
+        {"name": INGRESS, **ingress_settings(options, {})},
+        *(
+            {"name": part.name, **part.settings, "user_config": {"load_model": [part.model]}}
+            for part in parts
+        ),
+    ]
+    return with_deployments("host.ray:model_apps", arguments, deployments, proxies)
