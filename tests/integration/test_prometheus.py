@@ -190,30 +190,21 @@ def test_a_healthy_server_raises_no_alert_and_a_dead_process_does(
     )
 
 
-def test_the_configuration_is_valid() -> None:
+def check_with_promtool(*arguments: str | Path) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("needs the program promtool (Debian: apt-get install prometheus)")
     done = subprocess.run(
-        ["promtool", "check", "config", CONFIG],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE,
+        ["promtool", *arguments], capture_output=True, text=True, check=False, timeout=DEADLINE
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_configuration_is_valid() -> None:
+    check_with_promtool("check", "config", CONFIG)
 
 
 def test_every_alert_fires_where_it_should_and_not_beside() -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("needs the program promtool (Debian: apt-get install prometheus)")
-    done = subprocess.run(
-        ["promtool", "test", "rules", RULE_TESTS],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_with_promtool("test", "rules", RULE_TESTS)
     (group,) = yaml.safe_load(RULE_TESTS.read_text())["tests"]
     fired = {case["alertname"] for case in group["alert_rule_test"] if case["exp_alerts"]}
     assert fired == {rule["alert"] for rule in ALERTS}

@@ -65,7 +65,7 @@ def test_memory_that_is_freed_after_a_trim_is_given_back_too() -> None:
     assert left < 16
 
 
-AGAIN = """
+ONE_HEAP = """
 import psutil
 from stub.wire.heap import HeapTrimmer, tune_malloc
 
@@ -76,6 +76,9 @@ def private_bytes():
 tune_malloc(one_heap=True)
 trimmer = HeapTrimmer()
 start = private_bytes()
+"""
+
+AGAIN = f"""{ONE_HEAP}
 blocks = [b"a" * (1 << 20) for _ in range(200)]
 end = [bytes(1000) for _ in range(1000)]  # keeps the end of the heap
 for _ in range(2):
@@ -92,25 +95,16 @@ def test_memory_that_was_given_back_and_used_again_is_given_back_again() -> None
     done = subprocess.run(
         [sys.executable, "-c", AGAIN], capture_output=True, text=True, check=True, timeout=120
     )
-    for line in done.stdout.splitlines():
+    first, again = done.stdout.splitlines()
+    for line in (first, again):
         grown, left = map(int, line.split())
         assert grown > 100
         assert left < 16
 
 
-THREAD = """
+THREAD = f"""{ONE_HEAP}
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
-from stub.wire.heap import HeapTrimmer, tune_malloc
-
-def private_bytes():
-    memory = psutil.Process().memory_info()
-    return memory.rss - memory.shared
-
-tune_malloc(one_heap=True)
-trimmer = HeapTrimmer()
-start = private_bytes()
 with ThreadPoolExecutor(1) as pool:
     pool.submit(lambda: len([b"a" * (1 << 20) for _ in range(55)])).result()
     for _ in range(2):
