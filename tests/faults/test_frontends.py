@@ -211,7 +211,9 @@ def test_a_frontend_that_lies_on_its_ring_is_replaced(host: RunningHost) -> None
 
 def test_a_slow_reader_costs_no_client_of_another_frontend(host: RunningHost) -> None:
     first, other = wait_complete(host, 2)
-    message = infer_message(MIB // 4)
+    calls = 64
+    # All requests fit together: what waits here is their responses.
+    message = infer_message((RECEIVE_BUFFER - 3 * MIB) // (4 * calls))
     with ExitStack() as stack:
         with only(other, host):
             client = stack.enter_context(connect(host))
@@ -221,7 +223,7 @@ def test_a_slow_reader_costs_no_client_of_another_frontend(host: RunningHost) ->
                 HostileConnection(host, {SettingsFrame.INITIAL_WINDOW_SIZE: 0}, reads=False)
             )
             wait_until(lambda: bool(client_ports(first, host.port)), "the connection")
-        for _ in range(64):
+        for _ in range(calls):
             slow.send(slow.call(message))
         values = np.arange(MIB // 2, dtype=np.float32)
         for _ in range(8):
