@@ -11,7 +11,7 @@ from host.frontend_processes.messages import WireTensor
 from host.inference.request import Tensor
 from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.instances.transfer import ReleaseTimer
-from stub.wire.arena import Arena, ArenaReader, Block, BlockReferences
+from stub.wire.arena import Arena, ArenaFull, ArenaReader, Block, BlockReferences
 from stub.wire.messages import BlockRelease
 from stub.wire.payload import INLINE_ALWAYS
 
@@ -101,9 +101,25 @@ class FrontendMemory:
         assert not isinstance(data, SharedMemoryBytes)
         if len(data) <= max(INLINE_ALWAYS, limit):
             return bytes(data)
-        block = self._own.write(memoryview(data))
+        block = tensor.owner
+        if not isinstance(block, Block) or block.arena != self._own.number:
+            block = self._own.write(memoryview(data))
         self._exported.export_block(block)
         return block.offset
+
+    def reserve_block(self, size: int) -> tuple[Block, memoryview] | None:
+        """Reserves a block for a tensor that is being received, and returns its bytes.
+
+        None if the arena is half full: slow clients must not take the room of complete requests.
+        """
+        if self._own.used + size > self._own.limit // 2:
+            return None
+        bytes_to_write: list[memoryview] = []
+        try:
+            block = self._own.write_with(size, bytes_to_write.append)
+        except ArenaFull:
+            return None
+        return block, bytes_to_write[0]
 
     def cancel_export(self, tensors: Iterable[WireTensor]) -> None:
         """Reverts `encode_tensor`: the message with these tensors was not sent."""

@@ -149,6 +149,7 @@ class ServedRequests:
         """Starts a request by `start`, maybe once its model is loaded; else responds with why."""
         number = message.number
         self._requests[number] = served
+        client: Client | None = None
         try:
             client = self._find_client(message.authorization, request.model_name)
             if client is None:

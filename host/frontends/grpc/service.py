@@ -30,6 +30,7 @@ from host.frontends.grpc.methods import (
     UnaryMethod,
     to_host_error,
 )
+from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
 from host.frontends.inference_core import InferenceClient, InferenceCore, InferenceKeys
@@ -62,8 +63,11 @@ class GrpcService:
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
         api_keys: InferenceKeys | None = None,
+        reserve_block: ReserveBlock | None = None,
     ) -> None:
+        """`reserve_block`: reserves shared memory of this process for tensors that are received."""
         self._core = core
+        self._reserve_block = reserve_block
         self._others = others
         self._restrictions = restrictions
         self._forwarding = forwarding
@@ -77,7 +81,8 @@ class GrpcService:
 
     def services(self) -> Services:
         """The methods that an engine carries."""
-        stream = StreamMethod("ModelStreamInfer", self._open_stream, "inference")
+        reserve = self._reserve_block
+        stream = StreamMethod("ModelStreamInfer", self._open_stream, "inference", reserve)
         unrestricted: Services = {
             **self._others,
             INFERENCE_SERVICE: [stream, *self._others[INFERENCE_SERVICE]],
@@ -87,7 +92,7 @@ class GrpcService:
             for name, methods in unrestricted.items()
         }
         # Its access control is in start_infer, so that an engine can call that directly.
-        infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer)
+        infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer, reserve)
         services[INFERENCE_SERVICE].insert(0, infer)
         return services
 
