@@ -93,6 +93,7 @@ class Core:
         tracer: Tracer,
         log: LogSettings,
         remote: RemoteModels | None = None,
+        collect_statistics: CollectStatistics | None = None,
     ) -> None:
         self._name = name
         self._registry = registry
@@ -111,8 +112,8 @@ class Core:
         self._recorder = Recorder(self._infer)
         self.infer: Infer = self._infer
         """Starts a request, see `_infer`; replaced while requests are recorded."""
-        self.collect_statistics: CollectStatistics = self._collect_statistics
-        """Returns the statistics that clients get; replaced where several servers answer as one."""
+        self.collect_statistics = collect_statistics or self._collect_statistics
+        """Returns the statistics that clients get; another one where several servers are one."""
         self.overview = overview
         """Returns what the models and their instances do, in numbers."""
         self.log = log

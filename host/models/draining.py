@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 from host.cache.responses import CacheHit, ResponseCache
 from host.crashes.quarantine import Quarantine
-from host.errors import unavailable
+from host.errors import HostError, unavailable
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, copy_from_shared_memory
 from host.metrics.model_metrics import ModelMetrics
@@ -51,6 +51,11 @@ class DrainableModel(ABC):
         self._drained = asyncio.Event()
         if self._calls or self._holds:
             await self._drained.wait()
+
+    def abort(self, error: HostError) -> None:
+        """Ends every call in progress."""
+        for call in list(self._calls):
+            call.abort(error)
 
     def call_responded(self, call: Call, response: InferResponse) -> None:
         """Records the first response of a call."""

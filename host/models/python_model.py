@@ -220,8 +220,7 @@ class PythonModel(DrainableModel):
 
     def abort(self, error: HostError) -> None:
         """Ends every call in progress; `stop` does not wait for work without callers."""
-        for call in list(self._calls):
-            call.abort(error)
+        super().abort(error)
         for supervisor in (*self.supervisors, *self._retiring):
             supervisor.skip_grace_period()
 
