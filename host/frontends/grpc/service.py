@@ -9,7 +9,7 @@ from collections.abc import Callable
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
-from host.frontends.grpc.cached_responses import CachedResponses
+from host.frontends.grpc.cached_responses import CachedResponses, is_repeatable
 from host.frontends.grpc.codec import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.encode import encode_infer_response
 from host.frontends.grpc.large_contents import (
@@ -135,7 +135,8 @@ class GrpcService:
         if reserved is not None:
             request.reserved_memory = reserved
         try:
-            return self._start_request(request, done, context, data=b"" if known is None else data)
+            kept = data if known is not None and is_repeatable(data) else b""
+            return self._start_request(request, done, context, data=kept)
         except NotServedError:
             if not self._core.loads_on_demand:
                 raise
@@ -161,7 +162,7 @@ class GrpcService:
         admitted: bool = False,
         data: bytes = b"",
     ) -> Call:
-        """`data`: the message of the request if it matches a template of the request cache."""
+        """`data`: the message of the request if it is repeatable and the request cache knows it."""
         if (
             self._reads_metadata
             or self._open_requests.draining

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from host.frontends.grpc.cached_responses import is_repeatable
 from host.frontends.grpc.codec import parse_infer_request, to_request
 from host.frontends.grpc.h2.messages import PREFIX, MessageReader
 from host.frontends.grpc.placed_message import MIN_PLACED_BYTES, PlacedMessage
@@ -141,3 +142,9 @@ def test_repeated_requests_are_recognised(arena: Arena, sizes: tuple[int, ...]) 
     assert cache.lookup(receive(request(LARGE + 1).SerializeToString(), arena, 16384)) is None
     received_whole = cache.lookup(request(*sizes, request_id="four").SerializeToString())
     assert received_whole is not None and received_whole[0].inputs[0].owner is None
+
+
+def test_a_request_is_not_known_by_its_bytes_alone(arena: Arena) -> None:
+    message = receive(request(LARGE).SerializeToString(), arena, 16384)
+    assert len(message) < 100 and not is_repeatable(message)
+    assert is_repeatable(bytes(message))
