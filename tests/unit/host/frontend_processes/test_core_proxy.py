@@ -94,3 +94,24 @@ def test_the_templates_of_many_requests_are_replaced(core: CoreThread) -> None:
     assert [one.template for one in sent] == [*range(1, 257), *range(1, 45)]
     assert isinstance(known, m.RepeatedInfer) and known.template == 44
     assert isinstance(forgotten, m.Infer) and forgotten.template == 45
+
+
+def test_a_tensor_that_was_received_into_the_arena_is_not_copied() -> None:
+    async def main() -> None:
+        memory = FrontendMemory(1, arena, LIMIT, lambda: None, lambda: None)
+        assert memory.reserve_block(LIMIT // 2 + 1) is None  # the rest is for complete requests
+        first, second = memory.reserve_block(1 << 20), memory.reserve_block(1 << 20)
+        assert first is not None and second is not None
+        block, data = second
+        data[:] = b"x" * len(data)
+        received = Tensor("INPUT0", "UINT8", [len(data)], block.data, block)
+        assert memory.encode_content(received, 8) == block.offset == 1 << 20
+        assert memory.encode_content(request(size=1 << 20).inputs[0], 8) == 2 << 20
+        while (taken := memory.reserve_block(1 << 20)) is not None:
+            blocks.append(taken)
+        assert len(blocks) == LIMIT // 2 // (1 << 20) - 3
+
+    blocks: list[object] = []
+    arena = create_arena_file("pbhost-test", LIMIT)
+    asyncio.run(main())
+    os.close(arena)
