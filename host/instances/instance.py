@@ -326,6 +326,9 @@ class Instance:
                 finally:
                     self._run_action(action)
                 return
+            if serving and len(messages) == 1 and type(messages[0]) is m.BlockRelease:
+                self._transfer.release_blocks(messages[0])
+                return
             reports, releases, responses, settlements = (list[Action]() for _ in range(4))
             try:
                 for message in messages:

@@ -60,7 +60,6 @@ class ServerReplica(RpcMethods):
         except BaseException:  # a cancelled start must not leave processes behind either
             await self._server.stop()
             raise
-        self.share_statistics()
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
@@ -72,11 +71,9 @@ class ServerReplica(RpcMethods):
 
     def make_server(self, options: Options) -> Server:
         """The server of this replica."""
-        return Server(options, control_hook=self._control)
-
-    def share_statistics(self) -> None:
-        """Makes the statistics that clients get those of all replicas."""
-        self._server.core.collect_statistics = self._collect_statistics
+        return Server(
+            options, control_hook=self._control, collect_statistics=self._collect_statistics
+        )
 
     async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> EncodedMessage:
         """As that of the base class, but refuses requests that belong to another replica."""
