@@ -149,7 +149,10 @@ class Worker:
     def _defer_work(self, message: m.ToStub) -> None:
         """Handles messages that arrive while `execute` waits for a BLS response."""
         if isinstance(message, m.Execute):
-            self._deferred_work.append(message)
+            if message.reclaimable:
+                self._channel.send([m.BatchReturned(message.batch)])
+            else:
+                self._deferred_work.append(message)
         else:
             self._handle_memory_message(message)
 
