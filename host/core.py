@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
+from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
 from host.crashes.quarantine import Quarantine, QuarantinedRequest
 from host.crashes.records import CrashRecords
@@ -156,6 +157,18 @@ class Core:
             request.classification.labels = model.labels
             request.classification.batched = model.config.max_batch_size > 0
         return model.infer(request)
+
+    def repeat_cache_hit(self, name: str, version: int, hit: CacheHit) -> bool:
+        """Counts a request that is equal to one that the response cache has answered with `hit`.
+
+        The caller sends the same response. False if only `infer` can answer; nothing is counted.
+        """
+        if not self._state.started or self._recorder.active or self.request_tracer is not None:
+            return False
+        try:
+            return self._registry.find(name, version).repeat_cache_hit(hit)
+        except HostError:  # `infer` reports it
+            return False
 
     @property
     def loads_on_demand(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 
-from host.cache.responses import ResponseCache
+from host.cache.responses import CacheHit, ResponseCache
 from host.crashes.quarantine import Quarantine
 from host.errors import HostError, unavailable
 from host.inference.call import Call
@@ -62,6 +62,18 @@ class DrainableModel(ABC):
         latencies = self.metrics.latencies
         if latencies is not None and not call.responded:
             latencies.record_first_response(call)
+
+    def repeat_cache_hit(self, hit: CacheHit) -> bool:
+        """Counts a request that is equal to one that `hit` has answered, without a call.
+
+        False if `infer` has to decide: the entry has gone, or responses need more than the cache.
+        """
+        return (
+            self.cache is not None
+            and self._drained is None
+            and self.metrics.latencies is None
+            and self.cache.repeat_hit(hit)
+        )
 
     @abstractmethod
     def call_finished(self, call: Call) -> None:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
+from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
 from host.crashes.quarantine import Quarantine
 from host.crashes.record import CrashRecord
@@ -34,6 +35,7 @@ from host.scheduling.sequences.call import START, PaddingCall, SequenceCall
 from host.scheduling.sequences.factory import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler
 from host.scheduling.sequences.states import SequenceStates
+from host.system.cpus import usable_cpus
 
 
 class PythonModel(DrainableModel):
@@ -94,6 +96,15 @@ class PythonModel(DrainableModel):
                 request.trace.reject_inference()
             raise
         return call
+
+    def repeat_cache_hit(self, hit: CacheHit) -> bool:
+        """As described by DrainableModel; `infer` also keeps an order, and refuses requests."""
+        return (
+            bool(self.scheduler.instances)
+            and self._new_call is Call
+            and (self.quarantine is None or not self.quarantine.active)
+            and super().repeat_cache_hit(hit)
+        )
 
     def new_call(self, request: InferRequest) -> Call:
         """Makes a call that is counted, and that `drain` waits for."""
@@ -311,7 +322,7 @@ def make_scheduler(
     if config.HasField("sequence_batching"):
         return sequence_scheduler(config, signature.can_share_batch, states)
     if config.WhichOneof("scheduling_choice") != "dynamic_batching":
-        return DirectScheduler()
+        return DirectScheduler(cpus=usable_cpus())
     batching = config.dynamic_batching
     return DynamicScheduler(
         config.max_batch_size,

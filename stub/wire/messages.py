@@ -96,10 +96,11 @@ class Initialize(_Message, tag="init"):
 
 
 class Execute(_Message, tag="exec"):
-    """Runs one batch."""
+    """Runs one batch. `reclaimable`: return it if it comes while `execute` waits for a response."""
 
     batch: int
     requests: List[WireRequest]
+    reclaimable: bool = False
 
 
 class BlsResponse(_Message, tag="bls_response"):
@@ -185,6 +186,12 @@ class Response(_Message, tag="response"):
 
 class InstanceReleased(_Message, tag="released"):
     """The instance is free for the next batch: `execute` continues this one as a coroutine."""
+
+    batch: int
+
+
+class BatchReturned(_Message, tag="returned"):
+    """The stub will not run this batch, which came while `execute` waits for another model."""
 
     batch: int
 
@@ -365,6 +372,7 @@ ToHost = Union[
     LoadFailed,
     Response,
     InstanceReleased,
+    BatchReturned,
     BatchDone,
     BlsRequest,
     CancelBls,

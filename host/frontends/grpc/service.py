@@ -9,6 +9,7 @@ from collections.abc import Callable
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
+from host.frontends.grpc.cached_responses import CachedResponses, is_repeatable
 from host.frontends.grpc.codec import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.encode import encode_infer_response
 from host.frontends.grpc.large_contents import (
@@ -30,6 +31,7 @@ from host.frontends.grpc.methods import (
     UnaryMethod,
     to_host_error,
 )
+from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
 from host.frontends.inference_core import InferenceClient, InferenceCore, InferenceKeys
@@ -62,8 +64,11 @@ class GrpcService:
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
         api_keys: InferenceKeys | None = None,
+        reserve_block: ReserveBlock | None = None,
     ) -> None:
+        """`reserve_block`: reserves shared memory of this process for tensors that are received."""
         self._core = core
+        self._reserve_block = reserve_block
         self._others = others
         self._restrictions = restrictions
         self._forwarding = forwarding
@@ -71,13 +76,15 @@ class GrpcService:
         self._api_keys = api_keys
         self._reads_metadata = bool(forwarding) or api_keys is not None
         self._request_cache = RequestCache()
+        self._cached_responses = CachedResponses(core)
         self._inference_restricted = "inference" in restrictions or api_keys is not None
         self._open_requests = OpenRequests()
         self._streams: set[InferStream] = set()
 
     def services(self) -> Services:
         """The methods that an engine carries."""
-        stream = StreamMethod("ModelStreamInfer", self._open_stream, "inference")
+        reserve = self._reserve_block
+        stream = StreamMethod("ModelStreamInfer", self._open_stream, "inference", reserve)
         unrestricted: Services = {
             **self._others,
             INFERENCE_SERVICE: [stream, *self._others[INFERENCE_SERVICE]],
@@ -87,7 +94,7 @@ class GrpcService:
             for name, methods in unrestricted.items()
         }
         # Its access control is in start_infer, so that an engine can call that directly.
-        infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer)
+        infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer, reserve)
         services[INFERENCE_SERVICE].insert(0, infer)
         return services
 
@@ -107,6 +114,10 @@ class GrpcService:
             _check_restriction(self._restrictions, "inference", context)
             if self._api_keys is not None:
                 self._api_keys.authorize("inference", context.metadata("authorization"))
+        answer = self.repeat_response(data)
+        if answer is not None:
+            done(answer)
+            return _ANSWERED
         known = self._request_cache.lookup(data)
         if known is not None:
             request = known[0]
@@ -124,7 +135,8 @@ class GrpcService:
         if reserved is not None:
             request.reserved_memory = reserved
         try:
-            return self._start_request(request, done, context)
+            kept = data if known is not None and is_repeatable(data) else b""
+            return self._start_request(request, done, context, data=kept)
         except NotServedError:
             if not self._core.loads_on_demand:
                 raise
@@ -133,13 +145,24 @@ class GrpcService:
         task.add_done_callback(lambda _: self._open_requests.request_finished())
         return task
 
+    def repeat_response(self, data: bytes) -> bytes | None:
+        """The response to a ModelInfer that the response cache has answered before.
+
+        None if the request has to take the usual path.
+        """
+        if self._reads_metadata or self._open_requests.draining:
+            return None
+        return self._cached_responses.respond(data)
+
     def _start_request(
         self,
         request: InferRequest,
         done: ResponseCallback,
         context: RpcContext,
         admitted: bool = False,
+        data: bytes = b"",
     ) -> Call:
+        """`data`: the message of the request if it is repeatable and the request cache knows it."""
         if (
             self._reads_metadata
             or self._open_requests.draining
@@ -152,6 +175,8 @@ class GrpcService:
 
         def finish(response: InferResponse | HostError) -> None:
             answer = _encode_result(response, request.classification)
+            if data and isinstance(answer, bytes) and isinstance(response, InferResponse):
+                self._cached_responses.remember(data, request, response, answer)
             self._open_requests.request_finished()
             if request.trace is None:
                 done(answer)
@@ -390,6 +415,16 @@ class GrpcService:
         """Called when a stream has ended."""
         self._streams.discard(stream)
         self._open_requests.request_finished()
+
+
+class _Answered:
+    """A request that is answered already."""
+
+    def cancel(self) -> None:
+        """Does nothing."""
+
+
+_ANSWERED = _Answered()
 
 
 def _check_restriction(restrictions: Restrictions, category: str, context: RpcContext) -> None:

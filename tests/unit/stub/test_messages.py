@@ -92,6 +92,7 @@ to_host: st.SearchStrategy[m.ToHost] = st.one_of(
         indexes,
     ),
     st.builds(m.InstanceReleased, unsigned),
+    st.builds(m.BatchReturned, unsigned),
     st.builds(m.BlsRequest, unsigned, requests, unsigned, st.booleans(), st.booleans()),
     st.builds(m.CancelBls, unsigned),
     st.builds(
