@@ -202,7 +202,7 @@ class Channel:
             )
             if self._pending_frames > 1 and self._inbox.flags() & RECLAIMABLE:
                 rest, self._pending_frames = self._pending_frames - 1, 1
-                os.write(self._work_event, rest.to_bytes(8, "little"))
+                os.write(self.work_event, rest.to_bytes(8, "little"))
             if not self._pending_frames:
                 self._waited = True
                 ready = self._busy_poll()
