@@ -252,8 +252,9 @@ class Worker:
         self._readiness = ReadinessChecker(self._model, name, self._coroutines, send)
         self._runtime.allow_bls(True)
         self._report_imports()
-        send([m.Initialized(self._readiness.defines_is_ready)])
-        if self._executor.runs_coroutines:
+        runs_coroutines = self._executor.runs_coroutines
+        send([m.Initialized(self._readiness.defines_is_ready, runs_coroutines)])
+        if runs_coroutines:
             self._coroutine_batches = CoroutineBatches(
                 self._executor,
                 self._channel,
