@@ -29,6 +29,7 @@ from stub.wire.messages import (
 from stub.wire.ring import (
     BUSY_POLL_SECONDS,
     END_OF_OVERFLOW,
+    RECLAIMABLE,
     WAKE_EARLY,
     RingReader,
     RingWriter,
@@ -199,6 +200,9 @@ class Channel:
             self._pending_frames = (
                 int.from_bytes(os.read(self.work_event, 8), "little") % WAKE_EARLY
             )
+            if self._pending_frames > 1 and self._inbox.flags() & RECLAIMABLE:
+                rest, self._pending_frames = self._pending_frames - 1, 1
+                os.write(self.work_event, rest.to_bytes(8, "little"))
             if not self._pending_frames:
                 self._waited = True
                 ready = self._busy_poll()

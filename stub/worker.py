@@ -149,7 +149,10 @@ class Worker:
     def _defer_work(self, message: m.ToStub) -> None:
         """Handles messages that arrive while `execute` waits for a BLS response."""
         if isinstance(message, m.Execute):
-            self._deferred_work.append(message)
+            if message.reclaimable:
+                self._channel.send([m.BatchReturned(message.batch)])
+            else:
+                self._deferred_work.append(message)
         else:
             self._handle_memory_message(message)
 
@@ -249,8 +252,9 @@ class Worker:
         self._readiness = ReadinessChecker(self._model, name, self._coroutines, send)
         self._runtime.allow_bls(True)
         self._report_imports()
-        send([m.Initialized(self._readiness.defines_is_ready)])
-        if self._executor.runs_coroutines:
+        runs_coroutines = self._executor.runs_coroutines
+        send([m.Initialized(self._readiness.defines_is_ready, runs_coroutines)])
+        if runs_coroutines:
             self._coroutine_batches = CoroutineBatches(
                 self._executor,
                 self._channel,
