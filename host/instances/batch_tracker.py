@@ -62,6 +62,7 @@ class BatchTracker:
         self.name = ""
         self.version = -1
         self.decoupled = False
+        self.runs_coroutines = False
         self.max_outstanding_responses = FlowControl.max_outstanding_responses
         self.restore_shape: Callable[[Tensor], Tensor] | None = None  # to the client's shape
         self._on_idle: Callable[[], None] | None = None
@@ -337,9 +338,14 @@ class BatchTracker:
         return not self.decoupled and self._transfer.fits_inline(call.request)
 
     def accepts_reclaimable(self, call: Call) -> bool:
-        """Whether the call may be sent and reclaimed later: its message refers to no memory."""
+        """Whether the call may be sent and reclaimed later: its message refers to no memory.
+
+        An event loop takes all frames at once, so that none could be reclaimed.
+        """
         request = call.request
-        if self.decoupled or request.output_placement or request.output_placement_hints:
+        if self.decoupled or self.runs_coroutines:
+            return False
+        if request.output_placement or request.output_placement_hints:
             return False
         for tensor in request.inputs:
             if tensor.owner is not None or len(tensor.data) > INLINE_ALWAYS:

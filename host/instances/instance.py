@@ -203,6 +203,7 @@ class Instance:
         self._host_calls.initializing = ""
         assert isinstance(reply, m.Initialized)
         self.readiness_check.model_defines_is_ready = reply.defines_is_ready
+        self.batches.runs_coroutines = reply.runs_coroutines
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Finalizes the model and waits for the process to end.

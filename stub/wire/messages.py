@@ -164,9 +164,13 @@ class AutoCompleted(_Message, tag="completed"):
 
 
 class Initialized(_Message, tag="initialized"):
-    """The instance accepts batches; `defines_is_ready` tells whether it defines `is_ready`."""
+    """The instance accepts batches.
+
+    `defines_is_ready`, `runs_coroutines`: whether the model has `is_ready`, `async def execute`.
+    """
 
     defines_is_ready: bool = False
+    runs_coroutines: bool = False
 
 
 class LoadFailed(_Message, tag="load_failed"):

@@ -81,7 +81,7 @@ to_host: st.SearchStrategy[m.ToHost] = st.one_of(
     block_releases,
     st.builds(m.Hello),
     st.builds(m.AutoCompleted, st.none() | text),
-    st.builds(m.Initialized, st.booleans()),
+    st.builds(m.Initialized, st.booleans(), st.booleans()),
     st.builds(m.LoadFailed, text),
     st.builds(m.Response, unsigned, unsigned, st.none() | responses, st.booleans()),
     st.builds(

@@ -519,7 +519,9 @@ def test_only_requests_without_references_to_memory_can_be_reclaimed() -> None:
         placed = call(1)
         placed.request.output_placement = {"y": object()}
         assert not t.tracker.accepts_reclaimable(placed)
-        t.tracker.decoupled = True
+        t.tracker.runs_coroutines = True
+        assert not t.tracker.accepts_reclaimable(call(1))
+        t.tracker.runs_coroutines, t.tracker.decoupled = False, True
         assert not t.tracker.accepts_reclaimable(call(1))
 
     tracked(test)
