@@ -17,13 +17,15 @@ from host.frontends.receive_budget import ReceiveBudget
 from host.inference.metadata import ModelStatistics
 from host.options.options import Options
 from host.ray.arguments import read_options
-from host.ray.autoscaling import QUEUE_SECONDS
+from host.ray.autoscaling import QUEUE_SECONDS, UNCOUNTED_REQUESTS
+from host.ray.deployment_options import behind_haproxy
+from host.ray.direct_rpcs import DirectRpcs
 from host.ray.metrics import MetricsExporter
 from host.ray.model_changes import Failure, ModelChange, ReplicaStamps, SharedModelControl
 from host.ray.peers import Peers
-from host.ray.rpc_methods import EncodedMessage, RpcMethods
+from host.ray.rpc_methods import RpcMethods
 from host.ray.sequence_guard import SequenceGuard
-from host.ray.servicer import Rpc
+from host.ray.servicer import Rpc, answer_locally
 from host.ray.statistics import add_statistics
 from host.server.server import Server
 
@@ -51,6 +53,7 @@ class ServerReplica(RpcMethods):
         self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
         self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
+        self._direct: DirectRpcs | None = None
         self._queue = (0, 0.0)  # what queues had counted when last asked
         self._server = self.make_server(read_options(arguments))
         await self._server.start()
@@ -65,6 +68,9 @@ class ServerReplica(RpcMethods):
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
         self._metrics = MetricsExporter(self._server)
+        if behind_haproxy():
+            self._direct = DirectRpcs(self)
+            answer_locally(self._direct)
 
     @property
     def _guards(self) -> bool:
@@ -78,7 +84,7 @@ class ServerReplica(RpcMethods):
         """Makes the statistics that clients get those of all replicas."""
         self._server.core.collect_statistics = self._collect_statistics
 
-    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> EncodedMessage:
+    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> bytes:
         """As that of the base class, but refuses requests that belong to another replica."""
         if self._guards and rpc.name == "ModelInfer":
             try:
@@ -144,8 +150,9 @@ class ServerReplica(RpcMethods):
         if self._declared is None:  # a new replica: what clients have changed since comes first
             missing -= self._control.changes.keys()
         for name in sorted(missing):
-            await self._server.load_model(name)
-            self._control.record(name, loaded=True)
+            async with self._control.turn(name):
+                await self._server.load_model(name)
+                self._control.record(name, loaded=True)
         for name in sorted((self._declared or set()) - wanted):
             await self._server.unload_model(name)
             self._control.record(name, loaded=False)
@@ -156,13 +163,21 @@ class ServerReplica(RpcMethods):
         return {name for name, _ in self._server.own_models.ready_versions()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """The mean time in queues since the last call; of requests that still wait, if longer."""
+        """The mean time in queues since the last call; of requests that still wait, if longer.
+
+        And the requests in progress that Ray Serve does not count.
+        """
         state = self._server.queue_state()
         executed, waited_s = self._queue
         self._queue = (state.executed, state.waited_s)
         count = state.executed - executed
         mean = (state.waited_s - waited_s) / count if count > 0 else 0.0
-        return {QUEUE_SECONDS: max(mean, state.oldest_s)}
+        uncounted = float(self.uncounted_requests())
+        return {QUEUE_SECONDS: max(mean, state.oldest_s), UNCOUNTED_REQUESTS: uncounted}
+
+    def uncounted_requests(self) -> int:
+        """Requests in progress that Ray Serve does not count."""
+        return 0 if self._direct is None else self._direct.ongoing
 
     async def apply_changes(self, changes: list[ModelChange]) -> Failure | None:
         """Makes loads and unloads of another replica here too."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +20,7 @@ from host.ray.serve_config import Proxies
 from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
 from tests.integration.ensemble_models import CHAIN
-from tests.ray.conftest import GRPC, HTTP, RayCluster
+from tests.ray.conftest import GRPC, HTTP, RayCluster, kill
 from tests.ray.test_replicas import Load
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
@@ -384,8 +381,7 @@ def kill_replica(model: str) -> float:
     """Kill a replica and wait for another one; return when it was killed, on the clock of Load."""
     before = running(model)
     victim = before.pop()
-    os.kill(victim, signal.SIGKILL)
-    killed = time.monotonic()
+    killed = kill(victim)
     wait_until(
         lambda: len(now := running(model)) == len(before) + 1 and victim not in now,
         "a new replica",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -24,7 +22,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import DEADLINE, MODELS, ROOT, wait_until
-from tests.ray.conftest import GRPC, HAPROXY, METRICS, RayCluster, Replicas
+from tests.ray.conftest import GRPC, HAPROXY, METRICS, RayCluster, Replicas, kill
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
@@ -226,19 +224,24 @@ def test_a_killed_replica_is_replaced_and_no_new_request_fails(
     waiting: list[Any] = []
     with Load() as load, grpcclient.InferenceServerClient(GRPC) as client:
         load.goes_on()
-        victim = served.process_ids()[0]
-        stubs = stubs_of(victim)
-        assert stubs
-        # Enough of them that the victim has one.
-        go_on = tmp_path / "go_on"
-        text = f"import os\nuntil(lambda: os.path.exists('{go_on}'), 'the file')\nreturn 1"
+        began, go_on = tmp_path / "began", tmp_path / "go_on"
+        began.mkdir()
+        text = (
+            f"import os\nopen('{began}/' + str(os.getpid()), 'w').close()\n"
+            f"until(lambda: os.path.exists('{go_on}'), 'the file')\nreturn 1"
+        )
         given = grpcclient.InferInput("COMMAND", [1], "BYTES")
         given.set_data_from_numpy(np.array([text.encode()], dtype=np.object_))
         for _ in range(6):
             client.async_infer("script", [given], lambda result, error: waiting.append(error))
-        load.goes_on()
-        os.kill(victim, signal.SIGKILL)
-        killed = time.monotonic()
+        wait_until(lambda: bool(list(began.iterdir())), "a request to run")
+        running = {int(file.name) for file in began.iterdir()}
+        victim, stubs = next(
+            (replica, stubs)
+            for replica in served.process_ids()
+            if running & {stub.pid for stub in (stubs := stubs_of(replica))}
+        )
+        killed = kill(victim)
         wait_until(lambda: not any(map(lives, stubs)), "no stubs of it")
         print("stubs gone after", time.monotonic() - killed)
         wait_until(

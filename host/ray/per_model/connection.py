@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from ray import serve
@@ -17,8 +18,16 @@ from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.model_control.hook import LoadParameters, ModelControlHook
 from host.ray.peers import call_all
+from host.ray.per_model.channel import Channel, ChannelLostError, NotTakenError
+from host.ray.per_model.channel_pool import ChannelPool
 from host.ray.per_model.deployments import INGRESS
-from host.ray.per_model.messages import Refusal, pack_request, unpack_response, unpack_version
+from host.ray.per_model.messages import (
+    LARGE_BYTES,
+    Refusal,
+    pack_request,
+    unpack_response,
+    unpack_version,
+)
 from host.ray.per_model.waiting_requests import WaitingRequests
 from host.ray.statistics import add_statistics
 from host.remote.provider import RemoteVersion, ResponseStream
@@ -43,6 +52,7 @@ class Connection:
         self._entries: dict[str, Sequence[IndexEntry]] = {}  # the last ones, for busy deployments
         self._silent: set[str] = set()  # models whose statistics could not be had
         self._waiting = WaitingRequests(self._has_replica)
+        self._pools: dict[str, ChannelPool] = {}
 
     def serves(self, name: str) -> bool:
         """Whether another deployment has the model."""
@@ -59,12 +69,32 @@ class Connection:
         return described
 
     async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
-        """Yields the responses to a request. Raises HostError."""
+        """Yields the responses to a request. Raises HostError.
+
+        Small requests go directly to a replica, if there is a connection; others by a handle.
+        """
+        packed = pack_request(request, headers)
+        if not request.correlation_id and sum(map(len, packed[1:])) < LARGE_BYTES:
+            channel = self._pool(request.model_name).choose()
+            if channel is not None:
+                try:
+                    async with aclosing(_ask_directly(channel, request, packed)) as responses:
+                        async for answer in responses:
+                            yield answer
+                    return
+                except NotTakenError:
+                    pass  # Ray knows the other replicas
+        async with aclosing(self._infer_by_handle(request, packed)) as responses:
+            async for answer in responses:
+                yield answer
+
+    async def _infer_by_handle(
+        self, request: InferRequest, packed: tuple[Any, ...]
+    ) -> ResponseStream:
         handle = self._handle(request.model_name)
         if request.correlation_id:  # the router keeps it on one replica
             session = f"{request.model_name}/{request.correlation_id}"
             handle = handle.options(session_id=session)
-        packed = pack_request(request, headers)
         if self._decoupled.get(request.model_name, True):
             responses = handle.options(stream=True).stream_responses.remote(*packed)
         else:
@@ -174,6 +204,18 @@ class Connection:
             if isinstance(answer, BaseException):
                 _log.warning("a deployment was not told of a change of '%s': %s", name, answer)
 
+    def _pool(self, name: str) -> ChannelPool:
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = ChannelPool(lambda: self._ask_all(name, "channel_address"))
+            self._pools[name] = pool
+        return pool
+
+    def close(self) -> None:
+        """Closes the connections to replicas."""
+        for pool in self._pools.values():
+            pool.close()
+
     def _handle(self, name: str) -> DeploymentHandle:
         handle = self._handles.get(name)
         if handle is None:
@@ -214,6 +256,25 @@ class Connection:
             if isinstance(answer, Refusal):
                 raise answer.to_error()
         return answers
+
+
+async def _ask_directly(
+    channel: Channel, request: InferRequest, packed: tuple[Any, ...]
+) -> ResponseStream:
+    """Yields the responses of the replica at a connection. Raises HostError and NotTakenError."""
+    head, *buffers = packed
+    try:
+        async with aclosing(channel.infer(head, buffers)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Refusal):
+                    raise answer.to_error()
+                response, final, tensors = answer
+                yield unpack_response((response, final, *tensors))
+    except ChannelLostError:
+        raise unavailable(
+            f"the replica of model '{request.model_name}' that ran this request has died; another"
+            " one answers, if the request may be sent again"
+        ) from None
 
 
 class _Busy(HostError):
