@@ -236,10 +236,11 @@ def test_a_killed_replica_is_replaced_and_no_new_request_fails(
             client.async_infer("script", [given], lambda result, error: waiting.append(error))
         wait_until(lambda: bool(list(began.iterdir())), "a request to run")
         running = {int(file.name) for file in began.iterdir()}
+        stubs_by_replica = {replica: stubs_of(replica) for replica in served.process_ids()}
         victim, stubs = next(
             (replica, stubs)
-            for replica in served.process_ids()
-            if running & {stub.pid for stub in (stubs := stubs_of(replica))}
+            for replica, stubs in stubs_by_replica.items()
+            if running & {stub.pid for stub in stubs}
         )
         killed = kill(victim)
         wait_until(lambda: not any(map(lives, stubs)), "no stubs of it")
