@@ -18,6 +18,8 @@ from host.inference.metadata import ModelStatistics
 from host.options.options import Options
 from host.ray.arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS, UNCOUNTED_REQUESTS
+from host.ray.channels.channel_server import ChannelAddress, ChannelServer
+from host.ray.channels.listening import listen
 from host.ray.deployment_options import behind_haproxy
 from host.ray.direct_rpcs import DirectRpcs
 from host.ray.metrics import MetricsExporter
@@ -41,15 +43,23 @@ _STATISTICS_SECONDS = 10.0
 class ServerReplica(RpcMethods):
     """One server in one replica. `arguments`: see `host.ray.arguments`.
 
-    Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`; other replicas
-    call `apply_changes`, `list_stamps`, `send_changes` and `own_statistics`.
+    Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`.
     """
+
+    methods_for_replicas: tuple[str, ...] = (
+        "apply_changes", "list_stamps", "own_statistics", "send_changes",
+    )  # fmt: skip
+    """What other replicas call."""
 
     routes_sequences = False
     """Whether requests of a sequence are sent on to one replica of another deployment."""
 
     async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]
-        self._peers = Peers()
+        self._channel_server = ChannelServer(
+            lambda request, headers: self._server.own_models.infer(request, headers),
+            {name: getattr(self, name) for name in self.methods_for_replicas},
+        )
+        self._peers = Peers(self._channel_server, await listen(self._channel_server))
         self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
         self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
@@ -62,6 +72,7 @@ class ServerReplica(RpcMethods):
             await self._control.catch_up()
         except BaseException:  # a cancelled start must not leave processes behind either
             await self._server.stop()
+            await self._channel_server.close()
             raise
         self.share_statistics()
         self._guard = SequenceGuard(self._server.core)
@@ -108,9 +119,12 @@ class ServerReplica(RpcMethods):
 
     async def stop(self) -> None:
         """Finishes requests in progress, and stops the server."""
+        self._channel_server.say_goodbye()
         await self._control.stop()
         await self._metrics.stop()
         await self._server.stop()
+        self._peers.channels.close()
+        await self._channel_server.close()
 
     async def check_health(self) -> None:
         """Raises RuntimeError if a model that was ready has had no instance for a minute.
@@ -177,7 +191,17 @@ class ServerReplica(RpcMethods):
 
     def uncounted_requests(self) -> int:
         """Requests in progress that Ray Serve does not count."""
-        return 0 if self._direct is None else self._direct.ongoing
+        direct = 0 if self._direct is None else self._direct.ongoing
+        return direct + self._channel_server.ongoing
+
+    async def exchange_address(self, other: ChannelAddress | None) -> ChannelAddress | None:
+        """Where this replica takes calls of others; None if it does not.
+
+        `other`: the address of the caller, if it is a replica of the same deployment.
+        """
+        if other is not None:
+            self._peers.channels.learn(other)
+        return self._peers.address
 
     async def apply_changes(self, changes: list[ModelChange]) -> Failure | None:
         """Makes loads and unloads of another replica here too."""

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import ray.util
 from ray import serve
 
 from host.errors import HostError
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.model_control.hook import LoadParameters
 from host.options.options import Options
-from host.ray.per_model.channel_server import ChannelAddress, ChannelServer
-from host.ray.per_model.connection import Connection, RoutedModelControl
-from host.ray.per_model.messages import (
+from host.ray.channels.messages import (
     PackedResponse,
     PackedVersion,
     Refusal,
@@ -28,10 +23,9 @@ from host.ray.per_model.messages import (
     pack_version,
     unpack_request,
 )
+from host.ray.per_model.connection import Connection, RoutedModelControl
 from host.ray.replica import ServerReplica
 from host.server.server import Server
-
-_log = logging.getLogger("pbhost")
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -59,6 +53,7 @@ class ConnectedReplica(ServerReplica):
     """
 
     routes_sequences = True
+    methods_for_replicas = (*ServerReplica.methods_for_replicas, "refresh_model")
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Mapping[str, Any], model: str, deployments: Mapping[str, str]
@@ -72,7 +67,7 @@ class ConnectedReplica(ServerReplica):
         self._started = True
 
     async def stop(self) -> None:
-        """As that of the base class; closes the connections to other replicas."""
+        """As that of the base class; closes the connections to other deployments."""
         await super().stop()
         self._connection.close()
 
@@ -101,33 +96,11 @@ class ModelReplica(ConnectedReplica):
     Other deployments call its methods; a `Refusal` is an error.
     """
 
-    async def __init__(  # type: ignore[misc]
-        self, arguments: Mapping[str, Any], model: str, deployments: Mapping[str, str]
-    ) -> None:
-        await super().__init__(arguments, model, deployments)
-        self._channels = ChannelServer(self._server.own_models.infer)
-        self._address: ChannelAddress | None = None
-        if os.environ.get("RAY_USE_TLS", "0") != "0":
-            return  # these connections have no TLS; handles do
-        try:
-            self._address = await self._channels.start(ray.util.get_node_ip_address())
-        except OSError as error:
-            _log.warning("no port for requests of other replicas, which use handles: %s", error)
-
-    async def stop(self) -> None:
-        """As that of the base class; requests of other replicas may end before."""
-        self._channels.say_goodbye()
-        await super().stop()
-        await self._channels.close()
-
-    def uncounted_requests(self) -> int:
-        """Those that came by connections of other replicas."""
-        return super().uncounted_requests() + self._channels.ongoing
-
-    @_refusing
-    async def channel_address(self) -> ChannelAddress | None:
-        """Where this replica takes requests of other replicas; None if it does not."""
-        return None if self._channels.stopping else self._address
+    methods_for_replicas = (
+        *ConnectedReplica.methods_for_replicas,
+        "describe_model", "index_entries", "is_ready", "load_for_client", "model_statistics",
+        "unload_for_client",
+    )  # fmt: skip
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """As that of the base class; ensembles learn of a change."""

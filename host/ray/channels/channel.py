@@ -8,18 +8,20 @@ import socket
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from host.ray.per_model.channel_server import BUFFER_BYTES, ChannelAddress
-from host.ray.per_model.frames import (
+from host.ray.channels.channel_server import BUFFER_BYTES, ChannelAddress
+from host.ray.channels.frames import (
     RESPONSES_PER_ACKNOWLEDGEMENT,
     FrameError,
     FrameKind,
+    decode_pickled,
     decode_refusal,
     decode_response,
     encode_frame,
     encode_message,
+    encode_pickled,
     read_frame,
 )
-from host.ray.per_model.messages import Refusal, RequestHead, ResponseHead
+from host.ray.channels.messages import Refusal, RequestHead, ResponseHead
 
 _log = logging.getLogger("pbhost")
 
@@ -38,6 +40,10 @@ class ChannelLostError(Exception):
     """The connection ended while the request was in progress."""
 
 
+class CallError(Exception):
+    """A method of the replica has raised an error."""
+
+
 class Channel:
     """A connection for any number of requests at the same time. Belongs to one event loop."""
 
@@ -52,7 +58,7 @@ class Channel:
         """Whether new requests may be sent."""
         self._reader = reader
         self._writer = writer
-        self._calls: dict[int, asyncio.Queue[Answer | Exception]] = {}
+        self._calls: dict[int, asyncio.Queue[Any]] = {}
         self._last = 0
         self._taken = 0
         self._task = asyncio.get_running_loop().create_task(self._read())
@@ -109,6 +115,31 @@ class Channel:
             if self._calls.pop(number, None) is not None:
                 self._send(FrameKind.CANCEL, number)
 
+    async def call(self, method: str, *arguments: object) -> Any:
+        """The result of a method of the replica.
+
+        Raises CallError for an error of the method, NotTakenError, and ChannelLostError.
+        """
+        if not self.accepts:
+            raise NotTakenError
+        self._last += 1
+        number = self._last
+        frame = encode_pickled(FrameKind.CALL, number, (method, arguments))
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._calls[number] = answers
+        self._writer.write(frame)
+        try:
+            answer = await answers.get()
+        finally:
+            if self._calls.pop(number, None) is not None:
+                self._send(FrameKind.CANCEL, number)
+        if isinstance(answer, Exception):
+            raise answer
+        done, result = answer
+        if not done:
+            raise CallError(result)
+        return result
+
     def close(self) -> None:
         """Ends the connection; requests in progress end with ChannelLostError."""
         self._task.cancel()
@@ -145,6 +176,8 @@ class Channel:
             final = kind == FrameKind.LAST_RESPONSE
             head, buffers = decode_response(contents)
             self._answer(number, (head, final, buffers), final)
+        elif kind == FrameKind.RESULT:
+            self._answer(number, decode_pickled(contents), True)
         elif kind == FrameKind.REFUSAL:
             self._answer(number, _RefusedError(decode_refusal(contents)), True)
         elif kind == FrameKind.NOT_TAKEN:
@@ -152,7 +185,7 @@ class Channel:
         else:
             raise FrameError(f"unexpected frame of kind {kind}")
 
-    def _answer(self, number: int, answer: Answer | Exception, last: bool) -> None:
+    def _answer(self, number: int, answer: object, last: bool) -> None:
         answers = self._calls.get(number)
         if answers is None:
             return  # it was cancelled

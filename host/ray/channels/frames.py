@@ -1,19 +1,21 @@
 """Frames of the connections between replicas: a header, the head of a message, and its tensors.
 
-Heads are MessagePack, so that bytes from the network never become objects with code.
+Heads are MessagePack. Calls of methods and their results are pickled, as Ray does it; the server
+reads them only from clients that know its secret, and clients know the server from Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import pickle
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from host.ray.per_model.messages import Refusal, RequestHead, ResponseHead
+from host.ray.channels.messages import Refusal, RequestHead, ResponseHead
 
 _HEADER = struct.Struct("<IQB")  # bytes that follow, number of the call, kind
 _LENGTH = struct.Struct("<I")
@@ -40,6 +42,9 @@ class FrameKind(enum.IntEnum):
     """The server stops and has not begun the call."""
     GOODBYE = 9
     """The server stops: the client sends no new calls."""
+    CALL = 10
+    """The call of a method; the answer is a RESULT."""
+    RESULT = 11
 
 
 RESPONSE_WINDOW = 64
@@ -72,6 +77,20 @@ def encode_message(kind: FrameKind, number: int, head: object, buffers: Sequence
         raise FrameError(f"a message of {size} bytes is larger than a frame ({_MAX_FRAME})")
     header = _HEADER.pack(size, number, kind)
     return b"".join([header, _LENGTH.pack(len(encoded)), encoded, *buffers])
+
+
+def encode_pickled(kind: FrameKind, number: int, contents: object) -> bytes:
+    """A CALL with the method and its arguments, or a RESULT."""
+    encoded = pickle.dumps(contents, pickle.HIGHEST_PROTOCOL)
+    return _HEADER.pack(len(encoded), number, kind) + encoded
+
+
+def decode_pickled(contents: bytes) -> Any:
+    """What a CALL or a RESULT contains. Raises FrameError."""
+    try:
+        return pickle.loads(contents)
+    except Exception as error:  # pickle raises many kinds
+        raise FrameError(f"a call cannot be decoded: {error}") from error
 
 
 def encode_refusal(number: int, refusal: Refusal) -> bytes:

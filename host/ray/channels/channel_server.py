@@ -7,25 +7,28 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from host.errors import HostError
 from host.inference.request import InferRequest
-from host.ray.per_model.frames import (
+from host.ray.channels.frames import (
     RESPONSE_WINDOW,
     RESPONSES_PER_ACKNOWLEDGEMENT,
     TOKEN_BYTES,
     FrameError,
     FrameKind,
+    decode_pickled,
     decode_request,
     encode_frame,
     encode_message,
+    encode_pickled,
     encode_refusal,
     read_frame,
 )
-from host.ray.per_model.messages import Refusal, RequestHead, pack_response, unpack_request
+from host.ray.channels.messages import Refusal, RequestHead, pack_response, unpack_request
 from host.remote.provider import ResponseStream
 
 _log = logging.getLogger("pbhost")
@@ -36,6 +39,7 @@ BUFFER_BYTES = 1 << 20
 """Bytes that a connection reads ahead."""
 
 Infer = Callable[[InferRequest, Mapping[str, str]], ResponseStream]
+Methods = Mapping[str, Callable[..., Awaitable[object]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,14 @@ class ChannelAddress:
 
 
 class ChannelServer:
-    """Answers requests of other replicas. Belongs to one event loop.
+    """Answers requests and calls of other replicas. Belongs to one event loop.
 
-    `infer`: as that of `host.server.own_models.OwnModels`.
+    `infer`: as that of `host.server.own_models.OwnModels`. `methods`: what others may call.
     """
 
-    def __init__(self, infer: Infer) -> None:
+    def __init__(self, infer: Infer, methods: Methods) -> None:
         self._infer = infer
+        self.methods = methods
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._connections: dict[_ServedChannel, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
@@ -63,7 +68,7 @@ class ChannelServer:
     @property
     def ongoing(self) -> int:
         """Requests in progress. Ray Serve does not count them."""
-        return sum(len(channel.calls) for channel in self._connections)
+        return sum(channel.requests for channel in self._connections)
 
     async def start(self, host: str) -> ChannelAddress:
         """Listens on a free port. Raises OSError."""
@@ -125,7 +130,8 @@ class _ServedChannel:
         self._server = server
         self._reader = reader
         self._writer = writer
-        self.calls: dict[int, _ServedCall] = {}
+        self.calls: dict[int, asyncio.Task[None]] = {}
+        self._windows: dict[int, _Window] = {}
         self._taken = 0
         self._told = False  # whether TAKEN is about to be sent
 
@@ -139,13 +145,18 @@ class _ServedChannel:
                     continue
                 head, buffers = decode_request(contents)
                 self._take(number)
-                self.calls[number] = _ServedCall(self, number, head, buffers)
+                window = self._windows[number] = _Window()
+                self._start(number, self._run(number, head, buffers, window))
+            elif kind == FrameKind.CALL:
+                name, arguments = decode_pickled(contents)
+                self._take(number)
+                self._start(number, self._call(number, name, arguments))
             elif kind == FrameKind.CANCEL:
                 if number in self.calls:
-                    self.calls[number].task.cancel()
+                    self.calls[number].cancel()
             elif kind == FrameKind.ACKNOWLEDGE:
-                if number in self.calls:
-                    self.calls[number].acknowledge()
+                if number in self._windows:
+                    self._windows[number].acknowledge()
             else:
                 raise FrameError(f"unexpected frame of kind {kind}")
 
@@ -165,59 +176,75 @@ class _ServedChannel:
         if not self._writer.is_closing():
             self._writer.write(frame)
 
-    async def drain(self) -> None:
-        """Returns once the client reads."""
-        await self._writer.drain()
-
-    def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
-        """Starts a request."""
-        return self._server.infer(request, headers)
+    @property
+    def requests(self) -> int:
+        """The requests in progress."""
+        return len(self._windows)
 
     def cancel_all(self) -> None:
         """Cancels the calls of a client that has gone."""
-        for call in self.calls.values():
-            call.task.cancel()
+        for task in self.calls.values():
+            task.cancel()
 
+    def _start(self, number: int, run: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(run)
+        self.calls[number] = task
+        task.add_done_callback(lambda _: self._ended(number))
 
-class _ServedCall:
-    """One request."""
+    def _ended(self, number: int) -> None:
+        del self.calls[number]
+        self._windows.pop(number, None)
 
-    def __init__(
-        self, channel: _ServedChannel, number: int, head: RequestHead, buffers: list[memoryview]
+    async def _run(
+        self, number: int, head: RequestHead, buffers: list[memoryview], window: _Window
     ) -> None:
-        self._channel = channel
-        self._number = number
-        self._window = RESPONSE_WINDOW
-        self._room = asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(self._run(head, buffers))
-        self.task.add_done_callback(lambda _: channel.calls.pop(number, None))
-
-    def acknowledge(self) -> None:
-        """The client has read responses."""
-        self._window += RESPONSES_PER_ACKNOWLEDGEMENT
-        self._room.set()
-
-    async def _run(self, head: RequestHead, buffers: list[memoryview]) -> None:
-        channel, number = self._channel, self._number
+        """Answers a request."""
         try:
             request = unpack_request(head, buffers)
-            async with aclosing(channel.infer(request, head.headers)) as responses:
+            async with aclosing(self._server.infer(request, head.headers)) as responses:
                 async for response, final in responses:
                     packed, _, *outputs = pack_response(response, final)
                     kind = FrameKind.LAST_RESPONSE if final else FrameKind.RESPONSE
-                    channel.send(encode_message(kind, number, packed, outputs))
+                    self.send(encode_message(kind, number, packed, outputs))
                     if final:
                         return
-                    self._window -= 1
-                    await channel.drain()
-                    while self._window <= 0:
-                        self._room.clear()
-                        await self._room.wait()
+                    await self._writer.drain()
+                    await window.response_sent()
         except HostError as error:
-            channel.send(encode_refusal(number, Refusal.from_error(error)))
+            self.send(encode_refusal(number, Refusal.from_error(error)))
         except ConnectionError:
             pass  # the client has gone
         except Exception:  # the top of a call: a defect is logged and answered
             _log.exception("unexpected failure of a request of another replica")
             refusal = Refusal("Internal", "unexpected failure of the replica; see its log")
-            channel.send(encode_refusal(number, refusal))
+            self.send(encode_refusal(number, refusal))
+
+    async def _call(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        """Answers the call of a method."""
+        result: object
+        try:
+            result = True, await self._server.methods[name](*arguments)
+        except Exception as error:  # the top of a call: the caller says what is wrong
+            _log.exception("a call of '%s' by another replica failed", name)
+            result = False, f"{type(error).__name__}: {error}"
+        self.send(encode_pickled(FrameKind.RESULT, number, result))
+
+
+class _Window:
+    """Lets the responses to one request wait for a client that reads slowly."""
+
+    def __init__(self) -> None:
+        self._left = RESPONSE_WINDOW
+        self._room = asyncio.Event()
+
+    def acknowledge(self) -> None:
+        """The client has read responses."""
+        self._left += RESPONSES_PER_ACKNOWLEDGEMENT
+        self._room.set()
+
+    async def response_sent(self) -> None:
+        """Returns once another response may be sent."""
+        self._left -= 1
+        while self._left <= 0:
+            self._room.clear()
+            await self._room.wait()

@@ -11,10 +11,10 @@ import pytest
 
 from host.errors import ErrorCode, HostError
 from host.inference.request import InferRequest, InferResponse, Tensor
-from host.ray.per_model.channel import Channel, ChannelLostError, NotTakenError
-from host.ray.per_model.channel_server import ChannelAddress, ChannelServer
-from host.ray.per_model.frames import RESPONSE_WINDOW
-from host.ray.per_model.messages import Refusal, pack_request, unpack_response
+from host.ray.channels.channel import CallError, Channel, ChannelLostError, NotTakenError
+from host.ray.channels.channel_server import ChannelAddress, ChannelServer
+from host.ray.channels.frames import RESPONSE_WINDOW
+from host.ray.channels.messages import Refusal, pack_request, unpack_response
 from tests.conftest import DEADLINE
 
 Responses = AsyncGenerator[tuple[InferResponse | None, bool], None]
@@ -31,15 +31,19 @@ class Model:
         self.sent = 0
         self.began, self.cancelled = asyncio.Event(), asyncio.Event()
 
+    async def hang(self) -> None:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
     async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> Responses:
         self.began.set()
         if request.id == "refused":
             raise HostError(ErrorCode.NOT_FOUND, "there is no such model")
         if request.id == "hangs":
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.cancelled.set()
+            await self.hang()
         count = int(request.parameters.get("count", 1))
         for number in range(1, count + 1):
             self.sent = number
@@ -50,9 +54,17 @@ class Model:
             )
 
 
+async def add(left: int, right: int) -> int:
+    return left + right
+
+
+async def fail() -> None:
+    raise ValueError("it has failed")
+
+
 @asynccontextmanager
 async def connected(model: Model) -> AsyncGenerator[tuple[ChannelServer, Channel], None]:
-    server = ChannelServer(model.infer)
+    server = ChannelServer(model.infer, {"add": add, "fail": fail, "hang": model.hang})
     channel = await Channel.connect(await server.start("127.0.0.1"))
     try:
         yield server, channel
@@ -186,7 +198,7 @@ def test_a_request_that_never_reached_the_server_may_be_sent_to_another_one() ->
 def test_a_wrong_secret_ends_the_connection() -> None:
     async def case() -> None:
         model = Model()
-        server = ChannelServer(model.infer)
+        server = ChannelServer(model.infer, {})
         address = await server.start("127.0.0.1")
         wrong = ChannelAddress(address.host, address.port, bytes(32))
         channel = await Channel.connect(wrong)
@@ -194,5 +206,30 @@ def test_a_wrong_secret_ends_the_connection() -> None:
             await ask(channel, request())
         assert not model.began.is_set()
         await server.close()
+
+    run(case())
+
+
+def test_methods_are_called_by_name() -> None:
+    async def case() -> None:
+        async with connected(Model()) as (server, channel):
+            assert await channel.call("add", 2, 3) == 5
+            with pytest.raises(CallError, match="ValueError: it has failed"):
+                await channel.call("fail")
+            with pytest.raises(CallError, match="KeyError"):
+                await channel.call("missing")
+
+    run(case())
+
+
+def test_a_call_that_is_given_up_is_cancelled_and_counts_as_no_request() -> None:
+    async def case() -> None:
+        model = Model()
+        async with connected(model) as (server, channel):
+            called = asyncio.ensure_future(channel.call("hang"))
+            await model.began.wait()
+            assert server.ongoing == 0
+            called.cancel()
+            await model.cancelled.wait()
 
     run(case())
