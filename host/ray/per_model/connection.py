@@ -1,4 +1,4 @@
-"""The models of other deployments, as one deployment reaches them by handles."""
+"""The models of other deployments, as one deployment reaches them."""
 
 from __future__ import annotations
 
