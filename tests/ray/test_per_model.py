@@ -169,7 +169,7 @@ def deploy(repository: RepositoryBuilder, changes: dict[str, dict[str, Any]]) ->
         known = status()
         return bool(known) and known[0] == "RUNNING"
 
-    wait_until(runs, "all deployments to run", seconds=60, state=status)
+    wait_until(runs, "all deployments to run", seconds=110, state=status)
 
 
 @pytest.fixture
