@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
+from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
 from host.crashes.quarantine import Quarantine, QuarantinedRequest
 from host.crashes.records import CrashRecords
@@ -92,6 +93,7 @@ class Core:
         tracer: Tracer,
         log: LogSettings,
         remote: RemoteModels | None = None,
+        collect_statistics: CollectStatistics | None = None,
     ) -> None:
         self._name = name
         self._registry = registry
@@ -110,8 +112,8 @@ class Core:
         self._recorder = Recorder(self._infer)
         self.infer: Infer = self._infer
         """Starts a request, see `_infer`; replaced while requests are recorded."""
-        self.collect_statistics: CollectStatistics = self._collect_statistics
-        """Returns the statistics that clients get; replaced where several servers answer as one."""
+        self.collect_statistics = collect_statistics or self._collect_statistics
+        """Returns the statistics that clients get; another one where several servers are one."""
         self.overview = overview
         """Returns what the models and their instances do, in numbers."""
         self.log = log
@@ -155,6 +157,18 @@ class Core:
             request.classification.labels = model.labels
             request.classification.batched = model.config.max_batch_size > 0
         return model.infer(request)
+
+    def repeat_cache_hit(self, name: str, version: int, hit: CacheHit) -> bool:
+        """Counts a request that is equal to one that the response cache has answered with `hit`.
+
+        The caller sends the same response. False if only `infer` can answer; nothing is counted.
+        """
+        if not self._state.started or self._recorder.active or self.request_tracer is not None:
+            return False
+        try:
+            return self._registry.find(name, version).repeat_cache_hit(hit)
+        except HostError:  # `infer` reports it
+            return False
 
     @property
     def loads_on_demand(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from host.options.deprecated_flags import DEPRECATED
 from host.options.flag_parser import Flag, Status
-from host.options.options import FLAGS
+from host.options.server_flags import FLAGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "operations.md"
 BEGIN, END = "## Every flag\n", "\n## "

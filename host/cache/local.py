@@ -51,6 +51,18 @@ class LocalStore:
         self._lookup_ns += time.monotonic_ns() - started_ns
         on_found(None if entry is None else entry[0])
 
+    def repeat_hit(self, key: bytes, outputs: CachedOutputs) -> bool:
+        """Count a hit of the same outputs; False if they have been evicted."""
+        started_ns = time.monotonic_ns()
+        entry = self._entries.get(key)
+        if entry is None or entry[0] is not outputs:
+            return False
+        self._lookups += 1
+        self._hits += 1
+        self._entries.move_to_end(key)
+        self._lookup_ns += time.monotonic_ns() - started_ns
+        return True
+
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
         """Evict entries until the outputs fit, and store them.
 

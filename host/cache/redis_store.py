@@ -145,6 +145,10 @@ class RedisStore:
             self._back_off("Failed to look up", key, error)
         on_found(outputs)
 
+    def repeat_hit(self, key: bytes, outputs: CachedOutputs) -> bool:
+        """Return False: only the server knows whether it still has the entry."""
+        return False
+
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
         """Send the outputs to the server, then call `on_inserted`."""
         if self._backing_off:

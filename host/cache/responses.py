@@ -79,11 +79,25 @@ class ResponseCache:
         response = InferResponse(request.model_name, self._version, request.id, fresh)
         response.error = self._write_outputs(cached, response)
         if response.error is None:
+            if not cached.output_placement:
+                response.cache_hit = CacheHit(self, cached.key, outputs)
             waited = cached.started_ns - call.queued_ns
             self._counters.record_cache_hit(
                 now - call.received_ns, max(0, waited), cached.lookup_ns
             )
         call.respond(response)
+
+    def repeat_hit(self, hit: CacheHit) -> bool:
+        """Count a request that is equal to one that `hit` has answered, and gets the same outputs.
+
+        Return False, and count nothing, if the outputs are not in the store any more.
+        """
+        started_ns = time.monotonic_ns()
+        if hit.cache is not self or not self._store.repeat_hit(hit.key, hit.outputs):
+            return False
+        elapsed = time.monotonic_ns() - started_ns
+        self._counters.record_cache_hit(elapsed, 0, elapsed)
+        return True
 
     def store_response(self, cached: _CachedCall, response: InferResponse) -> None:
         """Insert the model's response into the store, unless it is an error."""
@@ -110,6 +124,15 @@ class ResponseCache:
         if not cached.output_placement:
             return None
         return self._write_to_client_memory(cached.output_placement, response.outputs)
+
+
+@dataclass(slots=True)
+class CacheHit:
+    """An entry of the store that has answered a request to the model of `cache`."""
+
+    cache: ResponseCache
+    key: bytes
+    outputs: CachedOutputs
 
 
 @dataclass(slots=True)

@@ -25,6 +25,12 @@ class ResponseStore(Protocol):
         A failure is logged and counts as not found.
         """
 
+    def repeat_hit(self, key: bytes, outputs: CachedOutputs) -> bool:
+        """Look up a key that was found before, at once; whether it still has the same outputs.
+
+        Nothing is counted if it has not: `look_up` follows. A store that has to wait returns False.
+        """
+
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
         """Store outputs, which must not change any more, unless the key exists.
 

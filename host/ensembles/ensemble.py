@@ -192,11 +192,6 @@ class Ensemble(DrainableModel):
         """The statistics since the load."""
         return self.counters.snapshot()
 
-    def abort(self, error: HostError) -> None:
-        """Ends every call in progress."""
-        for call in list(self._calls):
-            call.abort(error)
-
     async def stop(self, grace: float, finalize: float) -> None:
         """Does nothing: an ensemble has no instances of its own."""
         self._step_models.clear()

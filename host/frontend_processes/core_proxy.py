@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from host.cache.responses import CacheHit
 from host.config.schema import ModelConfig
 from host.errors import HostError, invalid_argument, unsupported
 from host.frontend_processes.core_link import CoreLink
@@ -202,6 +203,10 @@ class CoreProxy:
             return start()
         finally:
             self._sent_anyway = None
+
+    def repeat_cache_hit(self, name: str, version: int, hit: CacheHit) -> bool:
+        """Returns False: the cache is in another process."""
+        return False
 
     async def infer_when_loaded(self, request: InferRequest) -> Call:
         """As `InferenceCore.infer_when_loaded`; raises what is wrong with the tensors as well."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
+from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
 from host.inference.call import Call
 from host.inference.request import InferRequest, RequestTracer
@@ -79,6 +80,12 @@ class InferenceCore(Protocol):
 
         Raises NotServedError if the model is missing, so that `start_when_loaded` may help. Another
         error is raised as HostError, or is the response of the call.
+        """
+
+    def repeat_cache_hit(self, name: str, version: int, hit: CacheHit) -> bool:
+        """Counts a request that is equal to one that the response cache has answered with `hit`.
+
+        The caller sends the same response. False if only `infer` can answer; nothing is counted.
         """
 
     async def start_when_loaded(

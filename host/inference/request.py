@@ -165,3 +165,5 @@ class InferResponse(msgspec.Struct):
     outputs: list[Tensor] = msgspec.field(default_factory=list)
     parameters: dict[str, Parameter] = msgspec.field(default_factory=dict)
     error: HostError | None = None
+    cache_hit: object = None
+    """The entry of the response cache that this is, for `repeat_cache_hit`; None if it is none."""

@@ -125,6 +125,7 @@ class ModelLifecycle:
         repository: Repository,
         loader: ModelLoader,
         settings: LoadSettings,
+        uploads: UploadedDirectories,
         fingerprint: FingerprintFunction = lambda name, path: compute_fingerprint(path),
         initializing: LendableSemaphore | None = None,
     ) -> None:
@@ -141,7 +142,7 @@ class ModelLifecycle:
         self._loader = loader
         self._settings = settings
         self._grace = settings.grace
-        self._uploads = UploadedDirectories()
+        self._uploads = uploads
         self._closing = False
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._records = LoadRecords()
@@ -597,7 +598,3 @@ class ModelLifecycle:
                     self._retire_version(name, version)
         if self._retirements:
             await asyncio.wait(self._retirements)
-
-    def close(self) -> None:
-        """Removes uploaded directories. All stubs have ended before."""
-        self._uploads.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 
-from host.cache.responses import ResponseCache
+from host.cache.responses import CacheHit, ResponseCache
 from host.crashes.quarantine import Quarantine
-from host.errors import unavailable
+from host.errors import HostError, unavailable
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, copy_from_shared_memory
 from host.metrics.model_metrics import ModelMetrics
@@ -52,11 +52,28 @@ class DrainableModel(ABC):
         if self._calls or self._holds:
             await self._drained.wait()
 
+    def abort(self, error: HostError) -> None:
+        """Ends every call in progress."""
+        for call in list(self._calls):
+            call.abort(error)
+
     def call_responded(self, call: Call, response: InferResponse) -> None:
         """Records the first response of a call."""
         latencies = self.metrics.latencies
         if latencies is not None and not call.responded:
             latencies.record_first_response(call)
+
+    def repeat_cache_hit(self, hit: CacheHit) -> bool:
+        """Counts a request that is equal to one that `hit` has answered, without a call.
+
+        False if `infer` has to decide: the entry has gone, or responses need more than the cache.
+        """
+        return (
+            self.cache is not None
+            and self._drained is None
+            and self.metrics.latencies is None
+            and self.cache.repeat_hit(hit)
+        )
 
     @abstractmethod
     def call_finished(self, call: Call) -> None:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
+from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
 from host.crashes.quarantine import Quarantine
 from host.crashes.record import CrashRecord
@@ -94,6 +95,15 @@ class PythonModel(DrainableModel):
                 request.trace.reject_inference()
             raise
         return call
+
+    def repeat_cache_hit(self, hit: CacheHit) -> bool:
+        """As described by DrainableModel; `infer` also keeps an order, and refuses requests."""
+        return (
+            bool(self.scheduler.instances)
+            and self._new_call is Call
+            and (self.quarantine is None or not self.quarantine.active)
+            and super().repeat_cache_hit(hit)
+        )
 
     def new_call(self, request: InferRequest) -> Call:
         """Makes a call that is counted, and that `drain` waits for."""
@@ -210,8 +220,7 @@ class PythonModel(DrainableModel):
 
     def abort(self, error: HostError) -> None:
         """Ends every call in progress; `stop` does not wait for work without callers."""
-        for call in list(self._calls):
-            call.abort(error)
+        super().abort(error)
         for supervisor in (*self.supervisors, *self._retiring):
             supervisor.skip_grace_period()
 

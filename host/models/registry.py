@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
 from host.crashes.quarantine import Quarantine
 from host.errors import ErrorCode, HostError, invalid_argument
@@ -58,6 +59,9 @@ class Model(Protocol):
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid for this model."""
+
+    def repeat_cache_hit(self, hit: CacheHit) -> bool:
+        """Counts a request that is equal to one that `hit` has answered; False if it must run."""
 
     @property
     def ready(self) -> bool:

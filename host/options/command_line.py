@@ -9,7 +9,8 @@ from host.options.deprecated_flags import DEPRECATED
 from host.options.flag_parser import CommandLine, InvalidValue, parse_flags
 from host.options.flag_parser import usage as usage_text
 from host.options.flag_sources import environment_arguments, file_arguments
-from host.options.options import FLAGS, Options, UsageError
+from host.options.options import Options, UsageError
+from host.options.server_flags import FLAGS
 
 _SYNOPSIS = "Usage: pbhost serve [options]; `pbhost serve --help` lists them"
 

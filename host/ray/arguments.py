@@ -7,7 +7,8 @@ from typing import Any
 
 from host.options.command_line import parse
 from host.options.flag_parser import SWITCH
-from host.options.options import FLAGS, Options, UsageError
+from host.options.options import Options, UsageError
+from host.options.server_flags import FLAGS
 
 _SWITCHES = {flag.field for flag in FLAGS if flag.kind is SWITCH}
 _DEFAULTS = {

@@ -74,7 +74,6 @@ class ServerReplica(RpcMethods):
             await self._server.stop()
             await self._channel_server.close()
             raise
-        self.share_statistics()
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
@@ -89,11 +88,9 @@ class ServerReplica(RpcMethods):
 
     def make_server(self, options: Options) -> Server:
         """The server of this replica."""
-        return Server(options, control_hook=self._control)
-
-    def share_statistics(self) -> None:
-        """Makes the statistics that clients get those of all replicas."""
-        self._server.core.collect_statistics = self._collect_statistics
+        return Server(
+            options, control_hook=self._control, collect_statistics=self._collect_statistics
+        )
 
     async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> bytes:
         """As that of the base class, but refuses requests that belong to another replica."""

@@ -145,11 +145,6 @@ class RemoteModel(DrainableModel, CallHolder):
         """Nothing: the other server has them."""
         return self.counters.snapshot()
 
-    def abort(self, error: HostError) -> None:
-        """Ends every call in progress."""
-        for call in list(self._calls):
-            call.abort(error)
-
     async def stop(self, grace: float, finalize: float) -> None:
         """Gives up the calls in progress."""
         self.abort(HostError(ErrorCode.UNAVAILABLE, "the server stops"))

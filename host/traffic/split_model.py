@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from host.cache.responses import CacheHit
 from host.errors import HostError
 from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
@@ -51,6 +52,10 @@ class SplitModel:
         if shadow is not None and copy is not None:
             shadow.follow(call, copy)
         return call
+
+    def repeat_cache_hit(self, hit: CacheHit) -> bool:
+        """Returns False: each request is assigned to a version."""
+        return False
 
     @property
     def ready(self) -> bool:

@@ -115,9 +115,10 @@ def test_an_equal_request_is_answered_from_the_cache(client: Client) -> None:
 
 def test_a_request_keeps_its_own_id(client: Client) -> None:
     assert count(client, 4, request_id="a", parameters={"p": 1}) == count(client, 4)
-    result = client.infer("counter", numbers(4), request_id="b")
-    assert result.get_response().id == "b"
-    assert result.get_response().model_version == "1"
+    for request_id in ("b", "b", "c", "", "long " * 30, "d"):
+        result = client.infer("counter", numbers(4), request_id=request_id)
+        assert result.get_response().id == request_id
+        assert result.get_response().model_version == "1"
 
 
 def test_the_shape_is_part_of_the_key(client: Client) -> None:
@@ -149,6 +150,38 @@ def test_each_version_has_its_own_entries(client: Client) -> None:
     assert count(client, 7, model="versions") == 2, "the latest one, by whatever name"
 
 
+REPEATS = 6  # requests until equal ones are answered without parsing them, and some more
+
+
+def test_repeated_hits_end_with_their_entry_their_model_and_its_version(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    """Each kind of end needs requests that are answered without parsing them before it."""
+    add_counter(repository, "m")
+    host = serve(
+        repository,
+        "--cache-config=local,size=4096",
+        *("--model-control-mode=explicit", "--load-model=*"),
+    ).wait_started()
+    with host.client() as client:
+        assert {count(client, 1, model="m") for _ in range(REPEATS)} == {1}
+        assert {count(client, 1, model="m", model_version="1") for _ in range(REPEATS)} == {1}
+        # Other entries take its place.
+        for value in range(2, 12):
+            count(client, value, model="m")
+        assert {count(client, 1, model="m") for _ in range(REPEATS)} == {12}
+        # A second version has entries of its own, and is the one that is asked.
+        add_counter(repository, "m", version=2)
+        client.load_model("m")
+        assert {count(client, 1, model="m") for _ in range(REPEATS)} == {1}
+        (seen,) = client.get_inference_statistics("m", "2").model_stats
+        assert (seen.execution_count, seen.inference_stats.cache_hit.count) == (1, REPEATS - 1)
+        # A model that is gone does not answer.
+        client.unload_model("m")
+        status, message = infer_error(count, client, 1, model="m")
+        assert "Request for unknown model: 'm' has no available versions" in message
+
+
 def test_a_model_without_the_cache_enabled_is_always_executed(client: Client) -> None:
     assert [count(client, 1, model="plain") for _ in range(3)] == [1, 2, 3]
 
@@ -174,20 +207,20 @@ def test_a_hit_does_not_need_a_stub(host: RunningHost, client: Client) -> None:
 
 
 def test_hits_and_misses_are_not_counted_as_inferences(host: RunningHost, client: Client) -> None:
-    for value in (1, 1, 1, 2):
+    for value in (1, 1, 1, 1, 1, 1, 2):  # the later ones are not parsed
         count(client, value, model="counted")
     seen = statistics(client, "counted")
     assert (seen.inference_count, seen.execution_count) == (2, 2)
     spent = seen.inference_stats
-    assert (spent.success.count, spent.fail.count, spent.queue.count) == (4, 0, 4)
+    assert (spent.success.count, spent.fail.count, spent.queue.count) == (7, 0, 7)
     assert spent.compute_infer.count == 2
-    assert (spent.cache_hit.count, spent.cache_miss.count) == (2, 2)
+    assert (spent.cache_hit.count, spent.cache_miss.count) == (5, 2)
     assert spent.cache_hit.ns > 0 and spent.cache_miss.ns > 0
     labels = '{model="counted",version="1"}'
     for series in (
-        f"nv_cache_num_hits_per_model{labels} 2",
+        f"nv_cache_num_hits_per_model{labels} 5",
         f"nv_cache_num_misses_per_model{labels} 2",
-        f"nv_inference_request_success{labels} 4",
+        f"nv_inference_request_success{labels} 7",
         f"nv_inference_count{labels} 2",
     ):
         assert series in scrape(host)
@@ -201,10 +234,10 @@ def test_the_whole_cache_has_metrics(host: RunningHost, client: Client) -> None:
 
     names = ("lookups", "hits", "misses", "entries")
     before = {name: value(f"nv_cache_num_{name}") for name in names}
-    for _ in range(3):
+    for _ in range(6):
         count(client, 1234)
     grown = {name: value(f"nv_cache_num_{name}") - before[name] for name in names}
-    assert grown == {"lookups": 3, "hits": 2, "misses": 1, "entries": 1}
+    assert grown == {"lookups": 6, "hits": 5, "misses": 1, "entries": 1}
     assert 0 < value("nv_cache_util") < 1
     assert "nv_cache_num_hits_per_model" in scrape(host)
 

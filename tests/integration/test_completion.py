@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from host.options.flag_parser import Status
-from host.options.options import FLAGS
+from host.options.server_flags import FLAGS
 from tests.conftest import DEADLINE
 
 # Asks bash for the completions of a line, as its completion key does.

@@ -140,7 +140,7 @@ def test_an_instance_releases_a_dead_stub_and_its_memory(repository: RepositoryB
     async def main() -> None:
         async with host.Server(options(repository, allow_grpc=False)) as server:
             await server.infer("identity", {"INPUT0": array})
-            (version,) = server._registry.versions("identity").values()
+            (version,) = server._composition.registry.versions("identity").values()
             assert isinstance(version.model, PythonModel)
             (instance,) = version.model.supervisors
             stub, arena = (

@@ -64,8 +64,7 @@ def test_a_tensor_goes_when_the_last_step_that_takes_it_has_ended(
 
     async def main() -> None:
         async with host.Server(options(repository)) as server:
-            assert server._pool is not None
-            taken = server._pool.arenas.used_bytes
+            taken = server._open_components.pool.arenas.used_bytes
             call: Call = server.core.infer(request("line", np.ones(1, np.float32)))
             await eventually((folder / "holding").exists, "the third step")
             await eventually(
@@ -87,8 +86,7 @@ def test_a_tensor_of_two_steps_is_put_into_shared_memory_once(
 
     async def main() -> None:
         async with host.Server(options(repository)) as server:
-            assert server._pool is not None
-            taken = server._pool.arenas.used_bytes
+            taken = server._open_components.pool.arenas.used_bytes
             call = server.core.infer(request("fork", np.ones(4 * MEGABYTE, np.float32)))
             await eventually((folder / "holding").exists, "the slower step")
             assert BIG <= taken()[0] < 2 * BIG
@@ -121,8 +119,7 @@ def test_an_output_that_is_not_requested_is_not_kept(
 def test_a_cancelled_request_leaves_nothing(repository: RepositoryBuilder, folder: Path) -> None:
     async def main() -> None:
         async with host.Server(options(repository)) as server:
-            assert server._pool is not None
-            taken = server._pool.arenas.used_bytes
+            taken = server._open_components.pool.arenas.used_bytes
             call = server.core.infer(request("line", np.ones(1, np.float32)))
             await eventually((folder / "holding").exists, "the third step")
             call.cancel()

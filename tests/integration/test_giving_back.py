@@ -121,8 +121,7 @@ def test_disks_are_not_read_on_the_loop(repository: RepositoryBuilder) -> None:
         polling = options(repository, model_control_mode="poll", repository_poll_secs=1)
         async with host.Server(polling) as server:
             await asyncio.to_thread(repository.add, "y", model(), CONFIG)
-            lifecycle = server._lifecycle
-            assert lifecycle is not None
+            lifecycle = server._open_components.lifecycle
             await eventually(
                 lambda: "y" in {each.name for each in lifecycle.living_models()}, "the new model"
             )

@@ -79,9 +79,7 @@ def test_tensor_memory_is_given_back_after_a_burst(repository: RepositoryBuilder
                 await asyncio.gather(
                     *(server.infer("identity", {"INPUT0": array}) for _ in range(10))
                 )
-            pool = server._pool
-            assert pool is not None
-            own = pool.arenas.host
+            own = server._open_components.pool.arenas.host
             await eventually(lambda: not (own.used or own.warm), "memory to be given back")
 
     asyncio.run(main())

@@ -53,9 +53,8 @@ class Bench:
         self.outcomes: Counter[str] = Counter()
 
     def living_models(self) -> list[PythonModel]:
-        assert self.server._lifecycle is not None
         models: list[PythonModel] = []
-        for model in self.server._lifecycle.living_models():
+        for model in self.server._open_components.lifecycle.living_models():
             assert isinstance(model, PythonModel)
             models.append(model)
         return models
@@ -111,9 +110,7 @@ class Bench:
 
     async def assert_no_memory_held(self) -> None:
         """All tensor memory of host and stubs has been given back, and no block is exported."""
-        pool = self.server._pool
-        assert pool is not None
-        own = pool.arenas
+        own = self.server._open_components.pool.arenas
 
         def held() -> dict[str, int]:
             gc.collect()  # an error refers to its call, and its traceback to itself
@@ -122,7 +119,7 @@ class Bench:
                 "host warm": own.host.warm,
                 "host memory": os.fstat(own.host_fd).st_blocks,
             }
-            for stub in pool._instances:
+            for stub in self.server._open_components.pool._instances:
                 found[f"lent to {stub.name}"] = len(stub._transfer._exported)
                 found[f"memory of {stub.name}"] = os.fstat(stub._transfer.arena.fd).st_blocks
             return {what: amount for what, amount in found.items() if amount}
@@ -368,8 +365,7 @@ def test_exit_timeout_aborts_requests_whose_client_is_gone(
             given = {"COMMAND": np.array([b"loops"], dtype=np.object_)}
             asked = asyncio.ensure_future(server.infer("misbehave", given))
             await eventually(lambda: "looping" in bench.log.lines, "the model to loop")
-            lifecycle = server._lifecycle
-            assert lifecycle is not None
+            lifecycle = server._open_components.lifecycle
             asked.cancel()
             unloading = asyncio.ensure_future(lifecycle.unload_all())
             await some_turns(2)  # the model waits for its stub, or is about to

@@ -165,8 +165,7 @@ def test_loading_and_unloading_leaves_nothing_behind(repository: RepositoryBuild
         ) as bench:
             before: Holdings | None = None
             memory = 0
-            core, pool = bench.server.core, bench.server._pool
-            assert pool is not None
+            core, pool = bench.server.core, bench.server._open_components.pool
             for turn in range(22):
                 await core.load_model("fails", {})
                 with pytest.raises(host.HostError, match="on purpose"):

@@ -47,7 +47,7 @@ def _tag(name: str) -> int:
 
 
 _MODEL_NAME_TAG = _tag("model_name")
-_MODEL_VERSION_TAG = _tag("model_version")
+MODEL_VERSION_TAG = _tag("model_version")
 ID_TAG = _tag("id")
 _PARAMETERS_TAG = _tag("parameters")
 _INPUTS_TAG = _tag("inputs")
@@ -152,7 +152,7 @@ def _parse_fields(data: bytes) -> InferMessage:
             outputs.append(_parse_output_cached(data[start:position]))
         elif tag == _MODEL_NAME_TAG:
             name = data[start:position].decode()
-        elif tag == _MODEL_VERSION_TAG:
+        elif tag == MODEL_VERSION_TAG:
             version = data[start:position].decode()
         elif tag == ID_TAG:
             request_id = data[start:position].decode()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
+from host.frontends.grpc.cached_responses import CachedResponses
 from host.frontends.grpc.codec import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.encode import encode_infer_response
 from host.frontends.grpc.large_contents import (
@@ -71,6 +72,7 @@ class GrpcService:
         self._api_keys = api_keys
         self._reads_metadata = bool(forwarding) or api_keys is not None
         self._request_cache = RequestCache()
+        self._cached_responses = CachedResponses(core)
         self._inference_restricted = "inference" in restrictions or api_keys is not None
         self._open_requests = OpenRequests()
         self._streams: set[InferStream] = set()
@@ -107,6 +109,10 @@ class GrpcService:
             _check_restriction(self._restrictions, "inference", context)
             if self._api_keys is not None:
                 self._api_keys.authorize("inference", context.metadata("authorization"))
+        answer = self.repeat_response(data)
+        if answer is not None:
+            done(answer)
+            return _ANSWERED
         known = self._request_cache.lookup(data)
         if known is not None:
             request = known[0]
@@ -124,7 +130,7 @@ class GrpcService:
         if reserved is not None:
             request.reserved_memory = reserved
         try:
-            return self._start_request(request, done, context)
+            return self._start_request(request, done, context, data=b"" if known is None else data)
         except NotServedError:
             if not self._core.loads_on_demand:
                 raise
@@ -133,13 +139,24 @@ class GrpcService:
         task.add_done_callback(lambda _: self._open_requests.request_finished())
         return task
 
+    def repeat_response(self, data: bytes) -> bytes | None:
+        """The response to a ModelInfer that the response cache has answered before.
+
+        None if the request has to take the usual path.
+        """
+        if self._reads_metadata or self._open_requests.draining:
+            return None
+        return self._cached_responses.respond(data)
+
     def _start_request(
         self,
         request: InferRequest,
         done: ResponseCallback,
         context: RpcContext,
         admitted: bool = False,
+        data: bytes = b"",
     ) -> Call:
+        """`data`: the message of the request if it matches a template of the request cache."""
         if (
             self._reads_metadata
             or self._open_requests.draining
@@ -152,6 +169,8 @@ class GrpcService:
 
         def finish(response: InferResponse | HostError) -> None:
             answer = _encode_result(response, request.classification)
+            if data and isinstance(answer, bytes) and isinstance(response, InferResponse):
+                self._cached_responses.remember(data, request, response, answer)
             self._open_requests.request_finished()
             if request.trace is None:
                 done(answer)
@@ -390,6 +409,16 @@ class GrpcService:
         """Called when a stream has ended."""
         self._streams.discard(stream)
         self._open_requests.request_finished()
+
+
+class _Answered:
+    """A request that is answered already."""
+
+    def cancel(self) -> None:
+        """Does nothing."""
+
+
+_ANSWERED = _Answered()
 
 
 def _check_restriction(restrictions: Restrictions, category: str, context: RpcContext) -> None:

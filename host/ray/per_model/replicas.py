@@ -72,13 +72,13 @@ class ConnectedReplica(ServerReplica):
         self._connection.close()
 
     def make_server(self, options: Options) -> Server:
-        """A server with remote models, whose loads and unloads go to their deployments."""
+        """A server with remote models, whose loads and unloads go to their deployments.
+
+        The statistics of remote models are sums of all replicas already.
+        """
         own = self._control if self._model else None
         control = RoutedModelControl(self._connection, own, self._model)
         return Server(options, control_hook=control, remote_models=self._connection)
-
-    def share_statistics(self) -> None:
-        """Does nothing: those of remote models are sums already."""
 
     async def refresh_model(self, name: str) -> None:
         """Learns of the versions of a model of another deployment anew."""

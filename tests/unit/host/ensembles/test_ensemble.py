@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
 from host.config.pbtxt import parse_pbtxt
 from host.crashes.quarantine import Quarantine
@@ -60,6 +61,9 @@ class Member:
     @property
     def cancelled(self) -> list[Call]:
         return self.holder.cancelled
+
+    def repeat_cache_hit(self, hit: CacheHit) -> bool:
+        return False
 
     def infer(self, request: InferRequest) -> Call:
         if self.refuses is not None:

@@ -22,7 +22,7 @@ from host.models.draining import DrainableModel
 from host.models.loading import LoadSettings, RepositoryReadError, VersionLoadError
 from host.models.registry import LoadedModel, Registry, VersionState
 from host.repository.chat_template import ChatTemplate
-from host.repository.override import Override
+from host.repository.override import Override, UploadedDirectories
 from host.repository.repository import Repository
 from host.repository.token_counter import TokenCounter
 from tests.conftest import DEADLINE, RepositoryBuilder
@@ -139,11 +139,13 @@ class Setup:
         self.loader = ProcesslessLoader()
         self.events = self.loader.events
         self.registry = Registry()
+        self.uploads = UploadedDirectories()
         self.lifecycle = ModelLifecycle(
             self.registry,
             Repository([repository.path]),
             self.loader,
             LoadSettings(strict=False, threads=threads, retries=retries, grace=0, finalize=1),
+            self.uploads,
         )
 
     def add(self, config: str = CONFIG, *versions: int) -> None:
@@ -182,7 +184,7 @@ def with_lifecycle(
             await asyncio.wait_for(test(setup), DEADLINE)
             await asyncio.wait_for(setup.lifecycle.unload_all(), DEADLINE)
             assert not setup.serving()
-            setup.lifecycle.close()
+            setup.uploads.close()
 
         asyncio.run(main())
 

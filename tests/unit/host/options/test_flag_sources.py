@@ -8,7 +8,8 @@ import pytest
 
 from host.options.command_line import parse
 from host.options.flag_parser import Flag
-from host.options.options import FLAGS, UsageError
+from host.options.options import UsageError
+from host.options.server_flags import FLAGS
 
 
 def write(folder: Path, text: str) -> str:

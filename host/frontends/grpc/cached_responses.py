@@ -1,0 +1,93 @@
+"""Answers repeated requests that the response cache has answered before, without parsing them.
+
+Requests are equal if all bytes but their id are. The response cache still decides about each: it
+counts a hit, or the request takes the usual path because the entry has been evicted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from host.cache.responses import CacheHit
+from host.frontends.grpc.codec import ID_TAG, MODEL_VERSION_TAG
+from host.frontends.grpc.encode import encode_infer_response
+from host.frontends.inference_core import InferenceCore
+from host.inference.request import InferRequest, InferResponse
+
+_MAX_REQUEST_BYTES = 1024
+_MAX_RESPONSE_BYTES = 4096
+_MAX_RESPONSES = 1024
+
+
+class _CachedResponse(NamedTuple):
+    model_name: str
+    model_version: int
+    hit: CacheHit
+    message: bytes  # the ModelInferResponse without an id
+
+
+class CachedResponses:
+    """The encoded responses to recent requests that the response cache has answered."""
+
+    def __init__(self, core: InferenceCore) -> None:
+        self._core = core
+        self._responses: dict[bytes, _CachedResponse] = {}  # by the request without its id
+
+    def respond(self, data: bytes) -> bytes | None:
+        """The response to a ModelInferRequest; None if the request has to take the usual path."""
+        if not self._responses or len(data) > _MAX_REQUEST_BYTES:
+            return None
+        found, id_field = self._responses.get(data), b""
+        if found is None:
+            try:
+                data, id_field = _split_id(data)
+            except (IndexError, UnicodeDecodeError):
+                return None
+            found = self._responses.get(data) if id_field else None
+            if found is None:
+                return None
+        if not self._core.repeat_cache_hit(found.model_name, found.model_version, found.hit):
+            del self._responses[data]
+            return None
+        return found.message + id_field if id_field else found.message
+
+    def remember(
+        self, data: bytes, request: InferRequest, response: InferResponse, message: bytes
+    ) -> None:
+        """Keeps a response that came from the cache, and its message.
+
+        `data`: the message of the request, which matches a template of the RequestCache.
+        """
+        hit = response.cache_hit
+        if (
+            not isinstance(hit, CacheHit)
+            or len(data) > _MAX_REQUEST_BYTES
+            or len(message) > _MAX_RESPONSE_BYTES
+        ):
+            return
+        data, _ = _split_id(data)
+        if request.id:
+            message = encode_infer_response(msgspec.structs.replace(response, id=""))
+        if len(self._responses) >= _MAX_RESPONSES:
+            self._responses.clear()
+        self._responses[data] = _CachedResponse(
+            request.model_name, request.model_version, hit, message
+        )
+
+
+def _split_id(data: bytes) -> tuple[bytes, bytes]:
+    """A request without its id, and the field with the id.
+
+    The field is empty if there is none, or not at its usual place, or it is long. Raises IndexError
+    or UnicodeDecodeError.
+    """
+    start = data[1] + 2  # after the name of the model
+    if data[start] == MODEL_VERSION_TAG:
+        start += data[start + 1] + 2
+    if data[start] != ID_TAG or data[start + 1] > 127:
+        return data, b""
+    end = start + data[start + 1] + 2
+    data[start + 2 : end].decode()
+    return data[:start] + data[end:], data[start:end]

@@ -1,0 +1,152 @@
+"""Repeated requests that the response cache has answered get the response that parsing gives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from host.cache.local import LocalStore
+from host.cache.responses import CacheHit, ResponseCache
+from host.errors import HostError
+from host.frontends.grpc.cached_responses import CachedResponses
+from host.frontends.grpc.codec import parse_infer_request, to_request
+from host.frontends.grpc.encode import encode_infer_response
+from host.frontends.grpc.request_cache import RequestCache
+from host.inference.request import InferRequest, InferResponse, Tensor
+from host.instances.regions import Regions
+from host.metrics.statistics import InferenceCounters
+from tests.unit.host.frontends.grpc.echo_core import EchoCore
+from tests.unit.host.frontends.grpc.test_request_cache import again, requests
+
+KEY = b"key"
+IDS = st.sampled_from(["", "a", "ä" * 60, "x" * 127, "x" * 128])
+
+
+class CachingCore(EchoCore):
+    """A core with one entry in its response cache, for all models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs = [Tensor("y", "UINT8", [3], b"123")]
+        self.store = LocalStore(2000)
+        self.store.insert(KEY, self.outputs, lambda error: None)
+        self.counters = InferenceCounters("m", "1")
+        self.cache = ResponseCache(self.store, 1, self.counters, lambda *_: None)
+        self.hit = CacheHit(self.cache, KEY, self.outputs)
+
+    def repeat_cache_hit(self, name: str, version: int, hit: CacheHit) -> bool:
+        return self.cache.repeat_hit(hit)
+
+    def response(self, request: InferRequest) -> InferResponse:
+        return InferResponse(request.model_name, 1, request.id, self.outputs, cache_hit=self.hit)
+
+    def evict(self) -> None:
+        self.store.insert(b"other", [Tensor("y", "UINT8", [1400], bytes(1400))], lambda error: None)
+
+    @property
+    def hits(self) -> int:
+        return self.counters.snapshot().inference_stats.cache_hit.count
+
+
+def remember(core: CachingCore, cached: CachedResponses, data: bytes) -> None:
+    """As the service does: only requests that match a template are remembered."""
+    templates = RequestCache()
+    for _ in range(2):
+        message = parse_infer_request(data)
+        templates.remember(data, message, to_request(message, Regions(None)))
+    known = templates.lookup(data)
+    if known is not None:
+        response = core.response(known[0])
+        cached.remember(data, known[0], response, encode_infer_response(response))
+
+
+def simple(request_id: str = "", value: bytes = b"1234") -> bytes:
+    message = pb.ModelInferRequest(model_name="m", model_version="1", id=request_id)
+    message.inputs.add(name="x", datatype="INT32", shape=[1])
+    message.raw_input_contents.append(value)
+    return bytes(message.SerializeToString())
+
+
+def without_id(data: bytes) -> tuple[pb.ModelInferRequest, str]:
+    message = pb.ModelInferRequest.FromString(data)
+    request_id = message.id
+    message.id = ""
+    return message, request_id
+
+
+@given(requests(), IDS, IDS, st.data())
+def test_a_response_is_repeated_only_to_an_equal_request(
+    message: pb.ModelInferRequest, first_id: str, next_id: str, data: st.DataObject
+) -> None:
+    core = CachingCore()
+    cached = CachedResponses(core)
+    try:
+        remember(core, cached, again(message, first_id, []))
+    except HostError:
+        return
+    near = bytearray(again(message, next_id, []))
+    for _ in range(data.draw(st.integers(0, 2))):
+        place = data.draw(st.integers(0, len(near) - 1))
+        near[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+        if not near:
+            return
+    answer = cached.respond(bytes(near))
+    if answer is None:
+        assert not core.hits
+        return
+    assert core.hits == 1
+    asked, request_id = without_id(bytes(near))
+    assert asked == without_id(again(message, first_id, []))[0]
+    request = to_request(parse_infer_request(bytes(near)), Regions(None))
+    assert request.id == request_id
+    expected = encode_infer_response(core.response(request))
+    assert pb.ModelInferResponse.FromString(answer) == pb.ModelInferResponse.FromString(expected)
+
+
+@pytest.mark.parametrize("first_id", ["", "first"])
+@pytest.mark.parametrize("next_id", ["", "first", "other", "x" * 127])
+def test_an_equal_request_with_any_short_id_is_recognised(first_id: str, next_id: str) -> None:
+    core = CachingCore()
+    cached = CachedResponses(core)
+    assert cached.respond(simple(next_id)) is None
+    remember(core, cached, simple(first_id))
+    answer = cached.respond(simple(next_id))
+    assert answer is not None
+    assert pb.ModelInferResponse.FromString(answer).id == next_id
+    assert cached.respond(simple(next_id, b"1235")) is None
+    assert core.hits == 1
+
+
+def test_a_second_id_is_not_mistaken_for_the_rest() -> None:
+    core = CachingCore()
+    cached = CachedResponses(core)
+    remember(core, cached, simple("a"))
+    start = len(pb.ModelInferRequest(model_name="m", model_version="1").SerializeToString())
+    data = simple("a")
+    assert cached.respond(data) is not None
+    assert cached.respond(data[: start + 3] + b"\x1a\x01b" + data[start + 3 :]) is None
+
+
+def test_an_evicted_response_is_not_repeated() -> None:
+    core = CachingCore()
+    cached = CachedResponses(core)
+    remember(core, cached, simple())
+    assert cached.respond(simple()) is not None
+    core.evict()
+    assert cached.respond(simple("a")) is None
+    core.store.insert(KEY, [Tensor("y", "UINT8", [3], b"321")], lambda error: None)
+    assert cached.respond(simple()) is None, "the cache has another response now"
+    assert core.hits == 1
+
+
+def test_large_requests_and_responses_are_not_remembered() -> None:
+    core = CachingCore()
+    cached = CachedResponses(core)
+    large = simple(value=bytes(1024))
+    remember(core, cached, large)
+    assert cached.respond(large) is None
+    core.outputs = [Tensor("y", "UINT8", [5000], bytes(5000))]
+    remember(core, cached, simple())
+    assert cached.respond(simple()) is None
