@@ -53,9 +53,11 @@ def alone(servers: int, arguments: Sequence[str]) -> Iterator[list[int]]:
         *(f"--{one.replace('_', '-')}" for one in arguments),
         *(["--reuse-grpc-port=true"] if servers > 1 else []),
     ]
-    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(servers)]
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        wait_for(PORT)
+        for _ in range(servers):
+            processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        wait_for(PORT, servers)
         yield [process.pid for process in processes]
     finally:
         for process in processes:
@@ -107,7 +109,7 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
         else:
             application = app({**common, "deployment": two})
         serve.run(application, name="pbhost", route_prefix="/")
-        wait_for(OWN_PORT if mode == "port" else PORT)
+        wait_for(OWN_PORT, 2) if mode == "port" else wait_for(PORT)
         yield [
             process.pid
             for process in psutil.process_iter()
@@ -119,15 +121,20 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def wait_for(port: int) -> None:
-    """Return once a server answers."""
+def wait_for(port: int, servers: int = 1) -> None:
+    """Return once the server answers; of several that share the port, once 20 in a row do."""
     end = time.monotonic() + 60
+    missing = 1 if servers == 1 else 20
     while time.monotonic() < end:
         try:
-            with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
-                if client.is_server_ready():
+            own = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+            address = f"127.0.0.1:{port}"
+            with grpcclient.InferenceServerClient(address, channel_args=own) as client:
+                missing = missing - 1 if client.is_server_ready() else missing
+                if not missing:
                     return
         except grpcclient.InferenceServerException:
+            missing = 1 if servers == 1 else 20
             time.sleep(0.05)
     raise TimeoutError(f"no server at port {port}")
 
