@@ -53,10 +53,8 @@ def alone(servers: int, arguments: Sequence[str]) -> Iterator[list[int]]:
         *(f"--{one.replace('_', '-')}" for one in arguments),
         *(["--reuse-grpc-port=true"] if servers > 1 else []),
     ]
-    processes: list[subprocess.Popen[bytes]] = []
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(servers)]
     try:
-        for _ in range(servers):
-            processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         wait_for(PORT, servers)
         yield [process.pid for process in processes]
     finally:
