@@ -33,8 +33,10 @@ def test_a_replica_without_a_free_slot_answers_others(cluster: RayCluster) -> No
         command.set_data_from_numpy(np.array([b"respond keeps"], dtype=np.object_))
         client.async_stream_infer("stream", [command])
         assert answers.get(timeout=DEADLINE)[1] is None
-        statistics = client.get_inference_statistics("stream", client_timeout=DEADLINE)
-        assert statistics.model_stats[0].inference_count == 1
-        client.load_model("identity", client_timeout=DEADLINE)
-        client.unload_model("identity", client_timeout=DEADLINE)
-        client.stop_stream(cancel_requests=True)
+        try:
+            statistics = client.get_inference_statistics("stream", client_timeout=DEADLINE)
+            assert statistics.model_stats[0].execution_count == 1
+            client.load_model("identity", client_timeout=DEADLINE)
+            client.unload_model("identity", client_timeout=DEADLINE)
+        finally:
+            client.stop_stream(cancel_requests=True)

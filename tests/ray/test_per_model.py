@@ -16,6 +16,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from host.ray.arguments import read_options
+from host.ray.deployment_options import POLICY
 from host.ray.per_model.serve_config import make_model_config
 from host.ray.serve_config import Proxies
 from tests.clients import infer_error, tensor
@@ -414,6 +415,7 @@ def test_autoscaling_counts_requests_that_ray_does_not_see(
     client: grpcclient.InferenceServerClient, module_repository: RepositoryBuilder, tmp_path: Path
 ) -> None:
     scaling = {
+        "policy": POLICY,
         "min_replicas": 1,
         "max_replicas": 2,
         "target_ongoing_requests": 2,
