@@ -121,7 +121,7 @@ class _MethodHandler:
                 return
             messages = AcknowledgedMessages(requests)
             try:
-                async for batch in _read_ahead(stream(messages, context)):
+                async for batch in _read_ahead(stream(messages, _StreamContext(context))):
                     for response in batch:
                         yield response
                     messages.acknowledge()
@@ -132,6 +132,24 @@ class _MethodHandler:
         return dataclasses.replace(
             self, **{**changes, "unary_unary": answer, "stream_stream": answer_stream}
         )
+
+
+class _StreamContext:
+    """The context of a stream, for functions of Ray that may run after the end of the RPC.
+
+    They log the address of the client then, and grpcio would read it from memory that is freed.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._peer: str = context.peer()
+
+    def peer(self) -> str:
+        """The address of the client."""
+        return self._peer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
 
 
 async def _read_ahead(

@@ -42,7 +42,8 @@ class AcknowledgedMessages:
         self._finished = True
         self._changed.set()
         if self._upcoming is not None:
-            self._upcoming.cancel()
+            # It ends with the RPC. To cancel it would free memory that grpcio still writes to.
+            self._upcoming.add_done_callback(lambda read: read.cancelled() or read.exception())
 
     def __aiter__(self) -> AsyncIterator[Received]:
         return self
