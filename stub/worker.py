@@ -149,7 +149,10 @@ class Worker:
     def _defer_work(self, message: m.ToStub) -> None:
         """Handles messages that arrive while `execute` waits for a BLS response."""
         if isinstance(message, m.Execute):
-            self._deferred_work.append(message)
+            if message.reclaimable:
+                self._channel.send([m.BatchReturned(message.batch)])
+            else:
+                self._deferred_work.append(message)
         else:
             self._handle_memory_message(message)
 
@@ -249,8 +252,9 @@ class Worker:
         self._readiness = ReadinessChecker(self._model, name, self._coroutines, send)
         self._runtime.allow_bls(True)
         self._report_imports()
-        send([m.Initialized(self._readiness.defines_is_ready)])
-        if self._executor.runs_coroutines:
+        runs_coroutines = self._executor.runs_coroutines
+        send([m.Initialized(self._readiness.defines_is_ready, runs_coroutines)])
+        if runs_coroutines:
             self._coroutine_batches = CoroutineBatches(
                 self._executor,
                 self._channel,
@@ -329,7 +333,9 @@ class Worker:
                 self._send_deferred_messages()
             if children is not None and children.descriptor in wakeup.descriptors:
                 children.serve_request()
-            self._channel.read_bls_responses(self._handle_service)
+            # After a timeout, the thread that waits for the responses reads them more cheaply.
+            if wakeup.has_frame or self._channel.bls_event in wakeup.descriptors:
+                self._channel.read_bls_responses(self._handle_service)
             for message in wakeup.messages:
                 self._handle_service(message)
             returns = self._memory.take_releases()
