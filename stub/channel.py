@@ -258,13 +258,14 @@ class Channel:
                 poller.register(descriptor, zmq.POLLIN)
         ready = dict(poller.poll(wait_ms))
         messages: List[ToStub] = []
-        if self._service in ready:
+        has_frame = self._service in ready
+        if has_frame:
             frame = self._service.recv()
             if frame == END_OF_OVERFLOW:
                 self._bls_overflow = False
             else:
                 messages = self._decode_frame(frame)
-        return Wakeup(messages, [d for d in descriptors if d in ready])
+        return Wakeup(has_frame, messages, [d for d in descriptors if d in ready])
 
     def read_bls_responses(self, handle: Callable[[ToStub], None]) -> None:
         """Passes the messages in the ring of BLS responses to `handle`; any thread may call.
@@ -343,10 +344,14 @@ def _check_threads() -> None:
 
 
 class Wakeup:
-    """Messages and readable descriptors that woke the service thread."""
+    """Messages and readable descriptors that woke the service thread.
 
-    __slots__ = ("messages", "descriptors")
+    `has_frame`: whether a frame has come by ZeroMQ, maybe one without messages.
+    """
 
-    def __init__(self, messages: List[ToStub], descriptors: List[int]) -> None:
+    __slots__ = ("descriptors", "has_frame", "messages")
+
+    def __init__(self, has_frame: bool, messages: List[ToStub], descriptors: List[int]) -> None:
+        self.has_frame = has_frame
         self.messages = messages
         self.descriptors = descriptors
