@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import shlex
 import sys
-from typing import NoReturn
 
 from host.system.init_process import fork_from_init
 from host.system.standard_streams import open_standard_streams
@@ -42,7 +41,7 @@ Usage: pbhost serve --model-repository=DIR [options]
        pbhost version
 """
 
-_SUBCOMMANDS = (
+_COMMANDS = (
     "serve",
     "new",
     "run",
@@ -56,6 +55,7 @@ _SUBCOMMANDS = (
     "replay",
     "ray",
     "completion",
+    "version",
 )
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     if arguments[:1] == ["serve"]:
         fork_from_init()
     import_dependencies()
-    if arguments and arguments[0] in _SUBCOMMANDS:
+    if arguments:
         _run(arguments[0], arguments[1:])
     if arguments[:1] in (["--help"], ["-h"]):
         sys.stdout.write(_USAGE)
@@ -78,55 +78,55 @@ def main() -> None:
 
         sys.stdout.write(f"pbhost {version('pbhost')} (as Triton {VERSION})\n")
         sys.exit(0)
-    sys.stderr.write(f"{_USAGE}\n{_without_command(arguments)}\n")
+    sys.stderr.write(_describe_misuse(arguments))
     sys.exit(1)
 
 
-def _run(command: str, arguments: list[str]) -> NoReturn:
-    # Imported here, because they import the libraries.
-    from host.cli import (
-        check,
-        completion,
-        config,
-        crashes,
-        infer,
-        new,
-        ray,
-        record,
-        replay,
-        run,
-        serve,
-        stacks,
-        top,
-    )
-
-    commands = {
-        "serve": serve.main,
-        "new": new.main,
-        "run": run.main,
-        "infer": infer.main,
-        "check": check.main,
-        "config": config.main,
-        "crashes": crashes.main,
-        "stacks": stacks.main,
-        "top": top.main,
-        "ray": ray.main,
-        "completion": completion.main,
-        "record": record.main,
-        "replay": replay.main,
-    }
-    commands[command](arguments)
+def _run(command: str, arguments: list[str]) -> None:
+    """Runs a command, which exits. Imports it alone, because each imports other libraries."""
+    match command:
+        case "serve":
+            from host.cli.serve import main
+        case "new":
+            from host.cli.new import main
+        case "run":
+            from host.cli.run import main
+        case "infer":
+            from host.cli.infer import main
+        case "check":
+            from host.cli.check import main
+        case "config":
+            from host.cli.config import main
+        case "crashes":
+            from host.cli.crashes import main
+        case "stacks":
+            from host.cli.stacks import main
+        case "top":
+            from host.cli.top import main
+        case "record":
+            from host.cli.record import main
+        case "replay":
+            from host.cli.replay import main
+        case "ray":
+            from host.cli.ray import main
+        case "completion":
+            from host.cli.completion import main
+        case _:
+            return
+    main(arguments)
 
 
-def _without_command(arguments: list[str]) -> str:
+def _describe_misuse(arguments: list[str]) -> str:
     """Returns the error for a command line without a valid command."""
     if not arguments:
-        return "a command must be given"
+        return f"{_USAGE}\na command must be given\n"
     if arguments[0].startswith("-"):
-        return f"a command must come first: pbhost serve {shlex.join(arguments)}"
-    close = difflib.get_close_matches(arguments[0], ["version", *_SUBCOMMANDS], n=1)
-    hint = f", did you mean '{close[0]}'?" if close else ""
-    return f"unknown command '{arguments[0]}'{hint}"
+        error = f"a command must come first: pbhost serve {shlex.join(arguments)}"
+    else:
+        close = difflib.get_close_matches(arguments[0], _COMMANDS, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        error = f"unknown command '{arguments[0]}'; {hint}pbhost --help lists all commands"
+    return f"pbhost: {error}\n"
 
 
 if __name__ == "__main__":

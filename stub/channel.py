@@ -1,9 +1,9 @@
 """The stub's end of the connection to the host; the only stub module that knows of zmq.
 
-The main thread receives work, any thread sends responses, and one thread at a time receives BLS
-responses, through three rings in shared memory. ZeroMQ carries the frames that a ring has no room
-for, and all other frames for the service thread. There are three ZeroMQ sockets, because a socket
-must be used by one thread only.
+The main thread, or the event loop of a coroutine function, receives work. Any thread sends
+responses, and one thread at a time receives BLS responses. Each of the three uses a ring in shared
+memory. ZeroMQ carries the frames that a ring has no room for, and all other frames for the service
+thread. There are three ZeroMQ sockets, because a socket must be used by one thread only.
 """
 
 import gc
@@ -29,6 +29,7 @@ from stub.wire.messages import (
 from stub.wire.ring import (
     BUSY_POLL_SECONDS,
     END_OF_OVERFLOW,
+    RECLAIMABLE,
     WAKE_EARLY,
     RingReader,
     RingWriter,
@@ -72,10 +73,10 @@ class Channel:
         self._bls_lock = threading.RLock()
         self._pollers: Dict[Tuple[int, ...], zmq.Poller] = {}  # of the service thread
         self._reading_bls = False
-        self._work_event = spawn.work_event_fd
+        self.work_event = spawn.work_event_fd  # readable if there is work
         self._host_event = spawn.host_event_fd
         has_work = select.poll()
-        has_work.register(self._work_event, select.POLLIN)
+        has_work.register(self.work_event, select.POLLIN)
         self._has_work = has_work.poll
         self._pending_frames = 0
         self._waited = True
@@ -186,7 +187,7 @@ class Channel:
         if not self._waited or self._pending_frames:
             return False
         has_work = select.poll()  # a poll object is not thread-safe
-        has_work.register(self._work_event, select.POLLIN)
+        has_work.register(self.work_event, select.POLLIN)
         return not has_work.poll(0)
 
     def receive_work(self) -> List[ToStub]:
@@ -197,11 +198,37 @@ class Channel:
             if not ready:
                 self._has_work(None)  # a read does not block
             self._pending_frames = (
-                int.from_bytes(os.read(self._work_event, 8), "little") % WAKE_EARLY
+                int.from_bytes(os.read(self.work_event, 8), "little") % WAKE_EARLY
             )
+            if self._pending_frames > 1 and self._inbox.flags() & RECLAIMABLE:
+                rest, self._pending_frames = self._pending_frames - 1, 1
+                os.write(self.work_event, rest.to_bytes(8, "little"))
             if not self._pending_frames:
                 self._waited = True
                 ready = self._busy_poll()
+        return self._read_pending_frame()
+
+    def receive_announced_work(self, busy_poll: bool) -> List[ToStub]:
+        """Returns the messages of all frames of work that were announced; does not wait for them.
+
+        If the host has only woken this process early, and with `busy_poll`, it polls for work. An
+        event loop calls it in place of `receive_work`. Raises HostGone.
+        """
+        self._receive_announcements()
+        if not self._pending_frames and busy_poll and self._busy_poll():
+            self._receive_announcements()
+        self._waited = self._pending_frames <= 1
+        messages: List[ToStub] = []
+        while self._pending_frames:
+            messages += self._read_pending_frame()
+        return messages
+
+    def _receive_announcements(self) -> None:
+        with suppress(BlockingIOError):  # there are none
+            announced = int.from_bytes(os.read(self.work_event, 8), "little")
+            self._pending_frames += announced % WAKE_EARLY
+
+    def _read_pending_frame(self) -> List[ToStub]:
         if self._host_gone:
             raise HostGone
         self._pending_frames -= 1
@@ -231,13 +258,14 @@ class Channel:
                 poller.register(descriptor, zmq.POLLIN)
         ready = dict(poller.poll(wait_ms))
         messages: List[ToStub] = []
-        if self._service in ready:
+        has_frame = self._service in ready
+        if has_frame:
             frame = self._service.recv()
             if frame == END_OF_OVERFLOW:
                 self._bls_overflow = False
             else:
                 messages = self._decode_frame(frame)
-        return Wakeup(messages, [d for d in descriptors if d in ready])
+        return Wakeup(has_frame, messages, [d for d in descriptors if d in ready])
 
     def read_bls_responses(self, handle: Callable[[ToStub], None]) -> None:
         """Passes the messages in the ring of BLS responses to `handle`; any thread may call.
@@ -286,7 +314,7 @@ class Channel:
         self._host_gone = True
         self._session.state = State.ENDED
         with suppress(BlockingIOError):  # a full counter wakes the main thread as well
-            os.write(self._work_event, _ONE)
+            os.write(self.work_event, _ONE)
 
     def close(self) -> None:
         """Delivers the sent frames, then disconnects. The service thread must have ended."""
@@ -316,10 +344,14 @@ def _check_threads() -> None:
 
 
 class Wakeup:
-    """Messages and readable descriptors that woke the service thread."""
+    """Messages and readable descriptors that woke the service thread.
 
-    __slots__ = ("messages", "descriptors")
+    `has_frame`: whether a frame has come by ZeroMQ, maybe one without messages.
+    """
 
-    def __init__(self, messages: List[ToStub], descriptors: List[int]) -> None:
+    __slots__ = ("descriptors", "has_frame", "messages")
+
+    def __init__(self, has_frame: bool, messages: List[ToStub], descriptors: List[int]) -> None:
+        self.has_frame = has_frame
         self.messages = messages
         self.descriptors = descriptors

@@ -28,18 +28,23 @@ class CoroutineRunner:
         self._lock = threading.Lock()
 
     def submit(self, coroutine: Coroutine[Any, Any, Any], batch: int) -> "Future[Any]":
-        """Runs a coroutine of a batch on the loop."""
+        """Runs a coroutine of a batch on the loop. Raises RuntimeError if a model has closed it."""
         from concurrent.futures import Future  # a model without coroutines starts faster without it
 
         context = contextvars.copy_context()
         context.run(current_batch.set, batch)
-        loop = self._get_loop()
+        loop = self.get_loop()
         result: Future[Any] = Future()
         # Not `run_coroutine_threadsafe`: it makes another future, and one more turn of the loop.
-        loop.call_soon_threadsafe(_start_task, loop, coroutine, result, context=context)
+        try:
+            loop.call_soon_threadsafe(_start_task, loop, coroutine, result, context=context)
+        except RuntimeError:
+            coroutine.close()
+            raise
         return result
 
-    def _get_loop(self) -> "asyncio.AbstractEventLoop":
+    def get_loop(self) -> "asyncio.AbstractEventLoop":
+        """Returns the event loop, which it starts if it does not run."""
         import asyncio
 
         with self._lock:

@@ -1,5 +1,6 @@
 """Runs batches: receives requests, calls `execute`, checks what it returns, sends responses."""
 
+import inspect
 import threading
 import time
 import traceback
@@ -40,11 +41,13 @@ class RunningBatch:
     """A batch that the model is processing."""
 
     __slots__ = (
+        "batch_done",
         "context",
         "responders",
         "inputs_ready",
         "number",
         "exported",
+        "finished",
         "requests",
         "started",
     )
@@ -56,6 +59,17 @@ class RunningBatch:
         self.responders: List[StubResponder] = []
         self.exported: List[Block] = []  # blocks of its responses; kept until they are sent
         self.context: Optional[str] = None  # trace context of its first traced request
+        self.finished = False  # its coroutine has ended
+        self.batch_done = False  # the host was told that the batch ended before its coroutine
+
+    def release(self) -> None:
+        """Releases requests and memory, as the messages were sent.
+
+        A request without a final response gets an error response when it is deleted.
+        """
+        self.requests.clear()
+        self.responders.clear()
+        self.exported.clear()
 
 
 class Executor:
@@ -76,20 +90,20 @@ class Executor:
         self._model = model
         self._name = initialize.instance_name
         self._outputs = initialize.outputs
-        self._decoupled = initialize.decoupled
+        self.decoupled = initialize.decoupled
         self._memory = memory
         self._registry = registry
         self._coroutines = coroutines
         self._send = send
-        self._max_concurrent_batches = max(1, initialize.max_concurrent_batches)
-        self._free_batches = threading.Semaphore(self._max_concurrent_batches)
+        self.max_concurrent_batches = max(1, initialize.max_concurrent_batches)
+        self._free_batches = threading.Semaphore(self.max_concurrent_batches)
         self._unsent_blocks: List[Block] = []
         self._batch_tensors = BatchTensors.from_config(initialize.args["model_config"])
 
     def run_batch(self, batch: Execute) -> List[ToHost]:
         """Runs a batch; returns the messages for the host."""
         views = self._memory.views
-        views.begin_batch(regions=not self._decoupled)
+        views.begin_batch(regions=not self.decoupled)
         messages = self._run_requests(batch)
         views.end_batch()  # the model has kept the views that are still alive
         return messages
@@ -106,7 +120,7 @@ class Executor:
             self._unsent_blocks = running.exported
             returned = self._call_execute(running)
             if is_coroutine(returned):
-                if self._decoupled or self._max_concurrent_batches > 1:
+                if self.decoupled or self.max_concurrent_batches > 1:
                     return self._continue_in_background(running, returned)
                 returned = self._coroutines.submit(returned, running.number).result()
             self._memory.execute_returned()
@@ -152,7 +166,7 @@ class Executor:
                 registry,
                 number,
                 index,
-                self._decoupled,
+                self.decoupled,
                 wanted,
                 wire.output_placement,
                 wire.max_outstanding_responses,
@@ -232,7 +246,7 @@ class Executor:
         return messages
 
     def _check_return_value(self, running: RunningBatch, returned: Any) -> None:
-        if self._decoupled:
+        if self.decoupled:
             raise InvalidReturnValue(
                 f"Python model '{self._name}' is using the decoupled mode and the execute function"
                 " must return None."
@@ -303,7 +317,65 @@ class Executor:
             tuple(rescheduled),
         )
 
-    # Coroutines
+    # Coroutine functions, on the event loop
+
+    @property
+    def runs_coroutines(self) -> bool:
+        """Whether `execute` is a coroutine function, which `run_coroutine` runs."""
+        return inspect.iscoroutinefunction(getattr(self._model.instance, "execute", None))
+
+    async def run_coroutine(self, running: RunningBatch, batch: Execute) -> List[ToHost]:
+        """Runs a batch as a task, in whose first step the requests are received.
+
+        Returns the messages for the host.
+        """
+        import asyncio  # a model without coroutines starts faster without it
+
+        views = self._memory.views
+        views.begin_batch(regions=not self.decoupled)
+        try:
+            self._receive_requests(running, batch)
+            if all(responder.cancelled for responder in running.responders):
+                return self._skip_cancelled_batch(running)
+            if running.context is not None:
+                opentelemetry_context.attach(running.context)  # of this task
+            returned = self._call_execute(running)
+            if is_coroutine(returned):
+                returned = await returned
+            self._memory.execute_returned()
+            if running.batch_done:
+                return []
+            # What a decoupled coroutine returns does not matter.
+            return self._finish_batch(running, None if self.decoupled else returned)
+        except GeneratorExit:
+            raise  # the event loop has ended
+        except BaseException as error:  # SystemExit as well: all requests fail
+            self._memory.execute_returned()
+            if not self.decoupled:
+                return self._fail_batch(running, error)
+            if not isinstance(error, asyncio.CancelledError):
+                return self._fail_decoupled_coroutine(running, error)
+            return [] if running.batch_done else self._finish_batch(running, None)
+        finally:
+            running.finished = True
+            views.end_batch()
+
+    def suspend_coroutine(self, running: RunningBatch) -> List[ToHost]:
+        """Called when the first step of a coroutine has ended; returns messages for the host.
+
+        The host may send the next batch, and the coroutine may respond at any time.
+        """
+        self._memory.views.end_batch()
+        late = tuple(self._registry.end_batch(running.responders))
+        if not self.decoupled:
+            return [InstanceReleased(running.number)]
+        now = time.monotonic_ns()
+        running.batch_done = True
+        return [
+            BatchDone(running.number, running.started, running.inputs_ready, now, now, None, late)
+        ]
+
+    # Coroutines that a plain function returns
 
     def _continue_in_background(
         self, running: RunningBatch, coroutine: Coroutine[Any, Any, Any]
@@ -315,7 +387,7 @@ class Executor:
         """
         self._memory.views.end_batch()  # the coroutine may respond before this method returns
         future = self._coroutines.submit(coroutine, running.number)
-        if self._decoupled:
+        if self.decoupled:
             late = tuple(self._registry.end_batch(running.responders))
             future.add_done_callback(lambda done: self._on_decoupled_coroutine_done(running, done))
             now = time.monotonic_ns()
@@ -352,24 +424,30 @@ class Executor:
     def _on_decoupled_coroutine_done(self, running: RunningBatch, done: "Future[Any]") -> None:
         """Fails the open requests if the coroutine of a decoupled model raised an exception.
 
-        Called on the event loop's thread. A request without references gets an error response
-        when it is deleted.
+        Called on the event loop's thread.
         """
+        running.batch_done = True
         error = None if done.cancelled() else done.exception()
         if error is not None:
-            text = f"Failed to process the request(s) for model '{self._name}', message: "
-            response = error_response(text + describe_exception(error))
-            messages: List[ToHost] = [
-                LogLine(2, "executor.py", 0, _format_traceback(error), running.number)
-            ]
-            messages += [
-                Response(running.number, responder.index, response)
-                for responder in running.responders
-                if responder.close()
-            ]
-            self._send_or_replace(messages)
-        running.requests.clear()
-        running.responders.clear()
+            self._send_or_replace(self._fail_decoupled_coroutine(running, error))
+        running.release()
+
+    def _fail_decoupled_coroutine(
+        self, running: RunningBatch, error: BaseException
+    ) -> List[ToHost]:
+        """Logs the exception of a decoupled coroutine, and answers its open requests with it."""
+        response = error_response(self._failure_message(describe_exception(error)))
+        messages: List[ToHost] = [
+            LogLine(2, "executor.py", 0, _format_traceback(error), running.number)
+        ]
+        messages += [
+            Response(running.number, responder.index, response)
+            for responder in running.responders
+            if responder.close()
+        ]
+        if not running.batch_done:
+            messages.append(self._batch_done(running, time.monotonic_ns(), None, ()))
+        return messages
 
 
 def _format_traceback(error: BaseException) -> str:

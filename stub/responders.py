@@ -11,9 +11,11 @@ from pb_utils._sender import Responder
 from stub.channel import Channel
 from stub.conversion import error_response, response_to_wire
 from stub.memory import StubMemory
+from stub.text_limits import limit_text
 from stub.wire.arena import Block
 from stub.wire.messages import (
     Initialize,
+    LogLine,
     Response,
     ToHost,
 )
@@ -26,12 +28,18 @@ from stub.wire.payload import (
 _MAX_OUTSTANDING_BYTES = 4 << 20
 """A sender waits while its client has not acknowledged this many bytes of responses."""
 
+_WARNING = 1  # the level of log lines
+
 _EVENT_LOOP_FACTOR = 16
 """Multiplies the limits on an event loop, where waiting blocks all coroutines."""
 
 
 _HeldResponse = Tuple[WireResponse, List[Block]]
 """A response, and the blocks that it refers to."""
+
+
+def _quote(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"
 
 
 class ResponderRegistry:
@@ -56,12 +64,24 @@ class ResponderRegistry:
         self._last_batch = 0
         self._batch_lock = threading.Lock()
         self._cancelled_early: Set[Tuple[int, int]] = set()  # before their batch began
+        self._warned_of: Set[str] = set()  # outputs that were dropped
 
     def configure(self, message: Initialize) -> None:
         """Sets the instance's name and the limits of senders."""
         self._name = message.instance_name
         self.max_outstanding_responses = max(1, message.max_outstanding_responses)
         self.send_timeout = message.send_timeout
+
+    def warn_of_dropped_outputs(self, names: Sequence[str], requested: Sequence[str]) -> None:
+        """Logs, once for each name, that a response has none of the outputs that it should have."""
+        if self._warned_of.issuperset(names):
+            return
+        self._warned_of.update(names)
+        text = (
+            f"a response has no output that was asked for: the model returned {_quote(names)}, but"
+            f" the configuration or the request names {_quote(requested)}"
+        )
+        self.channel.send([LogLine(_WARNING, "responders.py", 0, limit_text(text))])
 
     def set_loop_thread(self, thread: int) -> None:
         """Sets the thread that runs the event loop."""
@@ -239,9 +259,13 @@ class StubResponder(Responder):
 
     def to_wire(self, response: pb_utils.InferenceResponse, exported: List[Block]) -> WireResponse:
         """Converts a response for the wire; `exported` as in `tensor_to_wire`."""
-        return response_to_wire(
+        wire = response_to_wire(
             response, self.requested_outputs, self._registry.memory, exported, self.output_placement
         )
+        if not wire.outputs and response._output_tensors and wire.error is None:
+            names = [tensor._name for tensor in response._output_tensors]
+            self._registry.warn_of_dropped_outputs(names, self.requested_outputs)
+        return wire
 
     def take_held_response(self, exported: List[Block]) -> Optional[WireResponse]:
         """Returns the response that was sent without the final flag, if any, and removes it."""

@@ -28,6 +28,8 @@ _INTERNAL_PATHS = (
     os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep,
     os.path.join(os.path.dirname(_HERE), "host", "bind") + os.sep,  # around bound functions
 )
+_TENSOR_METHODS = ("as_numpy", "shape", "triton_dtype", "is_cpu", "to_dlpack")
+_UNKNOWN = object()
 _FUTURES = os.path.join("concurrent", "futures", "_base.py")
 
 
@@ -40,7 +42,9 @@ def _note_text(note: object) -> str:
 
 def _suggestion(error: AttributeError) -> str:
     """Returns the name that was probably meant, for an instance of a class of the API."""
-    obj = getattr(error, "obj", None)  # from Python 3.10 on
+    obj = getattr(error, "obj", _UNKNOWN)  # from Python 3.10 on
+    if obj is None and getattr(error, "name", "") in _TENSOR_METHODS:
+        return "; get_input_tensor_by_name returns None if the request has no such input"
     if type(obj).__module__ != "c_python_backend_utils":
         return ""
     return missing_attribute(obj, getattr(error, "name", ""))
@@ -99,13 +103,17 @@ class UserModel:
             # The beginning is the documented text; the cause follows it.
             raise ModelFailure(
                 f"Stub process '{stub_name}' is not healthy. Failed to preinitialize Python stub:"
-                f" Python model file not found in '{self.path}'"
+                f" Python model file not found in '{self.path}'{_other_files(self.path)}"
             )
         try:
             module = self._import_backend(source) if source.backend else self._import(source)
-            self._model_class: Any = module.TritonPythonModel
         except BaseException as error:  # a module may raise anything, SystemExit too
             raise ModelFailure(_describe_import_error(error)) from error
+        try:
+            self._model_class: Any = module.TritonPythonModel
+        except BaseException as error:  # as above: a module may have a `__getattr__`
+            text = _describe_import_error(error)
+            raise ModelFailure(text + _defined_classes(module)) from error
         if source.backend and hasattr(self._model_class, "backend_config"):
             self._model_class.backend_config = source.settings
 
@@ -211,6 +219,28 @@ def _extend_sys_path(*directories: str) -> None:
     if sys.path[-1:] == [_PACKAGE_ROOT]:
         sys.path.pop()  # the entry point put it there
     sys.path.extend(folder for folder in (*directories, _PACKAGE_ROOT) if folder not in sys.path)
+
+
+def _other_files(path: str) -> str:
+    """Says which Python files lie where one is missing."""
+    try:
+        names = sorted(name for name in os.listdir(os.path.dirname(path)) if name.endswith(".py"))
+    except OSError:
+        return ""
+    if not names:
+        return ""
+    found = ", ".join(f"'{name}'" for name in names[:3])
+    return f"; there is {found}, which default_model_filename can name"
+
+
+def _defined_classes(module: types.ModuleType) -> str:
+    """Says which classes a module has in place of `TritonPythonModel`."""
+    names = [
+        f"'{name}'"
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    return f"; it defines {', '.join(names[:3])}" if names else ""
 
 
 def _describe_import_error(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from typing import Deque, List, Optional
+from typing import Callable, Deque, List, Optional
 
 import pb_utils
 from pb_utils._copying import set_copy_on_write_mapper, set_core_is_free
@@ -15,6 +15,7 @@ from stub import python_logging
 from stub.bls_bursts import BlsBursts
 from stub.bls_reader import BlsReader
 from stub.channel import Channel
+from stub.coroutine_batches import CoroutineBatches
 from stub.coroutines import CoroutineRunner
 from stub.cpu_affinity import BindingError, bind_process
 from stub.executor import Executor
@@ -60,7 +61,8 @@ class Worker:
             self._channel.bls_event, self._read_bls_responses, self._wake_service_thread
         )
         self._bls_bursts = BlsBursts(self._channel, self._wake_service_thread)
-        self._coroutines = CoroutineRunner(self._on_loop_started, self._bls_reader.detach_loop)
+        self._coroutines = CoroutineRunner(self._on_loop_started, self._on_loop_stopped)
+        self._coroutine_batches: Optional[CoroutineBatches] = None
         self._runtime = StubRuntime(
             self._channel,
             self._memory,
@@ -85,7 +87,7 @@ class Worker:
         service.start()
         try:
             while not self._stopping:
-                for message in self._channel.receive_work():
+                for message in self._receive_work():
                     self._handle_work(message)
                 while self._deferred_work:
                     self._handle_work(self._deferred_work.popleft())
@@ -147,7 +149,10 @@ class Worker:
     def _defer_work(self, message: m.ToStub) -> None:
         """Handles messages that arrive while `execute` waits for a BLS response."""
         if isinstance(message, m.Execute):
-            self._deferred_work.append(message)
+            if message.reclaimable:
+                self._channel.send([m.BatchReturned(message.batch)])
+            else:
+                self._deferred_work.append(message)
         else:
             self._handle_memory_message(message)
 
@@ -171,13 +176,26 @@ class Worker:
 
     # Work, on the main thread
 
+    def _receive_work(self) -> List[m.ToStub]:
+        batches = self._coroutine_batches
+        return self._channel.receive_work() if batches is None else batches.receive_work()
+
     def _execute(self, message: m.Execute) -> None:
         assert self._executor is not None
-        memory, runtime = self._memory, self._runtime
-        memory.begin_batch(len(message.requests))
-        runtime.begin_batch(message.batch)
+        self._memory.begin_batch(len(message.requests))
+        self._runtime.begin_batch(message.batch)
         messages = self._executor.run_batch(message)
-        runtime.end_batch()
+        self._runtime.end_batch()
+        self._end_batch(messages, self._executor.release_sent_blocks)
+
+    def _end_coroutine_batch(self, messages: List[m.ToHost], release: Callable[[], None]) -> None:
+        self._runtime.report_dropped_log_lines()
+        self._end_batch(messages, release)
+
+    def _end_batch(self, messages: List[m.ToHost], release: Callable[[], None]) -> None:
+        """Sends the messages of a batch, calls `release`, and returns the memory of the batch."""
+        assert self._executor is not None
+        memory = self._memory
         returns = memory.take_releases()
         if returns is not None:
             messages.append(returns)
@@ -185,7 +203,7 @@ class Worker:
             self._channel.send(messages)
         except (TypeError, ValueError, OverflowError) as error:  # a response cannot be encoded
             self._channel.send(self._executor.replace_unsendable(messages, error))
-        self._executor.release_sent_blocks()
+        release()
         if self._reports_imports:
             self._report_imports()
         memory.views.reclaim_dropped_views()
@@ -234,7 +252,19 @@ class Worker:
         self._readiness = ReadinessChecker(self._model, name, self._coroutines, send)
         self._runtime.allow_bls(True)
         self._report_imports()
-        send([m.Initialized(self._readiness.defines_is_ready)])
+        runs_coroutines = self._executor.runs_coroutines
+        send([m.Initialized(self._readiness.defines_is_ready, runs_coroutines)])
+        if runs_coroutines:
+            self._coroutine_batches = CoroutineBatches(
+                self._executor,
+                self._channel,
+                self._memory,
+                self._coroutines,
+                self._handle_memory_message,
+                self._end_coroutine_batch,
+                self._on_service_failure,
+            )
+            self._coroutine_batches.start()
 
     def _finalize(self) -> None:
         self._coroutines.stop()
@@ -303,7 +333,9 @@ class Worker:
                 self._send_deferred_messages()
             if children is not None and children.descriptor in wakeup.descriptors:
                 children.serve_request()
-            self._channel.read_bls_responses(self._handle_service)
+            # After a timeout, the thread that waits for the responses reads them more cheaply.
+            if wakeup.has_frame or self._channel.bls_event in wakeup.descriptors:
+                self._channel.read_bls_responses(self._handle_service)
             for message in wakeup.messages:
                 self._handle_service(message)
             returns = self._memory.take_releases()
@@ -325,6 +357,12 @@ class Worker:
     def _on_loop_started(self, thread: int) -> None:
         self._registry.set_loop_thread(thread)
         self._bls_reader.set_loop_thread(thread)
+
+    def _on_loop_stopped(self) -> None:
+        self._bls_reader.detach_loop()
+        batches, self._coroutine_batches = self._coroutine_batches, None
+        if batches is not None:
+            batches.loop_stopped()
 
     def _read_bls_responses(self) -> None:
         """Handles BLS responses on the thread of the event loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import os
 import re
@@ -73,6 +74,17 @@ def wait_until(
         if time.monotonic() > end:
             pytest.fail(f"waited {seconds} s in vain for {what} {state()}")
         pause.wait(0.01)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiles the packages before the first worker starts.
+
+    Where `PYTHONDONTWRITEBYTECODE` is set, each host would compile them again: half a second of CPU
+    time for each of many hundred hosts.
+    """
+    if not hasattr(config, "workerinput"):
+        for package in ("host", "stub", "pb_utils"):
+            compileall.compile_dir(ROOT / package, quiet=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

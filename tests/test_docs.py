@@ -269,5 +269,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert fragment in _anchors(there), f"{target}: no such heading"
 
 
+def test_the_tour_names_what_exists() -> None:
+    text = module_table.PAGE.read_text().split(module_table.BEGIN)[0]
+    code = "\n".join(
+        path.read_text()
+        for package in (*module_table.PACKAGES, "tests", "benchmarks")
+        for path in (ROOT / package).rglob("*.py")
+    )
+    known = set(re.findall(r"\w+", code))
+    named = set(re.findall(r"`([A-Za-z_][\w./]*)`", text))
+    paths = {name for name in named if "/" in name}
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert [name for name in named - paths if not known.issuperset(name.split("."))] == []
+
+
 def test_the_tour_lists_every_module_with_its_summary() -> None:
     assert module_table.tables() in module_table.PAGE.read_text(), "python -m tests.module_table"

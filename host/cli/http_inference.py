@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from host.cli.inference import (
     Inference,
     content_of,
@@ -19,6 +21,35 @@ from host.cli.server_client import HttpAnswer, ServerClient
 from host.errors import unsupported
 from pb_utils import InferenceResponse, Tensor
 
+
+class _ConfigInput(msgspec.Struct):
+    name: str
+    data_type: str
+    dims: list[int | str]  # 64-bit numbers may be texts
+
+
+class _Config(msgspec.Struct):
+    """What a configuration must have to be one."""
+
+    name: str
+    input: list[_ConfigInput] = []
+    max_batch_size: int = 0
+    model_transaction_policy: dict[str, Any] = {}
+
+
+class _MetadataInput(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class _Metadata(msgspec.Struct):
+    """What the metadata of a model must have to be such."""
+
+    name: str
+    inputs: list[_MetadataInput] = []
+
+
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -30,11 +61,20 @@ class HttpInferenceClient:
 
     def read_config(self, model: str, version: str) -> dict[str, Any]:
         """Returns the configuration of a model. Raises HostError."""
-        return self._client.read(f"{_path(model, version)}/config", dict[str, Any])
+        return self._read(f"{_path(model, version)}/config", _Config)
 
     def read_metadata(self, model: str, version: str) -> dict[str, Any]:
         """Returns the metadata of a model. Raises HostError."""
-        return self._client.read(_path(model, version), dict[str, Any])
+        return self._read(_path(model, version), _Metadata)
+
+    def _read(self, path: str, form: type) -> dict[str, Any]:
+        """Returns a document that has this form, with all that it has beside. Raises HostError."""
+        document = self._client.read(path, dict[str, Any])
+        try:
+            msgspec.convert(document, form)
+        except msgspec.ValidationError as error:
+            raise self._client.unexpected_answer() from error
+        return document
 
     def infer(self, request: Inference, decoupled: bool) -> Iterator[InferenceResponse]:
         """Sends a request and yields its response. Raises HostError."""

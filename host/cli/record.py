@@ -21,8 +21,11 @@ from host.recording.format import (
     MAX_LINE_BYTES,
     RecordedRequest,
     RecordingEnd,
+    RecordingHeader,
+    check_format,
     damaged,
     decode_line,
+    parse_line,
 )
 from host.recording.recorder import RecordingSettings
 
@@ -108,6 +111,19 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(0)
 
 
+def _read_header(source: BinaryIO) -> RecordingHeader | None:
+    """The first line of a recording; None if this is none. Raises HostError for another format."""
+    text = source.readline(MAX_LINE_BYTES + 1)
+    try:
+        line = parse_line(text)
+    except HostError:
+        return None
+    if not isinstance(line, RecordingHeader):
+        return None
+    check_format(line)
+    return line
+
+
 class _Download:
     """Receives a recording and writes it."""
 
@@ -138,8 +154,12 @@ class _Download:
             path += f"/versions/{options.version}"
         with client.stream(f"{path}/record", msgspec.json.encode(settings)) as source:
             try:
+                header = _read_header(source)
+                if header is None:
+                    raise client.unexpected_answer()
                 with RecordingWriter(self._directory) as writer:
                     self._began = True
+                    writer.write_line(header)
                     self._write(source, writer)
             except http.client.HTTPException as error:
                 raise unavailable(f"the server has ended the recording early: {error}") from error

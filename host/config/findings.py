@@ -35,6 +35,8 @@ def first_error(findings: Iterable[Finding], source: ConfigSource | None) -> Hos
     """The error that `raise_first` would raise."""
     for finding in findings:
         place = source.format_location(finding.field) if source is not None else ""
-        advice = f"; {finding.advice}" if finding.advice else ""
-        return HostError(finding.code, finding.text + place + advice)
+        text = finding.text + place
+        if finding.advice:
+            text += f"{' ' if text.endswith('.') else '; '}{finding.advice}"
+        return HostError(finding.code, text)
     return None

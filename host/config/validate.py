@@ -50,7 +50,9 @@ def _check_identity(config: ModelConfig) -> Findings:
     if not name:
         yield Finding("model configuration must specify 'name'", "name")
     if not backend and platform != ENSEMBLE:
-        yield Finding(f"unexpected platform type '{platform}' for {name}", "platform")
+        advice = 'set the backend, as in backend: "python"'
+        text = f"unexpected platform type '{platform}' for {name}"
+        yield Finding(text, "platform", advice=advice)
     if backend and platform == ENSEMBLE:
         yield Finding(
             f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type",

@@ -201,6 +201,7 @@ class FrontendConnection:
 
 _HANDLERS: dict[type, Callable[..., None]] = {
     m.Infer: lambda self, message: self._requests.start(message),
+    m.RepeatedInfer: lambda self, message: self._requests.repeat(message),
     m.CancelInfer: lambda self, message: self._requests.cancel(message.number),
     m.ResponseAck: lambda self, message: self._requests.acknowledge(message.number),
     m.FinishTrace: lambda self, message: self._requests.finish_trace(message),

@@ -51,8 +51,14 @@ class CoreMemory:
             return Tensor(wire.name, wire.datatype, wire.shape, wire.data)
         if wire.arena != self._number:
             raise ValueError(f"a block of arena {wire.arena}, which is not that of the process")
-        block = self.file.block(wire.offset, wire.size)
-        return Tensor(wire.name, wire.datatype, wire.shape, block.data, block)
+        return self.decode_block(wire.name, wire.datatype, wire.shape, wire.offset, wire.size)
+
+    def decode_block(
+        self, name: str, datatype: str, shape: list[int], offset: int, size: int
+    ) -> Tensor:
+        """An input in the arena of the process. Raises ValueError if it lies outside."""
+        block = self.file.block(offset, size)
+        return Tensor(name, datatype, shape, block.data, block)
 
     def encode_tensor(self, tensor: Tensor, limit: int) -> WireTensor:
         """Converts an output of more than `limit` bytes to a reference, and exports its block.
@@ -60,9 +66,12 @@ class CoreMemory:
         Raises ArenaFull, HostError if it cannot be read, or OSError.
         """
         name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
-        size = len(tensor.data)
-        if size <= INLINE_ALWAYS and not isinstance(tensor.owner, Block):
-            return WireTensor(name, datatype, shape, bytes(tensor.data))
+        data, block = tensor.data, tensor.owner
+        if isinstance(block, Block) and isinstance(data, memoryview):
+            return self._export_block(name, datatype, shape, block)
+        size = len(data)
+        if size <= INLINE_ALWAYS and not isinstance(block, Block):
+            return WireTensor(name, datatype, shape, bytes(data))
         if not size:  # it is empty, or in memory of its client
             return WireTensor(name, datatype, shape, b"")
         tensor = copy_from_shared_memory(tensor)
@@ -70,6 +79,10 @@ class CoreMemory:
         block = tensor.owner
         if not isinstance(block, Block):
             return WireTensor(name, datatype, shape, bytes(tensor.data))
+        return self._export_block(name, datatype, shape, block)
+
+    def _export_block(self, name: str, datatype: str, shape: list[int], block: Block) -> WireTensor:
+        """A reference to a block, which the process holds until it releases it."""
         if block.arena not in self._announced and block.arena != self._number:
             self._announce_arena(block.arena)
         self._exported.export_block(block)

@@ -17,6 +17,7 @@ from host.frontend_processes.messages import (
     AwaitModel,
     CancelInfer,
     Infer,
+    RepeatedInfer,
     Response,
     ResponseAck,
     WireResponse,
@@ -25,6 +26,7 @@ from host.frontend_processes.messages import (
 from host.frontend_processes.model_table import ModelTable
 from host.frontend_processes.remote_keys import KEY_ERRORS, RemoteKeys, current_sender
 from host.frontend_processes.remote_trace import RemoteTrace, RemoteTracer
+from host.frontend_processes.request_templates import SentTemplates
 from host.inference.call import Call, CallHolder
 from host.inference.request import InferRequest, InferResponse
 from host.instances.transfer import arena_full_error
@@ -49,6 +51,7 @@ class CoreProxy:
         self._memory = memory
         self._models = ModelTable(link)
         self._tracer = RemoteTracer(link)
+        self._templates = SentTemplates()
         self._calls: dict[int, RemoteCall] = {}
         self._unconfirmed: dict[int, asyncio.Future[None]] = {}
         self._sent_anyway: InferRequest | None = None  # its model may have been unloaded again
@@ -72,7 +75,14 @@ class CoreProxy:
                     "ModelInfer RPC doesn't support models with decoupled transaction policy"
                 )
         number = next(self._link.numbers)
-        self._send_request(number, request, unary, confirm)
+        template = 0
+        if request.trace is None and not confirm:
+            template = self._templates.find(request, unary)
+        if template:
+            self._repeat_request(number, request, template)
+        else:
+            self._send_request(number, request, unary, confirm)
+        request.inputs = []  # releases the received message; the tensors are in shared memory
         request.classification = None  # the core classifies
         call = RemoteCall(request, number)
         call.holder = _RemoteHolder(self, number)
@@ -84,7 +94,8 @@ class CoreProxy:
     def _send_request(self, number: int, request: InferRequest, unary: bool, confirm: bool) -> None:
         inputs: list[WireTensor] = []
         sender = current_sender.get()
-        limit = min(_INLINE_BYTES, self._link.inline_limit()) // max(1, len(request.inputs))
+        limit = self._content_limit(request)
+        template = self._templates.next_number(request)
         try:
             # What is encoded before an error stays in the list.
             inputs.extend(self._memory.encode_tensor(tensor, limit) for tensor in request.inputs)
@@ -108,6 +119,7 @@ class CoreProxy:
                 confirm,
                 b"" if sender is None else sender.header,
                 0 if sender is None else sender.admission,
+                template,
             )
             self._link.send(message)
         except ArenaFull as full:
@@ -119,7 +131,40 @@ class CoreProxy:
         except Exception:  # a defect of ours, which the endpoint handles
             self._memory.cancel_export(inputs)
             raise
-        request.inputs = []  # releases the received message; the tensors are in shared memory
+        if template:
+            self._templates.add(request, unary, template)
+
+    def _content_limit(self, request: InferRequest) -> int:
+        """The bytes of each tensor of a request that a message may contain."""
+        return min(_INLINE_BYTES, self._link.inline_limit()) // max(1, len(request.inputs))
+
+    def _repeat_request(self, number: int, request: InferRequest, template: int) -> None:
+        contents: list[bytes | int] = []
+        sender = current_sender.get()
+        limit = self._content_limit(request)
+        encode = self._memory.encode_content
+        try:
+            # What is encoded before an error stays in the list.
+            contents.extend(encode(tensor, limit) for tensor in request.inputs)
+            message = RepeatedInfer(
+                number,
+                template,
+                contents,
+                request.id,
+                request.reserved_memory is not None,
+                b"" if sender is None else sender.header,
+                0 if sender is None else sender.admission,
+            )
+            self._link.send(message)
+        except ArenaFull as full:
+            self._memory.cancel_content_export(contents)
+            raise arena_full_error(full) from None
+        except (TypeError, ValueError, OverflowError) as error:  # an id that is not UTF-8
+            self._memory.cancel_content_export(contents)
+            raise invalid_argument(f"the request cannot be sent to its model: {error}") from None
+        except Exception:  # a defect of ours, which the endpoint handles
+            self._memory.cancel_content_export(contents)
+            raise
 
     def _acknowledge(self, number: int, response: InferResponse) -> None:
         self._link.send(ResponseAck(number))

@@ -11,7 +11,7 @@ from host.frontend_processes.messages import WireTensor
 from host.inference.request import Tensor
 from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.instances.transfer import ReleaseTimer
-from stub.wire.arena import Arena, ArenaReader, Block, BlockReferences
+from stub.wire.arena import Arena, ArenaFull, ArenaReader, Block, BlockReferences
 from stub.wire.messages import BlockRelease
 from stub.wire.payload import INLINE_ALWAYS
 
@@ -87,18 +87,51 @@ class FrontendMemory:
             return WireTensor(
                 name, datatype, shape, None, 0, data.offset, data.size, region=data.name
             )
+        content = self.encode_content(tensor, limit)
+        if isinstance(content, bytes):
+            return WireTensor(name, datatype, shape, content)
+        return WireTensor(name, datatype, shape, None, self._own.number, content, len(data))
+
+    def encode_content(self, tensor: Tensor, limit: int) -> bytes | int:
+        """Converts the content of an input: its bytes, or the offset of its block in the arena.
+
+        Raises ArenaFull.
+        """
+        data = tensor.data
         assert not isinstance(data, SharedMemoryBytes)
         if len(data) <= max(INLINE_ALWAYS, limit):
-            return WireTensor(name, datatype, shape, bytes(data))
-        block = self._own.write(memoryview(data))
+            return bytes(data)
+        block = tensor.owner
+        if not isinstance(block, Block) or block.arena != self._own.number:
+            block = self._own.write(memoryview(data))
         self._exported.export_block(block)
-        return WireTensor(name, datatype, shape, None, block.arena, block.offset, block.size)
+        return block.offset
+
+    def reserve_block(self, size: int) -> tuple[Block, memoryview] | None:
+        """Reserves a block for a tensor that is being received, and returns its bytes.
+
+        None if the arena is half full: slow clients must not take the room of complete requests.
+        """
+        if self._own.used + size > self._own.limit // 2:
+            return None
+        bytes_to_write: list[memoryview] = []
+        try:
+            block = self._own.write_with(size, bytes_to_write.append)
+        except ArenaFull:
+            return None
+        return block, bytes_to_write[0]
 
     def cancel_export(self, tensors: Iterable[WireTensor]) -> None:
         """Reverts `encode_tensor`: the message with these tensors was not sent."""
         for wire in tensors:
             if wire.data is None and wire.region is None:
                 self._exported.release_block(wire.arena, wire.offset, 1)
+
+    def cancel_content_export(self, contents: Iterable[bytes | int]) -> None:
+        """Reverts `encode_content`: the message with these contents was not sent."""
+        for content in contents:
+            if isinstance(content, int):
+                self._exported.release_block(self._own.number, content, 1)
 
     def decode_tensor(self, wire: WireTensor) -> Tensor:
         """Converts an output. Raises KeyError or ValueError for an invalid reference."""

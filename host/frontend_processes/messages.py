@@ -87,7 +87,8 @@ class Infer(_Message, tag="infer"):
     client wants in its shared memory, as (region, offset, size). `reserved`: the process counts the
     memory of the request until `RequestTaken`. `confirm`: the core sends `RequestAccepted` before
     the first response. `authorization`: the header of the client, if clients need keys.
-    `admission`: the number of the `AwaitModel` that has counted the request already.
+    `admission`: the number of the `AwaitModel` that has counted the request already. `template`:
+    the number by which `RepeatedInfer` refers to this request; 0 for none.
     """
 
     number: int
@@ -107,6 +108,24 @@ class Infer(_Message, tag="infer"):
     trace: WireTrace | None = None
     reserved: bool = False
     confirm: bool = False
+    authorization: bytes = b""
+    admission: int = 0
+    template: int = 0
+
+
+class RepeatedInfer(_Message, tag="again"):
+    """Starts a request that differs from an earlier `Infer` only in its id and tensor contents.
+
+    `template`: that of the `Infer`. `contents`: for each input, its bytes, or the offset of its
+    block in the arena of the process; the sizes are those of the template. The other fields are
+    those of `Infer`.
+    """
+
+    number: int
+    template: int
+    contents: list[bytes | int]
+    id: str = ""
+    reserved: bool = False
     authorization: bytes = b""
     admission: int = 0
 
@@ -343,6 +362,7 @@ ToCore = Union[  # noqa: UP007 - a tagged union for msgspec
     BlockRelease,
     Hello,
     Infer,
+    RepeatedInfer,
     CancelInfer,
     ResponseAck,
     FinishTrace,

@@ -91,7 +91,9 @@ class FrontendProcess:
         )
         endpoints = self._endpoints = ClientEndpoints(options, no_connection_hook, budget, False)
         if spawn.grpc >= 0:
-            service = make_grpc_service(options, core, forwarder.services(), core.keys)
+            service = make_grpc_service(
+                options, core, forwarder.services(), core.keys, self._memory.reserve_block
+            )
             await endpoints.open_grpc(service, socket.socket(fileno=spawn.grpc))
         if spawn.http >= 0:
             app = InferenceApp(

@@ -18,6 +18,7 @@ from host.frontend_processes.errors import encode_error
 from host.frontend_processes.messages import (
     FinishTrace,
     Infer,
+    RepeatedInfer,
     RequestAccepted,
     RequestTaken,
     Response,
@@ -26,6 +27,7 @@ from host.frontend_processes.messages import (
     WireTensor,
     WireTrace,
 )
+from host.frontend_processes.request_templates import ReceivedTemplates
 from host.frontends.classification import classify
 from host.inference.call import Call
 from host.inference.request import Classification, InferRequest, InferResponse, RequestTrace, Tensor
@@ -91,6 +93,7 @@ class ServedRequests:
         self._send = send
         self._inline_limit = inline_limit
         self._requests: dict[int, ServedRequest] = {}
+        self._templates = ReceivedTemplates()
         self._traces: dict[int, RequestTrace] = {}
 
     def start(self, message: Infer) -> None:
@@ -117,12 +120,38 @@ class ServedRequests:
             self._memory.decode_tensor(wire) if wire.region is None else wire
             for wire in message.inputs
         ]
-        served = self._requests[number] = ServedRequest(request.classification, message.confirm)
+        if message.template:
+            self._templates.add(message, request)
         if message.trace is not None and self._core.request_tracer is not None:
             request.trace = self._start_trace(message.trace)
-        start = partial(self._start_call, message, request, inputs)
+        served = ServedRequest(request.classification, message.confirm)
+        self._start(message, served, request, partial(self._start_call, message, request, inputs))
+
+    def repeat(self, message: RepeatedInfer) -> None:
+        """Starts a request like an earlier one. Raises as `start`."""
+        number = message.number
+        if number in self._requests:
+            raise ValueError(f"request {number} is open already")
+        template = self._templates.get(message.template)
+        request = template.build_request(message, self._memory)
+        if message.reserved:
+            request.reserved_memory = _Reservation(number, self._send)
+        served = ServedRequest(None, False)
+        self._start(message, served, request, partial(self._core.infer, request, template.unary))
+
+    def _start(
+        self,
+        message: Infer | RepeatedInfer,
+        served: ServedRequest,
+        request: InferRequest,
+        start: Callable[[], Call],
+    ) -> None:
+        """Starts a request by `start`, maybe once its model is loaded; else responds with why."""
+        number = message.number
+        self._requests[number] = served
+        client: Client | None = None
         try:
-            client = self._find_client(message)
+            client = self._find_client(message.authorization, request.model_name)
             if client is None:
                 call = start()
             else:
@@ -142,12 +171,12 @@ class ServedRequests:
         else:
             self._subscribe(number, served, call)
 
-    def _find_client(self, message: Infer) -> Client | None:
+    def _find_client(self, authorization: bytes, model: str) -> Client | None:
         """The client of a request, if clients need keys. Raises HostError."""
         if self._api_keys is None:
             return None
-        client = self._api_keys.authorize("inference", message.authorization)
-        client.check_model(message.model)
+        client = self._api_keys.authorize("inference", authorization)
+        client.check_model(model)
         return client
 
     def _start_call(
@@ -239,8 +268,9 @@ class ServedRequests:
                 if classification is not None:
                     response = classify(response, classification)
                 limit = self._inline_limit() // max(1, len(response.outputs))
-                # What is encoded before an error stays in the list.
-                outputs.extend(self._memory.encode_tensor(one, limit) for one in response.outputs)
+                encode = self._memory.encode_tensor
+                for output in response.outputs:
+                    outputs.append(encode(output, limit))  # noqa: PERF401 - the list is complete up to an error
             except ArenaFull as full:
                 error = arena_full_error(full)
             except HostError as failure:

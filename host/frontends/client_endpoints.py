@@ -16,6 +16,7 @@ from host.frontends.grpc.aio import GrpcAioFrontend, check_tls_files
 from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_context
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import GrpcOptions, Services
+from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.service import GrpcService
 from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.cycle import Header, Message, Receive, Send
@@ -58,11 +59,15 @@ class InferenceHttpApp(Protocol):
 
 
 def make_grpc_service(
-    options: Options, core: InferenceCore, others: Services, api_keys: InferenceKeys | None = None
+    options: Options,
+    core: InferenceCore,
+    others: Services,
+    api_keys: InferenceKeys | None = None,
+    reserve_block: ReserveBlock | None = None,
 ) -> GrpcService:
     """The gRPC service over a core; `others` are the methods that are not for inference.
 
-    `api_keys`: the keys that clients need.
+    `api_keys`: the keys that clients need. `reserve_block`: as in `GrpcService`.
     """
     return GrpcService(
         core,
@@ -70,6 +75,7 @@ def make_grpc_service(
         Restrictions(grpc_restriction(options.grpc_restricted_protocol), _GRPC_PREFIX),
         HeaderForwarding(options.grpc_header_forward_pattern),
         api_keys,
+        reserve_block,
     )
 
 

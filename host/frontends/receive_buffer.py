@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Protocol
 
 from host.frontends.receive_budget import OutOfReceiveMemory, ReceiveBudget, ReservedBytes
 
@@ -19,6 +21,20 @@ _address = ctypes.pythonapi.PyBytes_AsString
 _address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object,)
 
 
+class MessageFiller(Protocol):
+    """Makes a message of its pieces, each of which is copied when it comes."""
+
+    def append(self, part: Piece | bytearray, /) -> None:
+        """Copies the next piece."""
+
+    def finish(self) -> bytes:
+        """The message, once all pieces have come."""
+
+
+StartFilling = Callable[[int], MessageFiller]
+"""Starts to fill a message of so many bytes."""
+
+
 class _FilledMessage:
     """A new bytes object that is filled piece by piece before it is used.
 
@@ -26,11 +42,11 @@ class _FilledMessage:
     C API allows filling an object that PyBytes_FromStringAndSize(NULL, size) has returned.
     """
 
-    __slots__ = ("message", "_memory", "_filled")
+    __slots__ = ("_message", "_memory", "_filled")
 
     def __init__(self, size: int) -> None:
-        self.message: bytes = _new_bytes(None, size)
-        address = _address(self.message)
+        self._message: bytes = _new_bytes(None, size)
+        address = _address(self._message)
         self._memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
         self._filled = 0
 
@@ -39,6 +55,10 @@ class _FilledMessage:
         end = self._filled + len(part)
         self._memory[self._filled : end] = part
         self._filled = end
+
+    def finish(self) -> bytes:
+        """The message."""
+        return self._message
 
 
 class ReceiveBuffer:
@@ -52,18 +72,27 @@ class ReceiveBuffer:
         reserved: The memory of the pieces, and then of the message.
     """
 
-    __slots__ = ("size", "reserved", "_announced", "_chunks", "_filled")
+    __slots__ = ("size", "reserved", "_announced", "_chunks", "_filled", "_start", "_min_filled")
 
-    def __init__(self, budget: ReceiveBudget, announced: int | None) -> None:
+    def __init__(
+        self,
+        budget: ReceiveBudget,
+        announced: int | None,
+        start: StartFilling | None = None,
+        min_filled: int = 0,
+    ) -> None:
         """`announced`: bytes of the whole message, None if it is not known.
 
-        Raises OutOfReceiveMemory if the budget has no room for them now.
+        A message of `min_filled` bytes or more is filled by what `start` returns. Raises
+        OutOfReceiveMemory if the budget has no room for the announced bytes now.
         """
         self.size = 0
         self.reserved = ReservedBytes(budget)
         self._announced = announced
         self._chunks: list[Piece | bytearray] = []
-        self._filled: _FilledMessage | None = None  # instead of the chunks
+        self._filled: MessageFiller | None = None  # instead of the chunks
+        self._start: StartFilling = start or _FilledMessage
+        self._min_filled = min_filled if start else _MIN_FILLED_BYTES
         if announced is not None:
             self.reserved.check_room(announced)
 
@@ -81,13 +110,13 @@ class ReceiveBuffer:
             chunks[-1] += part
         else:
             chunks.append(bytearray(part))
-        if announced >= _MIN_FILLED_BYTES and self.size >= announced // 4:
+        if announced >= self._min_filled and self.size >= announced // 4:
             self._start_filling(announced)
 
     def _start_filling(self, size: int) -> None:
         self.reserved.add(size - self.size, size)
         try:
-            filled = self._filled = _FilledMessage(size)
+            filled = self._filled = self._start(size)
         except MemoryError:
             raise OutOfReceiveMemory(
                 f"The server has no memory for a message of {size} bytes"
@@ -101,7 +130,7 @@ class ReceiveBuffer:
         """Returns the message. Raises OutOfReceiveMemory."""
         filled, self._filled = self._filled, None
         if filled is not None:
-            return filled.message
+            return filled.finish()
         chunks, self._chunks = self._chunks, []
         if len(chunks) == 1 and isinstance(chunks[0], bytes):
             return chunks[0]

@@ -41,10 +41,11 @@ def copy_from_shared_memory(tensor: Tensor) -> Tensor:
 
     Raises HostError INTERNAL if the memory is gone, INVALID_ARG if the machine lacks memory.
     """
-    if not isinstance(tensor.data, SharedMemoryBytes):
-        return tensor
-    refuse_if_too_large(tensor.name, tensor.data)
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
+    data = tensor.data
+    if isinstance(data, (bytes, memoryview)) or not isinstance(data, SharedMemoryBytes):
+        return tensor  # the first check is faster, as the second is of an abstract class
+    refuse_if_too_large(tensor.name, data)
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(data))
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ class Batch:
     `on_done`: called at the end, with the batch and its times, or None if the stub died.
     `on_released`: called once the instance can take the next batch, unless its stub dies first.
     `report`: counts the batch; may be called after the responses. `deferred`: indexes of calls
-    that are answered later.
+    that are answered later. `on_returned`: called if the stub returns a prefetched call without
+    running it; None if the call was not sent to be returned.
     """
 
     __slots__ = (
@@ -26,6 +27,7 @@ class Batch:
         "number",
         "on_released",
         "report",
+        "on_returned",
     )
 
     def __init__(
@@ -34,11 +36,13 @@ class Batch:
         on_released: Callable[[], None],
         on_done: Callable[[Batch, ExecutionTimes | None], None],
         report: Callable[[Batch, ExecutionTimes], None],
+        on_returned: Callable[[Call], None] | None = None,
     ) -> None:
         self.calls = calls
         self.on_released = on_released
         self.on_done = on_done
         self.report = report
+        self.on_returned = on_returned
         self.number = 0
         self.instance_free = False  # the instance does not work on it any more
         self.deferred: Sequence[int] = ()

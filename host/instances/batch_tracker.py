@@ -17,7 +17,7 @@ from host.instances.bls_requests import BlsRequests
 from host.instances.client_memory import write_outputs
 from host.instances.transfer import TensorTransfer
 from stub.wire import messages as m
-from stub.wire.payload import WireResponse
+from stub.wire.payload import INLINE_ALWAYS, WireResponse
 
 Action = Callable[[], None]
 """An effect of a message, carried out once the whole frame was decoded."""
@@ -62,6 +62,7 @@ class BatchTracker:
         self.name = ""
         self.version = -1
         self.decoupled = False
+        self.runs_coroutines = False
         self.max_outstanding_responses = FlowControl.max_outstanding_responses
         self.restore_shape: Callable[[Tensor], Tensor] | None = None  # to the client's shape
         self._on_idle: Callable[[], None] | None = None
@@ -335,6 +336,33 @@ class BatchTracker:
     def accepts_prefetch(self, call: Call) -> bool:
         """Whether the call may be sent while another batch runs."""
         return not self.decoupled and self._transfer.fits_inline(call.request)
+
+    def accepts_reclaimable(self, call: Call) -> bool:
+        """Whether the call may be sent and reclaimed later: its message refers to no memory.
+
+        An event loop takes all frames at once, so that none could be reclaimed.
+        """
+        request = call.request
+        if self.decoupled or self.runs_coroutines:
+            return False
+        if request.output_placement or request.output_placement_hints:
+            return False
+        for tensor in request.inputs:
+            if tensor.owner is not None or len(tensor.data) > INLINE_ALWAYS:
+                return False
+        return True
+
+    def withdraw_batch(self, number: int) -> Sequence[Call]:
+        """Forgets a batch that the stub will not run; returns its calls."""
+        return self._batches.pop(number).calls
+
+    def handle_returned(self, message: m.BatchReturned) -> Action:
+        """The stub has set out to wait in `execute` and returns a batch that was sent ahead."""
+        batch = self._batches[message.batch]
+        if batch.on_returned is None or batch in self._started_batches():
+            raise ValueError("a batch was returned that was not prefetched")
+        (call,) = self.withdraw_batch(message.batch)
+        return partial(batch.on_returned, call)
 
     def fail_prefetched(self, reason: str) -> None:
         """Fails prefetched calls that no other stub has taken over."""

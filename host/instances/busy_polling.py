@@ -193,6 +193,18 @@ class Doorbell:
         if untold and self._event >= 0:
             self._add(untold)
 
+    def withdraw_frames(self) -> int:
+        """Returns the number of frames that the stub has not taken, and cannot take any more."""
+        untaken, self._unannounced = self._unannounced, 0
+        try:
+            return untaken + os.eventfd_read(self._event) % WAKE_EARLY
+        except BlockingIOError:
+            return untaken  # the stub has taken all that it was told of
+
+    def restore_frames(self, number: int) -> None:
+        """Lets the stub take withdrawn frames after all."""
+        self._add(number)
+
     def stub_answered(self) -> None:
         """Called when the stub has sent something."""
         busy_poller = self._busy_poller

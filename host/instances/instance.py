@@ -28,7 +28,7 @@ from host.instances.batch_tracker import Action, BatchTracker
 from host.instances.bls_requests import BlsRequest, BlsRequests
 from host.instances.channel import BLS, WORK
 from host.instances.host_calls import HostCalls
-from host.instances.link import Link
+from host.instances.link import Link, ReclaimedFrame
 from host.instances.pending_reply import PendingReply
 from host.instances.process import (
     NO_MORE_PROCESSES,
@@ -203,6 +203,7 @@ class Instance:
         self._host_calls.initializing = ""
         assert isinstance(reply, m.Initialized)
         self.readiness_check.model_defines_is_ready = reply.defines_is_ready
+        self.batches.runs_coroutines = reply.runs_coroutines
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Finalizes the model and waits for the process to end.
@@ -257,7 +258,10 @@ class Instance:
     # Batches
 
     def execute(self, batch: Batch) -> None:
-        """Runs a batch. Calls whose tensors do not fit into memory fail; the others run."""
+        """Runs a batch. Calls whose tensors do not fit into memory fail; the others run.
+
+        A batch that may be returned may also be reclaimed.
+        """
         if self.exit_reason:  # the scheduler has not heard of its end yet
             for call in batch.calls:
                 call.fail(unavailable(f"{self.exit_reason} before it had begun with this request."))
@@ -287,8 +291,22 @@ class Instance:
         block_releases = transfer.collect_releases()
         if block_releases is not None:
             frame.append(block_releases)
-        frame.append(m.Execute(number, requests))
-        self._send_work(frame)
+        if batch.on_returned is None:
+            frame.append(m.Execute(number, requests))
+            self._send_work(frame)
+        else:
+            reclaimed = number, tuple(frame)
+            frame.append(m.Execute(number, requests, True))
+            self._send_work(frame, reclaimed)
+
+    def reclaim_prefetched(self, most: int) -> list[Call]:
+        """Takes back at most so many batches that the stub has not taken; returns their calls."""
+        calls: list[Call] = []
+        for number, other_messages in self._link.reclaim_frames(most):
+            calls += self.batches.withdraw_batch(number)
+            if other_messages:
+                self._send_work(other_messages)
+        return calls
 
     # Messages from the stub
 
@@ -309,6 +327,9 @@ class Instance:
                 finally:
                     self._run_action(action)
                 return
+            if serving and len(messages) == 1 and type(messages[0]) is m.BlockRelease:
+                self._transfer.release_blocks(messages[0])
+                return
             reports, releases, responses, settlements = (list[Action]() for _ in range(4))
             try:
                 for message in messages:
@@ -324,6 +345,8 @@ class Instance:
                         responses.append(self._prepare_bls_request(message))
                     elif isinstance(message, m.InstanceReleased):
                         releases.append(self.batches.handle_released(message))
+                    elif isinstance(message, m.BatchReturned):
+                        settlements.append(self.batches.handle_returned(message))
                     else:
                         _HANDLERS[type(message)](self, message)
             finally:
@@ -564,12 +587,14 @@ class Instance:
         if block_releases is not None and self._process is not None and self._process.running:
             self._send_service([block_releases])
 
-    def _send_work(self, messages: Sequence[m.ToStub]) -> None:
+    def _send_work(
+        self, messages: Sequence[m.ToStub], reclaimed: ReclaimedFrame | None = None
+    ) -> None:
         if self._session.state in _CLOSED_STATES:
             return
         for message in messages:
             self._session.advance(message)
-        self._link.send_work(messages)
+        self._link.send_work(messages, reclaimed)
 
     def _send_service(self, messages: Sequence[m.ToStub]) -> None:
         if self._session.state in _CLOSED_STATES:

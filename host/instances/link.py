@@ -18,6 +18,7 @@ from stub.wire.messages import (
 )
 from stub.wire.ring import (
     END_OF_OVERFLOW,
+    RECLAIMABLE,
     RingError,
     RingReader,
     RingWriter,
@@ -29,7 +30,11 @@ from stub.wire.ring import (
 _MAX_FRAMES_PER_TURN = 128  # frames of one stub that are handled before other callbacks run
 _ALL_FRAMES = sys.maxsize
 _BYTES_PER_FRAME = 128  # more bytes, with many messages, count as further frames
+_MAX_RECLAIMABLE = 64  # the newest frames of work that can be reclaimed
 _MAX_OVERFLOW_FRAMES = 32  # frames that wait for earlier ones in the ring, or for their marker
+
+ReclaimedFrame = tuple[int, tuple[ToStub, ...]]
+"""The number of the batch in a reclaimed frame, and the other messages of the frame."""
 
 
 class Link:
@@ -61,6 +66,9 @@ class Link:
         self._doorbell = busy_poller.doorbell(self.work_event, self._on_full_counter)
         self._ring = RingWriter(to_stub)
         self.inline_limit = self._ring.inline_limit  # bytes of tensors in the next frame of work
+        # The newest frames, if they can be reclaimed, and where they start in the ring.
+        self._reclaimable: deque[tuple[int, ReclaimedFrame]] = deque(maxlen=_MAX_RECLAIMABLE)
+        self._flags = 0
         self._bls_ring = RingWriter(bls_ring)
         self.bls_inline_limit = self._bls_ring.inline_limit  # the same for BLS responses
         self._bls_overflow = False  # BLS responses use ZeroMQ until their ring is empty
@@ -84,18 +92,54 @@ class Link:
         channel.register(self.token, self._on_channel_frame)
         asyncio.get_running_loop().add_reader(self.host_event, self._on_signal)
 
-    def send_work(self, messages: Sequence[ToStub]) -> None:
-        """Sends a frame to the stub's main thread. Frames for a stub that is gone are dropped."""
+    def send_work(
+        self, messages: Sequence[ToStub], reclaimed: ReclaimedFrame | None = None
+    ) -> None:
+        """Sends a frame to the stub's main thread. Frames for a stub that is gone are dropped.
+
+        `reclaimed`: what `reclaim_frames` returns if it reclaims this frame.
+        """
         if not self._open:
             return
         frame = encode(messages)
-        if not self._ring.try_write(frame):
+        start = self._ring.position
+        if self._ring.try_write(frame):
+            if reclaimed is not None:
+                self._reclaimable.append((start, reclaimed))
+                if not self._flags & RECLAIMABLE:
+                    self._set_flags(self._flags | RECLAIMABLE)
+            elif self._reclaimable:
+                self._reclaimable.clear()
+        else:
+            self._reclaimable.clear()
             # The instances bound the number of frames, so that the marker always has room.
             if not self._ring.write_overflow_marker():
                 self._on_error(RingError("it does not read what it is sent"))
                 return
             self._channel.send(self._address + WORK, frame)
         self._doorbell.announce_frame()
+
+    def reclaim_frames(self, most: int) -> list[ReclaimedFrame]:
+        """Removes the newest frames of work that the stub has not taken, at most so many.
+
+        Returns the oldest first.
+
+        The counter of the eventfd decides which these are: what the host has read from it, the stub
+        cannot read any more. Nothing is reclaimed before a frame that was not sent to be reclaimed.
+        """
+        reclaimed: list[ReclaimedFrame] = []
+        if not self._open or not self._reclaimable:
+            return reclaimed
+        unread = self._doorbell.withdraw_frames()
+        while unread and self._reclaimable and len(reclaimed) < most:
+            start, frame = self._reclaimable.pop()
+            self._ring.rewind(start)
+            reclaimed.append(frame)
+            unread -= 1
+        if unread:
+            self._doorbell.restore_frames(unread)
+        reclaimed.reverse()
+        return reclaimed
 
     def send_bls_responses(self, messages: Sequence[ToStub]) -> None:
         """Sends a frame of BLS responses to the thread of the stub that reads them.
@@ -132,7 +176,11 @@ class Link:
     def set_log_levels(self, levels: int) -> None:
         """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""
         if self._open:
-            self._ring.set_flags(levels)
+            self._set_flags(levels | (self._flags & RECLAIMABLE))
+
+    def _set_flags(self, flags: int) -> None:
+        self._flags = flags
+        self._ring.set_flags(flags)
 
     def read_announced(self) -> asyncio.Future[None] | None:
         """Reads the frames that were announced so far, all in this turn of the loop.

@@ -7,6 +7,7 @@ import enum
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 
 from host.crashes.record import CrashRecord
 from host.errors import HostError, unavailable
@@ -50,6 +51,25 @@ ReportBatch = Callable[[Batch, ExecutionTimes], None]
 OnLethalRequest = Callable[[InferRequest, CrashRecord], None]
 
 
+_UNKNOWN_NS = 1e6  # taken for the duration of executions before the first one
+_WEIGHT = 1 / 8  # of the last execution in the mean
+_FAST_NS = 100_000  # a mean execution that takes less than the wake-up of another stub does
+_OVERHEAD_NS = 25_000  # of a stub for a small request, besides `execute`
+_MAX_WAIT_NS = 250_000  # of prefetched calls behind each other while another instance is idle
+
+
+def reclaimable_limit(mean_ns: float, finds_core: bool) -> int:
+    """Number of calls that a stub may prefetch if the model has other instances.
+
+    `mean_ns`: of an execution. `finds_core`: whether an idle instance would find a core to run on.
+    A slow instance gets none (docs/explanation/decisions/0038).
+    """
+    if mean_ns >= _FAST_NS:
+        return 0
+    wait_ns = _MAX_WAIT_NS if finds_core else _PREFETCH_NS
+    return min(_MAX_PREFETCH, int(wait_ns / (mean_ns + _OVERHEAD_NS)))
+
+
 def prefetch_limit(batch_ns: int) -> int:
     """Number of calls that a stub may prefetch if its last batch took `batch_ns`.
 
@@ -90,6 +110,7 @@ class Supervisor(InstanceSlot):
         self._launch = launch
         self._scheduler = scheduler
         self._report = report
+        self._mean_ns = _UNKNOWN_NS  # of recent executions
         self._prefetch_limit = 1  # number of calls that the stub may prefetch
         self._consecutive_exits = 0
         self._serves_since = time.monotonic()
@@ -163,6 +184,33 @@ class Supervisor(InstanceSlot):
             and self.instance.batches.accepts_prefetch(call)
         )
 
+    def accepts_reclaimable(self, call: Call, prefetched: int, finds_core: bool) -> bool:
+        """Whether the stub may prefetch this call although the model has other instances."""
+        return (
+            self._mean_ns < _FAST_NS
+            and prefetched < reclaimable_limit(self._mean_ns, finds_core)
+            and self.permit is None
+            and self.instance.batches.accepts_reclaimable(call)
+        )
+
+    def run_reclaimable(
+        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+    ) -> None:
+        """Sends a call to the stub, which starts it when it has ended what it runs."""
+        self.instance.execute(
+            Batch(
+                [call],
+                self._on_released,
+                self._on_batch_done,
+                self._report,
+                partial(on_returned, self),
+            )
+        )
+
+    def reclaim_prefetched(self, most: int) -> Sequence[Call]:
+        """Takes back at most so many calls that the stub has not taken."""
+        return self.instance.reclaim_prefetched(most)
+
     def drain_prefetched(self) -> Sequence[Call]:
         """Returns, once, the prefetched calls that the stub had not started when it died."""
         return self.instance.batches.drain_prefetched()
@@ -213,6 +261,7 @@ class Supervisor(InstanceSlot):
             batch_ns = times.ended - times.started
             self.busy_ns += batch_ns
             self._prefetch_limit = prefetch_limit(batch_ns)
+            self._mean_ns += (batch_ns - self._mean_ns) * _WEIGHT
 
     # Restarts
 

@@ -87,7 +87,7 @@ class TensorTransfer:
         """
         inputs = request.inputs
         for tensor in inputs:
-            if len(tensor.data) > INLINE_ALWAYS:
+            if len(tensor.data) > INLINE_ALWAYS and not isinstance(tensor.owner, Block):
                 self._place_in_shared_memory(inputs, socket, batch_requests)
                 break
         if request.reserved_memory is not None:
@@ -205,7 +205,11 @@ class TensorTransfer:
             block = self._exported.find_block(wire.arena, wire.offset)
             if block.size != wire.size:
                 raise ValueError(f"a lent block of {block.size} bytes came back as {wire.size}")
-        data = block if isinstance(block, SharedMemoryBytes) else block.data
+        data = (
+            block.data
+            if type(block) is Block or not isinstance(block, SharedMemoryBytes)
+            else block
+        )
         return Tensor(wire.name, datatype, wire.shape, data, block)
 
     def decode_output(self, wire: WireTensor, wanted: Mapping[str, object] | None) -> Tensor:

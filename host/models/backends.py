@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from host.config.defaults import BACKENDS
 from host.config.findings import Finding, Findings, raise_first
 from host.config.model_config import LoadedConfig
-from host.config.schema import ModelConfig, new_config
+from host.config.schema import ModelConfig, new_config, suggestion
 from host.environments.environments import PATH_PARAMETER
 from host.errors import ErrorCode
 from stub.wire.messages import ModelSource
@@ -130,6 +131,7 @@ def _check_backend(config: ModelConfig, places: Sequence[Path]) -> Findings:
             f"unable to find backend library for backend '{config.backend}', "
             "try specifying runtime on the model configuration.",
             "backend",
+            advice=suggestion(config.backend, BACKENDS).removeprefix(", "),
         )
 
 

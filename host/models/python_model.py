@@ -35,6 +35,7 @@ from host.scheduling.sequences.call import START, PaddingCall, SequenceCall
 from host.scheduling.sequences.factory import sequence_scheduler
 from host.scheduling.sequences.scheduler import SequenceScheduler
 from host.scheduling.sequences.states import SequenceStates
+from host.system.cpus import usable_cpus
 
 
 class PythonModel(DrainableModel):
@@ -321,7 +322,7 @@ def make_scheduler(
     if config.HasField("sequence_batching"):
         return sequence_scheduler(config, signature.can_share_batch, states)
     if config.WhichOneof("scheduling_choice") != "dynamic_batching":
-        return DirectScheduler()
+        return DirectScheduler(cpus=usable_cpus())
     batching = config.dynamic_batching
     return DynamicScheduler(
         config.max_batch_size,

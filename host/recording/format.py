@@ -95,16 +95,28 @@ def encode_line(line: Line) -> bytes:
 
 def decode_line(text: bytes) -> Line:
     """Reads a line. Raises HostError INVALID_ARG if it is damaged or of another format."""
-    try:
-        line: Line = msgspec.json.decode(text, type=Line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid_argument(f"a line of the recording is damaged: {error}") from error
-    if isinstance(line, RecordingHeader) and line.format != FORMAT:
-        raise invalid_argument(f"the recording has the format '{line.format}', not '{FORMAT}'")
+    line = parse_line(text)
+    if isinstance(line, RecordingHeader):
+        check_format(line)
     if isinstance(line, RecordedRequest):
         for tensor in line.tensors():
             _check_tensor(tensor)
     return line
+
+
+def parse_line(text: bytes) -> Line:
+    """Reads a line as it is. Raises HostError INVALID_ARG if it is damaged."""
+    try:
+        line: Line = msgspec.json.decode(text, type=Line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_argument(f"a line of the recording is damaged: {error}") from error
+    return line
+
+
+def check_format(header: RecordingHeader) -> None:
+    """Raises HostError INVALID_ARG for a recording of another format."""
+    if header.format != FORMAT:
+        raise invalid_argument(f"the recording has the format '{header.format}', not '{FORMAT}'")
 
 
 def _check_tensor(tensor: RecordedTensor) -> None:

@@ -315,9 +315,11 @@ def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
                 )
         chosen = [version for version in wanted if version in available]
     if not chosen:
+        found = ", ".join(map(str, sorted(available)))
         raise invalid_argument(
             "at least one version must be available under the version policy of "
-            f"model '{config.name}'"
+            f"model '{config.name}': "
+            + (f"its versions are {found}" if found else "it has no folder of a version, as '1'")
         )
     return chosen
 

@@ -27,6 +27,30 @@ class InstanceSlot(CallHolder, ABC):
         It starts the call as soon as it would be free; `instance_ready` is called for each.
         """
 
+    def accepts_reclaimable(self, call: Call, prefetched: int, finds_core: bool) -> bool:
+        """Whether it takes this call as prefetch although the model has other instances.
+
+        `finds_core`: whether there is a core for one more of them. Only a fast instance accepts.
+        """
+        return False
+
+    def run_reclaimable(
+        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+    ) -> None:
+        """Runs a prefetched call that may be reclaimed until it starts.
+
+        `on_returned` is called if the instance does not run it, as the batch before it waits for
+        another model.
+        """
+        raise NotImplementedError
+
+    def reclaim_prefetched(self, most: int) -> Sequence[Call]:
+        """Returns the newest calls that the instance has not taken, and will not run; oldest first.
+
+        `most`: how many of them at most. The others will start, or have started.
+        """
+        return ()
+
     @abstractmethod
     def drain_prefetched(self) -> Sequence[Call]:
         """Returns, once, the prefetched calls that it had not started when it died."""

@@ -96,10 +96,11 @@ class Initialize(_Message, tag="init"):
 
 
 class Execute(_Message, tag="exec"):
-    """Runs one batch."""
+    """Runs one batch. `reclaimable`: return it if it comes while `execute` waits for a response."""
 
     batch: int
     requests: List[WireRequest]
+    reclaimable: bool = False
 
 
 class BlsResponse(_Message, tag="bls_response"):
@@ -163,9 +164,13 @@ class AutoCompleted(_Message, tag="completed"):
 
 
 class Initialized(_Message, tag="initialized"):
-    """The instance accepts batches; `defines_is_ready` tells whether it defines `is_ready`."""
+    """The instance accepts batches.
+
+    `defines_is_ready`, `runs_coroutines`: whether the model has `is_ready`, `async def execute`.
+    """
 
     defines_is_ready: bool = False
+    runs_coroutines: bool = False
 
 
 class LoadFailed(_Message, tag="load_failed"):
@@ -185,6 +190,12 @@ class Response(_Message, tag="response"):
 
 class InstanceReleased(_Message, tag="released"):
     """The instance is free for the next batch: `execute` continues this one as a coroutine."""
+
+    batch: int
+
+
+class BatchReturned(_Message, tag="returned"):
+    """The stub will not run this batch, which came while `execute` waits for another model."""
 
     batch: int
 
@@ -365,6 +376,7 @@ ToHost = Union[
     LoadFailed,
     Response,
     InstanceReleased,
+    BatchReturned,
     BatchDone,
     BlsRequest,
     CancelBls,

@@ -17,6 +17,12 @@ RING_BYTES = 1 << 19
 WAKE_EARLY = 1 << 32
 """Added to a stub's eventfd shortly before work is sent; each frame adds one."""
 
+RECLAIMABLE = 1 << 7
+"""Flag of the ring of work: the host may reclaim announced frames, so the stub takes one at a time.
+
+The lower bits are the log levels that the host writes.
+"""
+
 END_OF_OVERFLOW = b""
 """Sent by ZeroMQ: the next BLS responses are in their ring again."""
 
@@ -99,6 +105,15 @@ class RingWriter:
     def is_empty(self) -> bool:
         """Whether the reader has read all that was written."""
         return self._free_bytes() == _CAPACITY
+
+    @property
+    def position(self) -> int:
+        """Where the next frame starts."""
+        return self._written
+
+    def rewind(self, position: int) -> None:
+        """Removes the frames from this position on; the reader must not have been told of them."""
+        self._written = position
 
     def set_flags(self, flags: int) -> None:
         """Shows the reader a byte, which it sees without being woken."""

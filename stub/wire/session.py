@@ -45,6 +45,7 @@ _FROM_SERVING_STUB = (
     *_HOST_CALLS,
     m.Response,
     m.InstanceReleased,
+    m.BatchReturned,
     m.BatchDone,
     m.BlsRequest,
     m.CancelBls,

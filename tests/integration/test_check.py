@@ -176,7 +176,8 @@ unlabelled/config.pbtxt:3:10: error: output[0].label_filename: failed to open te
 versionless/config.pbtxt: warning: ignore version directory '01' which contains leading zeros in
     its directory name
 versionless/config.pbtxt: error: version_policy: at least one version must be available under
-    the version policy of model 'versionless' (create the folder versionless/1)
+    the version policy of model 'versionless': it has no folder of a version, as '1' (create the
+    folder versionless/1)
 14 models: 26 errors, 2 warnings
 """
 """Indented lines continue the line before."""

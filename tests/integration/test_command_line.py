@@ -43,18 +43,25 @@ def test_help_lists_the_flags() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "a command must be given"),
-        (("sing",), "unknown command 'sing'"),
-        (("server",), "unknown command 'server', did you mean 'serve'?"),
+        (("sing",), "unknown command 'sing'; pbhost --help lists all commands"),
+        (
+            ("server",),
+            "unknown command 'server'; did you mean 'serve'? pbhost --help lists all commands",
+        ),
         (("--model-repository=m",), "a command must come first: pbhost serve --model-repository=m"),
     ],
-    ids=["nothing", "unknown", "misspelt", "flag"],
+    ids=["unknown", "misspelt", "flag"],
 )
-def test_without_a_command_the_usage_is_shown(arguments: tuple[str, ...], said: str) -> None:
+def test_a_wrong_command_is_told_in_one_line(arguments: tuple[str, ...], said: str) -> None:
     done = run(*arguments)
+    assert (done.returncode, done.stderr) == (1, f"pbhost: {said}\n")
+
+
+def test_without_a_command_the_usage_is_shown() -> None:
+    done = run()
     assert done.returncode == 1
     assert "Usage: pbhost serve" in done.stderr
-    assert done.stderr.splitlines()[-1] == said
+    assert done.stderr.splitlines()[-1] == "a command must be given"
 
 
 def test_help_and_version_are_answers() -> None:

@@ -91,10 +91,20 @@ def test_a_request_left_without_an_answer_gets_an_error(client: Client) -> None:
     assert "'misbehave_0' returned no response for this request" in text
 
 
-def test_an_output_outside_the_configuration_is_dropped(client: Client) -> None:
+def test_an_output_outside_the_configuration_is_dropped_and_logged_once(
+    client: Client, host: RunningHost
+) -> None:
     array = np.array([b"returns_unknown_output "], dtype=np.object_)
-    result = client.infer("misbehave", [tensor("COMMAND", array)])
-    assert len(result.get_response().outputs) == 0
+    for _ in range(2):
+        result = client.infer("misbehave", [tensor("COMMAND", array)])
+        assert len(result.get_response().outputs) == 0
+    assert run_command(client, "echo after it") == "after it"
+    warning = (
+        "[misbehave:1/misbehave_0] a response has no output that was asked for: the model returned"
+        " 'OTHER', but the configuration or the request names 'ANSWER'"
+    )
+    host.wait_for(re.escape(warning))
+    assert host.output.count(warning) == 1
 
 
 @pytest.mark.parametrize(

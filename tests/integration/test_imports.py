@@ -89,7 +89,7 @@ def test_files_and_classes_that_are_not_there_are_named(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
     repository.add("wrong_class", "class Model: pass\n")
-    repository.add("no_file", config="backend: 'python'")
+    repository.add("no_file", config="backend: 'python'", files={"1/main.py": ""})
     repository.add(
         "wrong_suffix",
         config="backend: 'python' default_model_filename: 'model.txt'",
@@ -97,10 +97,12 @@ def test_files_and_classes_that_are_not_there_are_named(
     )
     host = serve(repository, "--exit-on-error=false", "--log-verbose=1").wait_started()
     for name, text in {
-        "wrong_class": "AttributeError: module '1.model' has no attribute 'TritonPythonModel'",
+        "wrong_class": "AttributeError: module '1.model' has no attribute 'TritonPythonModel';"
+        " it defines 'Model'",
         "wrong_suffix": "Model name must end with '.py'. Model name is \"model.txt\".",
         "no_file": "Stub process '' is not healthy. Failed to preinitialize Python stub: Python"
-        f" model file not found in '{repository.path}/no_file/1/model.py'",
+        f" model file not found in '{repository.path}/no_file/1/model.py'; there is"
+        " 'main.py', which default_model_filename can name",
     }.items():
         whole = f"failed to load '{name}' version 1: Internal: {text}"
         assert re.search(re.escape(whole) + "$", host.output, re.MULTILINE), name

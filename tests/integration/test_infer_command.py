@@ -315,13 +315,20 @@ def test_a_wrong_command_line_or_address_is_told_in_a_line(host: RunningHost) ->
             assert done.stderr.count("\n") == 1
 
 
+OTHER_ANSWERS = {
+    "html": b"<html>\xff</html>",
+    "json": b"[1, 2]",
+    "object": b'{"name": "m", "input": [3], "inputs": 3}',
+}
+
+
 @pytest.fixture
 def other_server() -> Iterator[str]:
     """The address of an HTTP server of another kind, which answers everything with 200."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = b"[1, 2]" if "json" in self.headers.get("Kind", "") else b"<html>\xff</html>"
+            body = OTHER_ANSWERS[self.headers.get("Kind", "html")]
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -340,7 +347,7 @@ def other_server() -> Iterator[str]:
         thread.join(DEADLINE)
 
 
-@pytest.mark.parametrize("kind", ["html", "json"])
+@pytest.mark.parametrize("kind", OTHER_ANSWERS)
 @pytest.mark.parametrize(
     "command",
     [
@@ -351,13 +358,16 @@ def other_server() -> Iterator[str]:
         ("crashes", "--show=1"),
         ("crashes", "--lift"),
         ("top", "--once"),
+        ("record", "--model=m"),
     ],
     ids=" ".join,
 )
 def test_a_server_of_another_kind_is_told_in_a_line(
-    other_server: str, command: tuple[str, ...], kind: str
+    other_server: str, command: tuple[str, ...], kind: str, tmp_path: Path
 ) -> None:
     name, *rest = command
+    if name == "record":
+        rest.append(str(tmp_path / "recording"))
     done = subprocess.run(
         [sys.executable, "-m", "host", name, other_server, *rest, f"--header=Kind: {kind}"],
         capture_output=True,

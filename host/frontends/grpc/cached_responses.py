@@ -13,6 +13,7 @@ import msgspec
 from host.cache.responses import CacheHit
 from host.frontends.grpc.codec import ID_TAG, MODEL_VERSION_TAG
 from host.frontends.grpc.encode import encode_infer_response
+from host.frontends.grpc.placed_message import PlacedMessage
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse
 
@@ -37,7 +38,7 @@ class CachedResponses:
 
     def respond(self, data: bytes) -> bytes | None:
         """The response to a ModelInferRequest; None if the request has to take the usual path."""
-        if not self._responses or len(data) > _MAX_REQUEST_BYTES:
+        if not self._responses or not is_repeatable(data):
             return None
         found, id_field = self._responses.get(data), b""
         if found is None:
@@ -58,14 +59,11 @@ class CachedResponses:
     ) -> None:
         """Keeps a response that came from the cache, and its message.
 
-        `data`: the message of the request, which matches a template of the RequestCache.
+        `data`: the message of the request, which is repeatable and matches a template of the
+        RequestCache.
         """
         hit = response.cache_hit
-        if (
-            not isinstance(hit, CacheHit)
-            or len(data) > _MAX_REQUEST_BYTES
-            or len(message) > _MAX_RESPONSE_BYTES
-        ):
+        if not isinstance(hit, CacheHit) or len(message) > _MAX_RESPONSE_BYTES:
             return
         data, _ = _split_id(data)
         if request.id:
@@ -75,6 +73,11 @@ class CachedResponses:
         self._responses[data] = _CachedResponse(
             request.model_name, request.model_version, hit, message
         )
+
+
+def is_repeatable(data: bytes) -> bool:
+    """Whether the message of a request is short, and all of it is in its bytes."""
+    return len(data) <= _MAX_REQUEST_BYTES and not isinstance(data, PlacedMessage)
 
 
 def _split_id(data: bytes) -> tuple[bytes, bytes]:

@@ -30,10 +30,12 @@ from host.frontends.grpc.parameters import (
     output_options,
     shared_memory_part,
 )
+from host.frontends.grpc.placed_message import PlacedMessage
 from host.frontends.inference_core import RegionLookup
 from host.inference.request import Buffer, Classification, InferRequest, Tensor
 from host.instances.regions import RegionPart
 from host.models.registry import parse_version
+from stub.wire.arena import Block
 
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 _LENGTH_DELIMITED = 2
@@ -66,7 +68,8 @@ ParsedOutput = tuple[str, Any]
 class InferMessage:
     """A ModelInferRequest, parsed but not interpreted.
 
-    `raw`: one buffer for each entry of `raw_input_contents`; views if the message is large.
+    `raw`: one buffer for each entry of `raw_input_contents`; views if the message is large, or the
+    block of shared memory in which it is.
     """
 
     model_name: str = ""
@@ -75,7 +78,7 @@ class InferMessage:
     inputs: list[ParsedInput] = field(default_factory=list)
     outputs: list[ParsedOutput] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)  # values: InferParameter
-    raw: list[Buffer] = field(default_factory=list)
+    raw: list[Buffer | Block] = field(default_factory=list)
 
     @property
     def wants_empty_final(self) -> bool:
@@ -98,27 +101,30 @@ def parse_infer_request(
     """
     if len(data) >= MIN_CHECKED_BYTES:
         check_field_counts(data, tensor_counts)
+    blocks = data.blocks if isinstance(data, PlacedMessage) else {}
     try:
-        return _parse_fields(data)
+        return _parse_fields(data, blocks)
     except (LookupError, ValueError, DecodeError):
         pass
     # An unknown field, an unusual encoding, or garbage: protobuf decides. What it accepts is parsed
     # in its canonical form.
+    if isinstance(data, PlacedMessage):
+        data = data.whole()
     try:
         message = pb.ModelInferRequest.FromString(data)
     except DecodeError as error:
         raise invalid_argument(f"failed to parse the ModelInferRequest message: {error}") from None
     message.DiscardUnknownFields()
-    return _parse_fields(message.SerializeToString())
+    return _parse_fields(message.SerializeToString(), {})
 
 
-def _parse_fields(data: bytes) -> InferMessage:
+def _parse_fields(data: bytes, blocks: dict[int, Block]) -> InferMessage:
     """Parses the top-level fields. Raises LookupError, ValueError or DecodeError for others."""
     name = version = request_id = ""
     inputs: list[ParsedInput] = []
     outputs: list[ParsedOutput] = []
     parameters: dict[str, Any] = {}
-    raw: list[Buffer] = []
+    raw: list[Buffer | Block] = []
     view: Buffer = data if len(data) < MIN_VIEW_BYTES else memoryview(data)
     position, end = 0, len(data)
     while position < end:
@@ -138,6 +144,9 @@ def _parse_fields(data: bytes) -> InferMessage:
                 if shift > 28:
                     raise ValueError("a length of more than five bytes")
         start = position
+        if blocks and (block := blocks.get(start)) is not None:
+            raw.append(block)
+            continue
         position += length
         if position > end:
             raise ValueError("a field runs past the end of the message")
@@ -268,8 +277,12 @@ def _add_inputs(message: InferMessage, request: InferRequest, regions: RegionLoo
             raise invalid_argument(
                 f"unable to find data for input tensor '{name}' for model '{model}' in request."
             )
-        request.inputs.append(Tensor(name, datatype, list(shape), raw[raw_index]))
+        content = raw[raw_index]
         raw_index += 1
+        if isinstance(content, Block):
+            request.inputs.append(Tensor(name, datatype, list(shape), content.data, content))
+        else:
+            request.inputs.append(Tensor(name, datatype, list(shape), content))
 
 
 def _convert_contents(full_message: Any, model: str) -> Buffer:

@@ -16,8 +16,11 @@ from host.frontends.grpc.codec import (
     InferMessage,
     parse_infer_request,
 )
+from host.frontends.grpc.placed_message import PlacedMessage
 from host.inference.request import Buffer, InferRequest, Tensor
+from stub.wire.arena import Block
 
+_NO_BLOCKS: dict[int, Block] = {}
 _MAX_TEMPLATE_BYTES = 512  # bytes of a cached request without its tensors
 _MAX_RECENT = 256  # names of models, and requests that came once
 _MAX_TEMPLATES = 1024  # requests with different shapes or parameters; each sequence has its own
@@ -45,18 +48,19 @@ class RequestTemplate:
         self,
         prefix: bytes,
         suffix: bytes,
-        tensors: bytes,
+        tensor_head: bytes,
         message: InferMessage,
         request: InferRequest,
     ) -> None:
-        """`tensors`: where the tensors start. `message`: the parsed request."""
+        """`tensor_head`: what is before the content of the tensor, if there is only one.
+
+        `message`: the parsed request.
+        """
         self.message = message
         self.prefix = prefix
         self.suffix = suffix
         self.single_input_size = len(request.inputs[0].data) if len(request.inputs) == 1 else 0
-        self.single_input_suffix = (
-            suffix + tensors[: -self.single_input_size] if self.single_input_size else b""
-        )
+        self.single_input_suffix = suffix + tensor_head if self.single_input_size else b""
         self.inputs = [(entry.name, entry.datatype, entry.shape[:]) for entry in request.inputs]
         self.base_request = InferRequest(
             request.model_name,
@@ -130,7 +134,10 @@ class RequestCache:
 
     def remember(self, data: bytes, message: InferMessage, request: InferRequest) -> None:
         """Caches a parsed request if the next ones like it can be recognised."""
-        tensors = sum(_field_size(len(raw)) for raw in message.raw)
+        tensors = sum(
+            _field_size(raw.size) - raw.size if isinstance(raw, Block) else _field_size(len(raw))
+            for raw in message.raw
+        )
         if (
             not 0 < len(message.model_name.encode()) < 128
             or request.output_placement
@@ -164,7 +171,10 @@ class RequestCache:
             self._last_by_model.clear()
         if len(self._templates) >= _MAX_TEMPLATES:
             del self._templates[next(iter(self._templates))]
-        template = RequestTemplate(prefix, suffix, data[-tensors:], rest, request)
+        heads = data[-tensors:]
+        if len(message.raw) == 1 and not isinstance(message.raw[0], Block):
+            heads = heads[: len(heads) - len(message.raw[0])]
+        template = RequestTemplate(prefix, suffix, heads, rest, request)
         self._templates[prefix + suffix] = self._last_by_model[data[: data[1] + 2]] = template
 
     def _first_seen(self, fixed: bytes) -> bool:
@@ -192,12 +202,20 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
         position = start + data[position + 1]  # the rest of a longer one does not match
         request_id = data[start:position].decode()
     view: Buffer = data if len(data) < MIN_VIEW_BYTES else memoryview(data)
+    blocks = data.blocks if isinstance(data, PlacedMessage) else _NO_BLOCKS
     single_input_suffix = template.single_input_suffix
     if single_input_suffix and data.startswith(single_input_suffix, position):
         position += len(single_input_suffix)
+        name, datatype, shape = template.inputs[0]
+        if blocks:
+            block = blocks.get(position)
+            if block is None or len(data) != position or block.size != template.single_input_size:
+                return None
+            tensor = Tensor(name, datatype, shape[:], block.data, block)
+            return template.build_request([tensor], request_id, template)
         if len(data) != position + template.single_input_size:
             return None
-        name, datatype, shape = template.inputs[0]  # everything is unchanged
+        # Everything is unchanged.
         return template.build_request(
             [Tensor(name, datatype, shape[:], view[position:])], request_id, template
         )
@@ -212,6 +230,10 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
         position += 2
         if length > 127:
             length, position = _read_long_length(data, length, position)
+        block = blocks.get(position)
+        if block is not None:
+            inputs.append(Tensor(name, datatype, shape[:], block.data, block))
+            continue
         start = position
         position += length
         inputs.append(Tensor(name, datatype, shape[:], view[start:position]))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
-from host.frontends.grpc.cached_responses import CachedResponses
+from host.frontends.grpc.cached_responses import CachedResponses, is_repeatable
 from host.frontends.grpc.codec import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.encode import encode_infer_response
 from host.frontends.grpc.large_contents import (
@@ -31,6 +31,7 @@ from host.frontends.grpc.methods import (
     UnaryMethod,
     to_host_error,
 )
+from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.stream import InferStream
 from host.frontends.inference_core import InferenceClient, InferenceCore, InferenceKeys
@@ -63,8 +64,11 @@ class GrpcService:
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
         api_keys: InferenceKeys | None = None,
+        reserve_block: ReserveBlock | None = None,
     ) -> None:
+        """`reserve_block`: reserves shared memory of this process for tensors that are received."""
         self._core = core
+        self._reserve_block = reserve_block
         self._others = others
         self._restrictions = restrictions
         self._forwarding = forwarding
@@ -79,7 +83,8 @@ class GrpcService:
 
     def services(self) -> Services:
         """The methods that an engine carries."""
-        stream = StreamMethod("ModelStreamInfer", self._open_stream, "inference")
+        reserve = self._reserve_block
+        stream = StreamMethod("ModelStreamInfer", self._open_stream, "inference", reserve)
         unrestricted: Services = {
             **self._others,
             INFERENCE_SERVICE: [stream, *self._others[INFERENCE_SERVICE]],
@@ -89,7 +94,7 @@ class GrpcService:
             for name, methods in unrestricted.items()
         }
         # Its access control is in start_infer, so that an engine can call that directly.
-        infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer)
+        infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer, reserve)
         services[INFERENCE_SERVICE].insert(0, infer)
         return services
 
@@ -130,7 +135,8 @@ class GrpcService:
         if reserved is not None:
             request.reserved_memory = reserved
         try:
-            return self._start_request(request, done, context, data=b"" if known is None else data)
+            kept = data if known is not None and is_repeatable(data) else b""
+            return self._start_request(request, done, context, data=kept)
         except NotServedError:
             if not self._core.loads_on_demand:
                 raise
@@ -156,7 +162,7 @@ class GrpcService:
         admitted: bool = False,
         data: bytes = b"",
     ) -> Call:
-        """`data`: the message of the request if it matches a template of the request cache."""
+        """`data`: the message of the request if it is repeatable and the request cache knows it."""
         if (
             self._reads_metadata
             or self._open_requests.draining

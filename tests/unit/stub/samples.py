@@ -32,6 +32,7 @@ TO_HOST: list[m.ToHost] = [
     m.Response(1, 0, None),
     m.BatchDone(1, 1, 2, 3, 4),
     m.InstanceReleased(1),
+    m.BatchReturned(1),
     m.BlsRequest(1, REQUEST, 1, True),
     m.CancelBls(1),
     m.LoadModel(1, "x", "", {}),

@@ -717,3 +717,20 @@ def test_blocks_that_the_model_no_longer_needs_are_released_before_its_call(
     assert isinstance(frame[1], m.BlsRequest)
     host.send_work(m.BlsResponse(frame[1].number, wire_response(1)))
     host.receive(m.BatchDone)
+
+
+def test_a_batch_that_comes_while_a_model_waits_is_returned_if_the_host_can_run_it_elsewhere(
+    start_stub: StartStub,
+) -> None:
+    host = start_stub(execute_exec)
+    first = host.send_batch(wire_request(0))
+    sent = host.receive(m.BlsRequest)
+    host.send_work(m.Execute(first + 1, [wire_request(0)], True))
+    host.send_work(m.Execute(first + 2, [wire_request(0)]))
+    assert host.receive(m.BatchReturned) == m.BatchReturned(first + 1)
+    host.send_work(m.BlsResponse(sent.number, wire_response(42)))
+    assert host.receive(m.BatchDone).batch == first
+    sent = host.receive(m.BlsRequest)
+    assert sent.batch == first + 2
+    host.send_work(m.BlsResponse(sent.number, wire_response(43)))
+    assert host.receive(m.BatchDone).batch == first + 2

@@ -12,7 +12,7 @@ import zmq
 
 from stub.channel import Channel
 from stub.wire import messages as m
-from stub.wire.ring import WAKE_EARLY, RingWriter, create_ring_file, map_rings
+from stub.wire.ring import RECLAIMABLE, WAKE_EARLY, RingWriter, create_ring_file, map_rings
 from stub.wire.spawn import SpawnArguments
 
 WANTED = m.AutoComplete(m.ModelSource("/models/a", 1, "model.py"), "{}")
@@ -35,9 +35,12 @@ class Ends:
     def wake_early(self) -> None:
         os.eventfd_write(self.work_event, WAKE_EARLY)
 
-    def send(self) -> None:
-        self._ring.try_write(m.encode([WANTED]))
+    def send(self, message: m.ToStub = WANTED) -> None:
+        self._ring.try_write(m.encode([message]))
         os.eventfd_write(self.work_event, 1)
+
+    def allow_reclaiming(self) -> None:
+        self._ring.set_flags(RECLAIMABLE)
 
     def close(self) -> None:
         self.channel.mark_host_gone()
@@ -95,3 +98,23 @@ def test_a_stub_that_had_to_wait_for_work_is_idle_until_there_is_more(
     assert ends.channel.is_idle()
     os.eventfd_write(ends.work_event, 1)
     assert not ends.channel.is_idle()
+
+
+def test_a_stub_takes_one_frame_at_a_time_if_the_host_may_reclaim_the_others(ends: Ends) -> None:
+    ends.allow_reclaiming()
+    ends.wake_early()
+    for number in range(3):
+        ends.send(m.CloseArena(number))
+    for left in (2, 1):
+        assert ends.channel.receive_work() == [m.CloseArena(2 - left)]
+        assert os.eventfd_read(ends.work_event) == left
+        os.eventfd_write(ends.work_event, left)
+    assert ends.channel.receive_work() == [m.CloseArena(2)]
+
+
+def test_a_stub_takes_all_frames_that_nobody_reclaims(ends: Ends) -> None:
+    for _ in range(3):
+        ends.send()
+    assert ends.channel.receive_work() == [WANTED]
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(ends.work_event)

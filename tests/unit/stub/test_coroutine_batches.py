@@ -124,16 +124,63 @@ def test_coroutines_of_several_batches_overlap_up_to_the_limit(start_stub: Start
     host = start_stub(execute, max_concurrent_batches=2)
     host.send_batch(wire_request(1))
     assert host.receive_frame() == [m.InstanceReleased(1)]
-    host.send_batch(wire_request(2))  # fills the limit, so the instance is not released
+    host.send_batch(wire_request(2))  # fills the limit, so only its end releases the instance
     gate.open(2)
     responses = host.receive_frame()
     assert [type(message) for message in responses] == [m.Response, m.BatchDone]
     assert isinstance(responses[0], m.Response)
     assert (responses[0].batch, output_value(responses[0])) == (2, 2)
-    assert host.receive_frame() == [m.InstanceReleased(2)]
     gate.open(1)
     assert host.receive(m.BatchDone).batch == 1
     assert [output_value(message) for message in host.received(m.Response)] == [1]
+
+
+def test_the_end_of_an_earlier_batch_releases_the_instance_that_was_at_its_limit(
+    start_stub: StartStub,
+) -> None:
+    gate = Gate()
+
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        await gate.wait(input_value(requests[0]))
+        return [echo(request) for request in requests]
+
+    host = start_stub(execute, max_concurrent_batches=2)
+    host.send_batch(wire_request(1))
+    assert host.receive_frame() == [m.InstanceReleased(1)]
+    host.send_batch(wire_request(2))
+    host.send_batch(wire_request(3))  # prefetched: it starts when another one has ended
+    gate.open(1)
+    assert [type(message) for message in host.receive_frame()] == [m.Response, m.BatchDone]
+    assert host.receive_frame() == [m.InstanceReleased(2)]
+    gate.open(3)
+    assert host.receive(m.BatchDone).batch == 3
+    gate.open(2)
+    assert host.receive(m.BatchDone).batch == 2
+
+
+@pytest.mark.parametrize("concurrent", [1, 2])
+def test_a_coroutine_that_does_not_wait_ends_like_a_function(
+    start_stub: StartStub, concurrent: int
+) -> None:
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        return [echo(request) for request in requests]
+
+    host = start_stub(execute, max_concurrent_batches=concurrent)
+    for value in (1, 2):
+        host.send_batch(wire_request(value))
+        assert [type(message) for message in host.receive_frame()] == [m.Response, m.BatchDone]
+
+
+def test_a_model_that_stops_its_event_loop_fails_the_next_batches(start_stub: StartStub) -> None:
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        asyncio.get_running_loop().stop()
+        return [echo(request) for request in requests]
+
+    host = start_stub(execute)
+    assert output_values(host.run_batch(wire_request(1))[0]) == {0: 1}
+    for _ in range(2):
+        responses, _ = host.run_batch(wire_request(2))
+        assert "RuntimeError: Event loop is closed" in error_text(responses[0])
 
 
 def test_the_coroutine_of_a_decoupled_model_responds_after_the_end_of_its_batch(

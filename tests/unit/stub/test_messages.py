@@ -81,7 +81,7 @@ to_host: st.SearchStrategy[m.ToHost] = st.one_of(
     block_releases,
     st.builds(m.Hello),
     st.builds(m.AutoCompleted, st.none() | text),
-    st.builds(m.Initialized, st.booleans()),
+    st.builds(m.Initialized, st.booleans(), st.booleans()),
     st.builds(m.LoadFailed, text),
     st.builds(m.Response, unsigned, unsigned, st.none() | responses, st.booleans()),
     st.builds(
@@ -92,6 +92,7 @@ to_host: st.SearchStrategy[m.ToHost] = st.one_of(
         indexes,
     ),
     st.builds(m.InstanceReleased, unsigned),
+    st.builds(m.BatchReturned, unsigned),
     st.builds(m.BlsRequest, unsigned, requests, unsigned, st.booleans(), st.booleans()),
     st.builds(m.CancelBls, unsigned),
     st.builds(

@@ -164,7 +164,9 @@ class UnaryCall(_Call):
                     return
             connection = self.connection
             reader = self._reader = MessageReader(
-                connection.limits.max_message_size, connection.receive_budget
+                connection.limits.max_message_size,
+                connection.receive_budget,
+                self._method.reserve_block,
             )
         try:
             reader.feed(piece)
@@ -259,7 +261,9 @@ class StreamCall(_Call):
     ) -> None:
         super().__init__(connection, stream_id, rpc)
         self._method = method
-        self._reader = MessageReader(connection.limits.max_message_size, connection.receive_budget)
+        self._reader = MessageReader(
+            connection.limits.max_message_size, connection.receive_budget, method.reserve_block
+        )
         self._handler: StreamHandler | None = None  # None when the call has ended
         self._reading_paused = False
         self._tasks: set[asyncio.Future[None]] = set()  # that compress or decompress

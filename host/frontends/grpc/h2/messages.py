@@ -9,6 +9,7 @@ from collections import deque
 
 from host.frontends.decompression import decompress_in_steps
 from host.frontends.grpc.h2.status import RpcError, StatusCode
+from host.frontends.grpc.placed_message import MIN_PLACED_BYTES, MessagePlacer, ReserveBlock
 from host.frontends.receive_budget import OutOfReceiveMemory, ReceiveBudget, ReservedBytes
 from host.frontends.receive_buffer import Piece, ReceiveBuffer
 
@@ -39,9 +40,16 @@ class MessageReader:
         "_flag",
         "_missing",
         "_buffer",
+        "_reserve_block",
     )
 
-    def __init__(self, max_size: int, budget: ReceiveBudget) -> None:
+    def __init__(
+        self, max_size: int, budget: ReceiveBudget, reserve_block: ReserveBlock | None = None
+    ) -> None:
+        """`reserve_block`: where to place large tensors, of messages that are ModelInferRequests.
+
+        Such a message may be a PlacedMessage.
+        """
         self.messages: deque[tuple[int, bytes, ReservedBytes | None]] = deque()
         self.bytes_received = 0
         self._budget = budget
@@ -50,6 +58,7 @@ class MessageReader:
         self._flag = 0
         self._missing = -1  # missing bytes of the current message; -1 between messages
         self._buffer: ReceiveBuffer | None = None  # of a message that comes in pieces
+        self._reserve_block = reserve_block
 
     @property
     def at_message_boundary(self) -> bool:
@@ -94,7 +103,7 @@ class MessageReader:
             buffer = self._buffer
             if len(part) < self._missing:
                 if buffer is None:
-                    buffer = self._buffer = ReceiveBuffer(self._budget, self._missing)
+                    buffer = self._buffer = self._new_buffer()
                 buffer.append(part)
                 self._missing -= len(part)
                 continue
@@ -105,6 +114,17 @@ class MessageReader:
                 self.messages.append((self._flag, buffer.finish(), buffer.reserved))
             self._buffer = None
             self._missing = -1
+
+    def _new_buffer(self) -> ReceiveBuffer:
+        reserve_block = self._reserve_block
+        if reserve_block is None or self._flag:  # its tensors are compressed
+            return ReceiveBuffer(self._budget, self._missing)
+        return ReceiveBuffer(
+            self._budget,
+            self._missing,
+            lambda size: MessagePlacer(size, reserve_block),
+            MIN_PLACED_BYTES,
+        )
 
     def discard(self) -> None:
         """Drops all messages and releases their memory."""

@@ -127,6 +127,23 @@ def test_a_request_is_answered() -> None:
     run(test)
 
 
+def test_a_request_is_repeated_with_another_id_and_other_tensors() -> None:
+    async def test(peer: Peer) -> None:
+        first = infer(1, "hold", id="one", template=7, priority=3, outputs=["OUTPUT0"])
+        peer.send(first, m.RepeatedInfer(2, 7, [b"5678"], "two"), m.RepeatedInfer(3, 7, [b"4321"]))
+        calls = [await asyncio.to_thread(peer.core.held.get, timeout=60) for _ in range(3)]
+        one, two, three = (call.request for call in calls)
+        assert [one.id, two.id, three.id] == ["one", "two", ""]
+        contents = [request.inputs[0].data for request in (one, two, three)]
+        assert contents == [b"1234", b"5678", b"4321"]
+        assert two.validation_key is three.validation_key is not None
+        for request in (two, three):
+            request.id, request.inputs, request.validation_key = "one", one.inputs, None
+            assert request == one
+
+    run(test)
+
+
 def test_a_response_that_cannot_be_passed_on_ends_with_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -246,8 +263,18 @@ def test_the_end_of_the_process_cancels_its_requests() -> None:
         [m.CallRpc(1, "inference.GRPCInferenceService", "Missing", b"")],
         [BlockRelease([(0, 0, 1)])],
         [m.OpenExchange(1, "POST", b"/", b"", [], None)] * 2,
+        [m.RepeatedInfer(1, 1, [b"1234"])],  # of a request that it has not sent
+        [infer(1, template=1), m.RepeatedInfer(2, 1, [b"12345"])],
+        [infer(1, template=1), m.RepeatedInfer(2, 1, [1 << 40])],  # outside of its arena
+        [infer(1, template=1), m.RepeatedInfer(2, 1, [])],
+        [infer(1, "hold", template=1), m.RepeatedInfer(1, 1, [b"1234"])],
+        [infer(1, template=1 << 20)],
+        [infer(1, template=1, parameters={"one": 1})],
     ],
-    ids=["arena", "outside", "negative", "number", "method", "release", "exchange"],
+    ids=[
+        *("arena", "outside", "negative", "number", "method", "release", "exchange"),
+        *("template", "size", "place", "count", "repeated number", "many", "parameters"),
+    ],
 )
 def test_a_process_that_lies_is_ended(lie: list[m.ToCore]) -> None:
     async def test(peer: Peer) -> None:

@@ -1,13 +1,16 @@
-"""The core as a frontend process sees it: requests that cannot be sent."""
+"""The core as a frontend process sees it: requests that recur, and those that cannot be sent."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from host.errors import HostError
 from host.frontend_processes import messages as m
 from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.core_proxy import CoreProxy
@@ -19,18 +22,14 @@ from tests.unit.host.frontend_processes.core_thread import CoreThread
 LIMIT = 1 << 24
 
 
-def test_the_inputs_of_a_request_that_a_defect_ends_are_released(core: CoreThread) -> None:
+def run(core: CoreThread, test: Callable[[CoreProxy], None]) -> list[m.Infer | m.RepeatedInfer]:
+    """Runs a test, and returns the requests that it has sent."""
     core.answer = b""  # the configuration of the model
 
     async def main() -> None:
         link = CoreLink(core.files, ours, lambda _: None, lambda *_: None, lambda: None)
         memory = FrontendMemory(1, arena, LIMIT, lambda: None, lambda: None)
-        proxy = CoreProxy(link, memory, False, False)
-        large = Tensor("INPUT0", "UINT8", [1 << 20], bytes(1 << 20))
-        wrong = InferRequest("model", [large], output_placement={"OUTPUT0": object()})
-        with pytest.raises(AssertionError):
-            proxy.infer(wrong)
-        proxy.infer(InferRequest("model", [large]))
+        test(CoreProxy(link, memory, False, False))
         link.ask_now(m.FindModel(1 << 20, "last", -1), 1 << 20)
 
     arena = create_arena_file("pbhost-test", LIMIT)
@@ -38,5 +37,81 @@ def test_the_inputs_of_a_request_that_a_defect_ends_are_released(core: CoreThrea
     with ours, theirs:
         asyncio.run(main())
     os.close(arena)
-    (request,) = (message for message in core.received if isinstance(message, m.Infer))
-    assert request.inputs[0].offset == 0  # where the first request has been
+    return [one for one in core.received if isinstance(one, (m.Infer, m.RepeatedInfer))]
+
+
+def request(key: object = None, size: int = 4, **fields: Any) -> InferRequest:
+    tensor = Tensor("INPUT0", "UINT8", [size], bytes(size))
+    return InferRequest("model", [tensor], validation_key=key, **fields)
+
+
+@pytest.mark.parametrize("key", [None, "known"])
+def test_the_inputs_of_a_request_that_a_defect_ends_are_released(
+    core: CoreThread, key: object
+) -> None:
+    def test(proxy: CoreProxy) -> None:
+        if key:
+            proxy.infer(request(key, 1 << 20))
+        wrong = request(None, 1 << 20, output_placement={"OUTPUT0": object()})
+        with pytest.raises(AssertionError):
+            proxy.infer(wrong)
+        with pytest.raises(HostError, match="cannot be sent"):
+            proxy.infer(request(key, 1 << 20, id="\udc80"))
+        proxy.infer(request(key, 1 << 20))
+
+    *first, last = run(core, test)
+    if isinstance(last, m.Infer):
+        assert not first and last.inputs[0].offset == 0  # where the wrong requests have been
+    else:
+        assert last.contents == [1 << 20] and isinstance(first[0], m.Infer)
+
+
+def test_a_request_that_recurs_is_sent_without_its_fields(core: CoreThread) -> None:
+    def test(proxy: CoreProxy) -> None:
+        key, other = object(), object()
+        proxy.infer(request(key, id="one"))
+        proxy.infer(request(key, id="two"))
+        proxy.infer(request(other, 5))
+        proxy.infer(request(key, id="three"), unary=True)  # another use of it
+        proxy.infer(request(key, parameters={"header": "value"}))  # came with the connection
+        proxy.infer(request(other, 5))
+
+    sent = run(core, test)
+    kinds = [type(message) for message in sent]
+    assert kinds == [m.Infer, m.RepeatedInfer, m.Infer, m.Infer, m.Infer, m.RepeatedInfer]
+    assert [message.template for message in sent] == [1, 1, 2, 3, 0, 2]
+    assert [message.id for message in sent[:2]] == ["one", "two"]
+
+
+def test_the_templates_of_many_requests_are_replaced(core: CoreThread) -> None:
+    keys = [object() for _ in range(300)]
+
+    def test(proxy: CoreProxy) -> None:
+        for key in (*keys, keys[-1], keys[0]):
+            proxy.infer(request(key))
+
+    *sent, known, forgotten = run(core, test)
+    assert [one.template for one in sent] == [*range(1, 257), *range(1, 45)]
+    assert isinstance(known, m.RepeatedInfer) and known.template == 44
+    assert isinstance(forgotten, m.Infer) and forgotten.template == 45
+
+
+def test_a_tensor_that_was_received_into_the_arena_is_not_copied() -> None:
+    async def main() -> None:
+        memory = FrontendMemory(1, arena, LIMIT, lambda: None, lambda: None)
+        assert memory.reserve_block(LIMIT // 2 + 1) is None  # the rest is for complete requests
+        first, second = memory.reserve_block(1 << 20), memory.reserve_block(1 << 20)
+        assert first is not None and second is not None
+        block, data = second
+        data[:] = b"x" * len(data)
+        received = Tensor("INPUT0", "UINT8", [len(data)], block.data, block)
+        assert memory.encode_content(received, 8) == block.offset == 1 << 20
+        assert memory.encode_content(request(size=1 << 20).inputs[0], 8) == 2 << 20
+        while (taken := memory.reserve_block(1 << 20)) is not None:
+            blocks.append(taken)
+        assert len(blocks) == LIMIT // 2 // (1 << 20) - 3
+
+    blocks: list[object] = []
+    arena = create_arena_file("pbhost-test", LIMIT)
+    asyncio.run(main())
+    os.close(arena)

@@ -16,7 +16,7 @@ from host.instances.bls_requests import BlsRequests
 from host.instances.pool import StubPool
 from host.instances.transfer import ReleaseTimer, TensorTransfer
 from stub.wire import messages as m
-from stub.wire.payload import INLINE_LIMIT, WireError, WireResponse, WireTensor
+from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT, WireError, WireResponse, WireTensor
 from tests.conftest import DEADLINE
 from tests.unit.host.stub_peer import PeerLauncher, stub_pool
 
@@ -476,5 +476,52 @@ def test_outputs_get_the_shape_that_the_client_knows() -> None:
         t.respond(m.Response(1, 0, output(b"abc")))
         (response,) = t.responses["a"]
         assert response is not None and response.outputs[0].shape == [1, 3]
+
+    tracked(test)
+
+
+def test_a_returned_batch_is_forgotten_and_its_call_goes_back() -> None:
+    def test(t: Tracked) -> None:
+        returned: list[Call] = []
+        t.batch("runs")
+        batch, calls = t.batch("ahead")
+        batch.on_returned = returned.append
+        t.tracker.handle_returned(m.BatchReturned(2))()
+        assert returned == calls and not calls[0].finished
+        t.end(done(1))
+        assert t.tracker.idle
+
+    tracked(test)
+
+
+def test_only_a_prefetched_batch_may_be_returned() -> None:
+    def test(t: Tracked) -> None:
+        running, _ = t.batch("runs")
+        running.on_returned = lambda call: None
+        t.batch("was not sent to be returned")
+        for number in (1, 2):
+            with pytest.raises(ValueError, match="not prefetched"):
+                t.tracker.handle_returned(m.BatchReturned(number))
+        with pytest.raises(KeyError):
+            t.tracker.handle_returned(m.BatchReturned(3))
+
+    tracked(test)
+
+
+def test_only_requests_without_references_to_memory_can_be_reclaimed() -> None:
+    def call(size: int, owner: object = None) -> Call:
+        return Call(InferRequest("m", [Tensor("x", "UINT8", [size], bytes(size), owner)]))
+
+    def test(t: Tracked) -> None:
+        assert t.tracker.accepts_reclaimable(call(INLINE_ALWAYS))
+        assert not t.tracker.accepts_reclaimable(call(INLINE_ALWAYS + 1))
+        assert not t.tracker.accepts_reclaimable(call(1, owner=object()))
+        placed = call(1)
+        placed.request.output_placement = {"y": object()}
+        assert not t.tracker.accepts_reclaimable(placed)
+        t.tracker.runs_coroutines = True
+        assert not t.tracker.accepts_reclaimable(call(1))
+        t.tracker.runs_coroutines, t.tracker.decoupled = False, True
+        assert not t.tracker.accepts_reclaimable(call(1))
 
     tracked(test)

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from host.instances.busy_polling import BusyPoller
 from host.instances.channel import Channel
-from host.instances.link import Link
+from host.instances.link import Link, ReclaimedFrame
 from stub.wire import messages as m
 from stub.wire.ring import (
     END_OF_OVERFLOW,
+    RECLAIMABLE,
     RING_BYTES,
     RingError,
     RingReader,
@@ -487,3 +488,106 @@ def test_a_stub_that_fills_the_counter_of_its_work_is_reported() -> None:
         assert [str(fault) for fault in ends.faults] == [FULL_COUNTER]
 
     with_link(test)
+
+
+def execute(number: int) -> list[m.ToStub]:
+    return [m.Execute(number, [])]
+
+
+def reclaimable(number: int) -> ReclaimedFrame:
+    return number, (m.CloseArena(number),)
+
+
+class TakingStub:
+    """The stub's end of the ring of work: takes one frame at a time."""
+
+    def __init__(self, ends: LinkWithStub) -> None:
+        self._ends = ends
+
+    def take(self) -> int | None:
+        """The number of the next batch, if one was announced."""
+        event = self._ends.link.work_event
+        try:
+            announced = os.eventfd_read(event)
+        except BlockingIOError:
+            return None
+        if announced > 1:
+            os.eventfd_write(event, announced - 1)
+        frame = self._ends.inbox.read_frame()
+        assert frame is not None
+        (message,) = m.decode_to_stub(frame)
+        assert isinstance(message, m.Execute)
+        return message.batch
+
+
+def test_frames_that_the_stub_has_not_taken_are_reclaimed() -> None:
+    def test(ends: LinkWithStub) -> None:
+        stub = TakingStub(ends)
+        ends.link.send_work(execute(1))
+        for number in (2, 3, 4):
+            ends.link.send_work(execute(number), reclaimable(number))
+        assert ends.link.reclaim_frames(1) == [reclaimable(4)]
+        assert (stub.take(), stub.take()) == (1, 2)
+        assert ends.link.reclaim_frames(9) == [reclaimable(3)]
+        assert stub.take() is None
+        ends.link.send_work(execute(5), reclaimable(5))
+        assert ends.link.reclaim_frames(9) == [reclaimable(5)]
+
+    with_link(test)
+
+
+def test_no_frame_before_one_that_stays_is_reclaimed() -> None:
+    def test(ends: LinkWithStub) -> None:
+        ends.link.send_work(execute(1), reclaimable(1))
+        ends.link.send_work([m.BlsResponse(1, None)])
+        assert ends.link.reclaim_frames(9) == []
+        ends.link.send_work(execute(2), reclaimable(2))
+        large = "x" * RING_BYTES
+        ends.link.send_work([m.Initialize("x", m.ModelSource("/", 1, large), {}, [])])
+        assert ends.link.reclaim_frames(9) == []
+
+    with_link(test)
+
+
+def test_log_levels_do_not_tell_the_stub_to_take_all_frames() -> None:
+    def test(ends: LinkWithStub) -> None:
+        assert ends.inbox.flags() == 0
+        ends.link.send_work(execute(1), reclaimable(1))
+        ends.link.set_log_levels(0b1010)
+        assert ends.inbox.flags() == RECLAIMABLE | 0b1010
+
+    with_link(test)
+
+
+@given(st.lists(st.sampled_from(["stay", "send", "send", "take", "take", "reclaim", "turn"])))
+@settings(deadline=None)
+def test_each_frame_is_taken_or_reclaimed_in_order(events: list[str]) -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
+        stub = TakingStub(ends)
+        expected: list[int] = []  # numbers of batches that were sent and not taken
+        stays: set[int] = set()
+        for number, event in enumerate(events, 1):
+            if event == "stay":
+                ends.link.send_work(execute(number))
+                expected.append(number)
+                stays.add(number)
+            elif event == "send":
+                ends.link.send_work(execute(number), reclaimable(number))
+                expected.append(number)
+            elif event == "take" and (taken := stub.take()) is not None:
+                assert taken == expected.pop(0)
+            elif event == "reclaim":
+                newest: list[ReclaimedFrame] = []
+                while expected and expected[-1] not in stays:
+                    newest.insert(0, reclaimable(expected.pop()))
+                assert ends.link.reclaim_frames(99) == newest
+            elif event == "turn":
+                await asyncio.sleep(0)  # busy stubs are told of their frames
+        await asyncio.sleep(0)
+        while expected:
+            assert stub.take() == expected.pop(0)
+        assert stub.take() is None
+        ends.link.close()
+
+    asyncio.run(main())

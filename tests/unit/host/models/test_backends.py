@@ -79,6 +79,7 @@ def test_nothing_found(folder: Path) -> None:
         "unable to find backend library for backend 'none', try specifying runtime on the model "
         "configuration."
     )
+    assert refusal(folder, "pyton").endswith("model configuration. did you mean 'python'?")
     assert refusal(folder, "none", "model.py") == (
         "unable to find Python backend based backend library 'model.py' for model 'm', searched: "
         f"'{folder.parent}/none/model.py'"

@@ -159,18 +159,20 @@ def test_the_policy_selects_versions(policy: str, chosen: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "available"),
+    ("policy", "available", "there"),
     [
-        ("", []),
-        ("version_policy { latest {} }", [1]),
-        ("version_policy { all {} }", []),
-        ("version_policy { specific { versions: 2 } }", [1]),
+        ("", [], "it has no folder of a version, as '1'"),
+        ("version_policy { latest {} }", [1], "its versions are 1"),
+        ("version_policy { all {} }", [], "it has no folder of a version, as '1'"),
+        ("version_policy { specific { versions: 2 } }", [3, 1], "its versions are 1, 3"),
     ],
 )
-def test_a_model_without_a_version_is_refused(policy: str, available: list[int]) -> None:
+def test_a_model_without_a_version_is_refused(
+    policy: str, available: list[int], there: str
+) -> None:
     assert error(select_versions, config(policy), available) == (
         ErrorCode.INVALID_ARG,
-        "at least one version must be available under the version policy of model 'm'",
+        "at least one version must be available under the version policy of model 'm': " + there,
     )
 
 
