@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import host
+from host.inference.metadata import ModelStatistics
 from tests.conftest import RepositoryBuilder
 from tests.waiting import eventually
 
@@ -102,3 +103,21 @@ def test_an_array_that_finds_no_room_fails_alone(repository: RepositoryBuilder) 
             np.testing.assert_array_equal(result["OUTPUT0"], array)
 
     asyncio.run(main())
+
+
+def test_statistics_of_several_servers_come_from_the_callers_function(
+    repository: RepositoryBuilder,
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def collect(name: str, version: str) -> list[ModelStatistics]:
+        asked.append((name, version))
+        return []
+
+    async def main() -> None:
+        given = options(repository, allow_grpc=False, allow_metrics=False)
+        async with host.Server(given, collect_statistics=collect) as server:
+            assert await server.core.collect_statistics("elsewhere", "1") == []
+
+    asyncio.run(main())
+    assert asked == [("elsewhere", "1")]
