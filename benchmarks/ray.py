@@ -2,14 +2,14 @@
 
     .venv-ray/bin/python -m benchmarks.ray [--mode MODE ...] [--seconds 4]
 
-Modes: alone, proxy, haproxy, port, models, models-haproxy.
+Modes: alone, two-alone, proxy, haproxy, port, models, models-haproxy.
 
-Each mode starts a cluster of one node, two replicas (`alone`: one server without Ray; `models`: two
-replicas of each model's deployment, behind one of the ingress), and asks
-for a small tensor over gRPC, from one client process with 8 requests in progress; client, proxy
-and replicas share the CPUs. It prints requests per second (the median of three runs), milliseconds
-for each response of a stream of 1,000, the time from the start to the first answer, and the memory
-of each replica with its stubs. It needs root, as the tests of Ray do.
+Each mode starts a cluster of one node with two replicas, and asks for a small tensor over gRPC,
+from one client process with 8 requests in progress; client, proxy and replicas share the CPUs.
+`alone` is one server without Ray, `two-alone` are two on one port; `models` has two replicas of
+each model's deployment, behind one of the ingress. It prints requests per second (the median of
+three runs), milliseconds for each response of a stream of 1,000, the time from the start to the
+first answer, and the memory of each replica with its stubs. It needs root, as the tests of Ray do.
 """
 
 from __future__ import annotations
@@ -44,22 +44,24 @@ CLIENTS = 8
 
 
 @contextmanager
-def alone() -> Iterator[list[int]]:
-    """One server; yields its process."""
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "host", "serve", f"--model-repository={MODELS}"),
-            *(f"--grpc-port={PORT}", "--allow-http=false", "--allow-metrics=false"),
-            *("--model-control-mode=explicit", "--load-model=identity", "--load-model=stream"),
-        ],
-        stdout=subprocess.DEVNULL,
-    )
+def alone(servers: int, arguments: Sequence[str]) -> Iterator[list[int]]:
+    """Servers without Ray on one port; yields their processes."""
+    command = [
+        *(sys.executable, "-m", "host", "serve", f"--model-repository={MODELS}"),
+        *(f"--grpc-port={PORT}", "--allow-http=false", "--allow-metrics=false"),
+        *("--model-control-mode=explicit", "--load-model=identity", "--load-model=stream"),
+        *(f"--{one.replace('_', '-')}" for one in arguments),
+        *(["--reuse-grpc-port=true"] if servers > 1 else []),
+    ]
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(servers)]
     try:
-        wait_for(PORT)
-        yield [process.pid]
+        wait_for(PORT, servers)
+        yield [process.pid for process in processes]
     finally:
-        process.terminate()
-        process.wait()
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
 
 
 @contextmanager
@@ -105,7 +107,7 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
         else:
             application = app({**common, "deployment": two})
         serve.run(application, name="pbhost", route_prefix="/")
-        wait_for(OWN_PORT if mode == "port" else PORT)
+        wait_for(OWN_PORT, 2) if mode == "port" else wait_for(PORT)
         yield [
             process.pid
             for process in psutil.process_iter()
@@ -117,15 +119,20 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def wait_for(port: int) -> None:
-    """Return once a server answers."""
+def wait_for(port: int, servers: int = 1) -> None:
+    """Return once the server answers; of several that share the port, once 20 in a row do."""
     end = time.monotonic() + 60
+    missing = 1 if servers == 1 else 20
     while time.monotonic() < end:
         try:
-            with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
-                if client.is_server_ready():
+            own = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+            address = f"127.0.0.1:{port}"
+            with grpcclient.InferenceServerClient(address, channel_args=own) as client:
+                missing = missing - 1 if client.is_server_ready() else missing
+                if not missing:
                     return
         except grpcclient.InferenceServerException:
+            missing = 1 if servers == 1 else 20
             time.sleep(0.05)
     raise TimeoutError(f"no server at port {port}")
 
@@ -198,7 +205,11 @@ def main() -> None:
         return
     (mode,) = options.mode
     began = time.monotonic()
-    with alone() if mode == "alone" else behind_ray(mode, options.argument) as replicas:
+    servers = {"alone": 1, "two-alone": 2}.get(mode)
+    started_servers = (
+        alone(servers, options.argument) if servers else behind_ray(mode, options.argument)
+    )
+    with started_servers as replicas:
         started = time.monotonic() - began
         port = OWN_PORT if mode == "port" else PORT
         asyncio.run(count_requests(port, 1.0))

@@ -197,19 +197,14 @@ class Channel:
         while not self._pending_frames:
             if not ready:
                 self._has_work(None)  # a read does not block
-            self._pending_frames = (
-                int.from_bytes(os.read(self.work_event, 8), "little") % WAKE_EARLY
-            )
-            if self._pending_frames > 1 and self._inbox.flags() & RECLAIMABLE:
-                rest, self._pending_frames = self._pending_frames - 1, 1
-                os.write(self.work_event, rest.to_bytes(8, "little"))
+            self._receive_announcements()
             if not self._pending_frames:
                 self._waited = True
                 ready = self._busy_poll()
         return self._read_pending_frame()
 
     def receive_announced_work(self, busy_poll: bool) -> List[ToStub]:
-        """Returns the messages of all frames of work that were announced; does not wait for them.
+        """Returns the messages of the frames of work that were announced; does not wait for them.
 
         If the host has only woken this process early, and with `busy_poll`, it polls for work. An
         event loop calls it in place of `receive_work`. Raises HostGone.
@@ -224,9 +219,14 @@ class Channel:
         return messages
 
     def _receive_announcements(self) -> None:
-        with suppress(BlockingIOError):  # there are none
-            announced = int.from_bytes(os.read(self.work_event, 8), "little")
-            self._pending_frames += announced % WAKE_EARLY
+        try:
+            announced = int.from_bytes(os.read(self.work_event, 8), "little") % WAKE_EARLY
+        except BlockingIOError:
+            return  # there are none
+        if announced > 1 and self._inbox.flags() & RECLAIMABLE:
+            os.write(self.work_event, (announced - 1).to_bytes(8, "little"))
+            announced = 1
+        self._pending_frames += announced
 
     def _read_pending_frame(self) -> List[ToStub]:
         if self._host_gone:

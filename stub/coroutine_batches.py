@@ -10,7 +10,7 @@ from stub.channel import Channel, HostGone
 from stub.coroutines import CoroutineRunner, current_batch
 from stub.executor import Executor, RunningBatch
 from stub.memory import StubMemory
-from stub.wire.messages import Execute, Finalize, ToHost, ToStub
+from stub.wire.messages import BatchReturned, Execute, Finalize, ToHost, ToStub
 
 if TYPE_CHECKING:
     import asyncio
@@ -86,7 +86,10 @@ class CoroutineBatches:
             # While a coroutine waits, its event may be next.
             for message in self._channel.receive_announced_work(busy_poll=not self._tasks):
                 if isinstance(message, Execute):
-                    self._pending.append(message)
+                    if message.reclaimable and len(self._tasks) + len(self._pending) >= self._limit:
+                        self._channel.send([BatchReturned(message.batch)])
+                    else:
+                        self._pending.append(message)
                 elif isinstance(message, Finalize):
                     self._for_main.put(message)
                 else:

@@ -75,6 +75,7 @@ ONE_PLACE = {
             f"host.ray.{name}"
             for name in ("application", "metrics", "peers", "replica", "running", "sequence_router")
         ),
+        *(f"host.ray.channels.{name}" for name in ("listening", "replica_channels")),
         *(f"host.ray.per_model.{name}" for name in ("application", "connection", "replicas")),
     },
     "redis": {"host.cache.redis_store"},

@@ -15,8 +15,8 @@ from host.ensembles.ensemble import Ensemble
 from host.errors import HostError
 from host.inference.request import Tensor
 from host.instances.arenas import Arenas
+from host.instances.block_releases import arena_full_error
 from host.instances.client_memory import write_outputs
-from host.instances.transfer import arena_full_error
 from host.metrics.settings import MetricsSettings
 from host.models.loading import InstanceUpdate, ModelLoader
 from host.models.registry import LoadedModel, Registry

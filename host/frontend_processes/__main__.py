@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
     from stub.wire.dependencies import import_dependencies
 
-    import_dependencies()
+    import_dependencies(("msgspec",))  # it speaks to no stub
 
     from host.frontend_processes.process import run_frontend
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from host.frontend_processes.messages import WireTensor
 from host.inference.request import Tensor, copy_from_shared_memory
 from host.instances.arenas import HOST_ARENA, ArenaFile, Arenas
-from host.instances.transfer import ReleaseTimer
+from host.instances.block_releases import ReleaseTimer
 from stub.wire.arena import Block, BlockReferences
 from stub.wire.messages import BlockRelease, CloseArena
 from stub.wire.payload import INLINE_ALWAYS

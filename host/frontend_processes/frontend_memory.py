@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from host.frontend_processes.messages import WireTensor
 from host.inference.request import Tensor
 from host.inference.shared_memory_bytes import SharedMemoryBytes
-from host.instances.transfer import ReleaseTimer
+from host.instances.block_releases import ReleaseTimer
 from stub.wire.arena import Arena, ArenaFull, ArenaReader, Block, BlockReferences
 from stub.wire.messages import BlockRelease
 from stub.wire.payload import INLINE_ALWAYS

@@ -25,6 +25,7 @@ from host.inference.request import InferRequest, InferResponse
 from host.instances.activity import InstanceActivity
 from host.instances.batch import Batch
 from host.instances.batch_tracker import Action, BatchTracker
+from host.instances.block_releases import ReleaseTimer, arena_full_error
 from host.instances.bls_requests import BlsRequest, BlsRequests
 from host.instances.channel import BLS, WORK
 from host.instances.host_calls import HostCalls
@@ -42,7 +43,7 @@ from host.instances.process import (
 from host.instances.readiness import ReadinessCheck
 from host.instances.services import HostServices
 from host.instances.stack_reading import StackReading
-from host.instances.transfer import ReleaseTimer, TensorTransfer, arena_full_error
+from host.instances.transfer import TensorTransfer
 from host.logs.formats import Label
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull

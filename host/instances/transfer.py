@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from host.errors import ErrorCode, HostError, internal
+from host.errors import ErrorCode, HostError
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
 from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.instances.arenas import ArenaFile, Arenas
+from host.instances.block_releases import ReleaseTimer, arena_full_error
 from host.instances.channel import SERVICE, WORK
 from host.instances.client_memory import is_in_place
 from stub.wire.arena import ArenaFull, Block, BlockReferences
@@ -285,43 +284,3 @@ def _release_message(request: InferRequest) -> None:
         if tensor.owner is None and isinstance(tensor.data, memoryview):
             tensor.data = bytes(tensor.data)  # a view would keep the whole message
     request.reserved_memory = None
-
-
-class ReleaseTimer:
-    """Calls `flush` soon in the event loop, from whichever thread dropped the last reference.
-
-    Not at once: the next batch usually comes first and carries the releases.
-    """
-
-    _DELAY = 0.02
-
-    def __init__(self, flush: Callable[[], None]) -> None:
-        self._flush = flush
-        self._scheduled = False
-        self._thread = threading.get_ident()
-        self._loop = asyncio.get_running_loop()
-
-    def schedule(self) -> None:
-        """Schedules `flush`."""
-        if self._scheduled or self._loop.is_closed():
-            return
-        self._scheduled = True
-        if threading.get_ident() == self._thread:
-            self._loop.call_later(self._DELAY, self._run)
-        else:
-            self._loop.call_soon_threadsafe(self._run)
-
-    def _run(self) -> None:
-        self._scheduled = False
-        self._flush()
-
-
-def arena_full_error(full: ArenaFull) -> HostError:
-    """The error with its documented text and advice.
-
-    Source: docs/reference/model_api.md, 6.1.
-    """
-    return internal(
-        f"Failed to increase the shared memory pool size to {full.used + full.requested} bytes. "
-        f"Error: {full}; raise --arena-byte-size or send smaller tensors"
-    )

@@ -11,17 +11,22 @@ from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
 
 _SWITCHES = {flag.field for flag in FLAGS if flag.kind is SWITCH}
-_NO_PORTS = {"allow_grpc": False, "allow_http": False, "allow_metrics": False}
+_DEFAULTS = {
+    "allow_grpc": False,
+    "allow_http": False,
+    "allow_metrics": False,
+    "busy_poll": False,  # replicas share CPUs, and Ray's threads share the interpreter of each
+}
 
 
 def read_options(arguments: Mapping[str, Any]) -> Options:
-    """The options of a server without ports, unless the arguments open them.
+    """The options of a server without ports and busy polling, unless the arguments say otherwise.
 
     Raises ValueError, also for options that cannot work in one of several replicas.
     """
     flags = [
         flag
-        for name, value in {**_NO_PORTS, **arguments}.items()
+        for name, value in {**_DEFAULTS, **arguments}.items()
         for one in (value if isinstance(value, (list, tuple)) else [value])
         for flag in _flag(name, one)
     ]

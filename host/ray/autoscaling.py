@@ -7,6 +7,9 @@ from typing import Any
 QUEUE_SECONDS = "queue_seconds"
 """The name of a replica's statistic for autoscaling: the mean time in its queues, in seconds."""
 
+UNCOUNTED_REQUESTS = "uncounted_requests"
+"""The name of the statistic of requests in progress that did not come through Ray Serve."""
+
 TARGET_QUEUE_SECONDS = 0.1
 """Seconds in a queue above which replicas are added."""
 
@@ -22,8 +25,11 @@ def choose_replicas(context: Any) -> tuple[float, dict[str, Any]]:
     it does not shrink while that time is above the half of it.
     """
     current = context.current_num_replicas
-    by_requests = context.total_num_requests / context.config.target_ongoing_requests
-    seconds = (context.aggregated_metrics or {}).get(QUEUE_SECONDS, {}).values()
+    statistics = context.aggregated_metrics or {}
+    uncounted = sum(statistics.get(UNCOUNTED_REQUESTS, {}).values())
+    requests = context.total_num_requests + uncounted
+    by_requests = requests / context.config.target_ongoing_requests
+    seconds = statistics.get(QUEUE_SECONDS, {}).values()
     mean = sum(seconds) / len(seconds) if seconds else 0.0
     pressure = mean / TARGET_QUEUE_SECONDS
     by_queue = 0.0

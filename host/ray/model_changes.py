@@ -77,12 +77,13 @@ class SharedModelControl:
     _clock: int = 0
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _catching_up: asyncio.Task[None] | None = None
+    _passing_on: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def load(
         self, name: str, parameters: LoadParameters, load_here: Callable[[], Awaitable[None]]
     ) -> None:
         """Loads or reloads a model in every replica. Raises HostError."""
-        async with self._turn(name):
+        async with self.turn(name):
             stamp = self._stamp()
             await load_here()
             change = self._record_load(name, stamp, parameters)
@@ -96,9 +97,16 @@ class SharedModelControl:
         change = ModelChange(name, self._stamp(), None, unload_dependents)
         await unload_here()
         self._record(change)
+        if self.turn(name).locked():
+            # It unloads itself in `initialize`. Others that do the same would wait for each other.
+            task = asyncio.get_running_loop().create_task(self._pass_on(change))
+            self._passing_on.add(task)
+            task.add_done_callback(self._passing_on.discard)
+            task.add_done_callback(_log_failure)
+            return
         await self._pass_on(change)
 
-    def _turn(self, name: str) -> asyncio.Lock:
+    def turn(self, name: str) -> asyncio.Lock:
         """For the loads of one model. A load may make its model change others."""
         return self._turns.setdefault(name, asyncio.Lock())
 
@@ -164,7 +172,7 @@ class SharedModelControl:
         for change in changes:
             if not self._is_news(change.name, change.stamp):
                 continue
-            async with self._turn(change.name):
+            async with self.turn(change.name):
                 if self._is_news(change.name, change.stamp):
                     failed = await self._make(self.server, change) or failed
         return failed
@@ -212,9 +220,11 @@ class SharedModelControl:
 
     async def stop(self) -> None:
         """Ends what goes on in the background."""
-        if self._catching_up is not None:
-            self._catching_up.cancel()
-            await asyncio.wait([self._catching_up])
+        tasks = {*self._passing_on, *([self._catching_up] if self._catching_up else ())}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _find_missed(self) -> tuple[int, dict[str, str]]:
         """The number of replicas; and the models with news, each with the replica that knows."""
@@ -246,4 +256,4 @@ class SharedModelControl:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("loads and unloads of other replicas were not made", exc_info=error)
+        _log.error("a load or an unload did not reach all replicas", exc_info=error)

@@ -17,13 +17,17 @@ from host.frontends.receive_budget import ReceiveBudget
 from host.inference.metadata import ModelStatistics
 from host.options.options import Options
 from host.ray.arguments import read_options
-from host.ray.autoscaling import QUEUE_SECONDS
+from host.ray.autoscaling import QUEUE_SECONDS, UNCOUNTED_REQUESTS
+from host.ray.channels.channel_server import ChannelAddress, ChannelServer
+from host.ray.channels.listening import listen
+from host.ray.deployment_options import behind_haproxy
+from host.ray.direct_rpcs import DirectRpcs
 from host.ray.metrics import MetricsExporter
 from host.ray.model_changes import Failure, ModelChange, ReplicaStamps, SharedModelControl
 from host.ray.peers import Peers
-from host.ray.rpc_methods import EncodedMessage, RpcMethods
+from host.ray.rpc_methods import RpcMethods
 from host.ray.sequence_guard import SequenceGuard
-from host.ray.servicer import Rpc
+from host.ray.servicer import Rpc, answer_locally
 from host.ray.statistics import add_statistics
 from host.server.server import Server
 
@@ -39,18 +43,27 @@ _STATISTICS_SECONDS = 10.0
 class ServerReplica(RpcMethods):
     """One server in one replica. `arguments`: see `host.ray.arguments`.
 
-    Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`; other replicas
-    call `apply_changes`, `list_stamps`, `send_changes` and `own_statistics`.
+    Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`.
     """
+
+    methods_for_replicas: tuple[str, ...] = (
+        "apply_changes", "list_stamps", "own_statistics", "send_changes",
+    )  # fmt: skip
+    """What other replicas call."""
 
     routes_sequences = False
     """Whether requests of a sequence are sent on to one replica of another deployment."""
 
     async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]
-        self._peers = Peers()
+        self._channel_server = ChannelServer(
+            lambda request, headers: self._server.own_models.infer(request, headers),
+            {name: getattr(self, name) for name in self.methods_for_replicas},
+        )
+        self._peers = Peers(self._channel_server, await listen(self._channel_server))
         self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
         self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
+        self._direct: DirectRpcs | None = None
         self._queue = (0, 0.0)  # what queues had counted when last asked
         self._server = self.make_server(read_options(arguments))
         await self._server.start()
@@ -59,11 +72,15 @@ class ServerReplica(RpcMethods):
             await self._control.catch_up()
         except BaseException:  # a cancelled start must not leave processes behind either
             await self._server.stop()
+            await self._channel_server.close()
             raise
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
         self._metrics = MetricsExporter(self._server)
+        if behind_haproxy():
+            self._direct = DirectRpcs(self)
+            answer_locally(self._direct)
 
     @property
     def _guards(self) -> bool:
@@ -75,7 +92,7 @@ class ServerReplica(RpcMethods):
             options, control_hook=self._control, collect_statistics=self._collect_statistics
         )
 
-    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> EncodedMessage:
+    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> bytes:
         """As that of the base class, but refuses requests that belong to another replica."""
         if self._guards and rpc.name == "ModelInfer":
             try:
@@ -99,9 +116,12 @@ class ServerReplica(RpcMethods):
 
     async def stop(self) -> None:
         """Finishes requests in progress, and stops the server."""
+        self._channel_server.say_goodbye()
         await self._control.stop()
         await self._metrics.stop()
         await self._server.stop()
+        self._peers.channels.close()
+        await self._channel_server.close()
 
     async def check_health(self) -> None:
         """Raises RuntimeError if a model that was ready has had no instance for a minute.
@@ -141,8 +161,9 @@ class ServerReplica(RpcMethods):
         if self._declared is None:  # a new replica: what clients have changed since comes first
             missing -= self._control.changes.keys()
         for name in sorted(missing):
-            await self._server.load_model(name)
-            self._control.record(name, loaded=True)
+            async with self._control.turn(name):
+                await self._server.load_model(name)
+                self._control.record(name, loaded=True)
         for name in sorted((self._declared or set()) - wanted):
             await self._server.unload_model(name)
             self._control.record(name, loaded=False)
@@ -153,13 +174,31 @@ class ServerReplica(RpcMethods):
         return {name for name, _ in self._server.own_models.ready_versions()}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """The mean time in queues since the last call; of requests that still wait, if longer."""
+        """The mean time in queues since the last call; of requests that still wait, if longer.
+
+        And the requests in progress that Ray Serve does not count.
+        """
         state = self._server.queue_state()
         executed, waited_s = self._queue
         self._queue = (state.executed, state.waited_s)
         count = state.executed - executed
         mean = (state.waited_s - waited_s) / count if count > 0 else 0.0
-        return {QUEUE_SECONDS: max(mean, state.oldest_s)}
+        uncounted = float(self.uncounted_requests())
+        return {QUEUE_SECONDS: max(mean, state.oldest_s), UNCOUNTED_REQUESTS: uncounted}
+
+    def uncounted_requests(self) -> int:
+        """Requests in progress that Ray Serve does not count."""
+        direct = 0 if self._direct is None else self._direct.ongoing
+        return direct + self._channel_server.ongoing
+
+    async def exchange_address(self, other: ChannelAddress | None) -> ChannelAddress | None:
+        """Where this replica takes calls of others; None if it does not.
+
+        `other`: the address of the caller, if it is a replica of the same deployment.
+        """
+        if other is not None:
+            self._peers.channels.learn(other)
+        return self._peers.address
 
     async def apply_changes(self, changes: list[ModelChange]) -> Failure | None:
         """Makes loads and unloads of another replica here too."""

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from host.errors import ErrorCode, HostError
+from host.errors import HostError
 from host.frontends.grpc.application import GrpcApplication
 from host.frontends.grpc.methods import RETRY_METADATA
+from host.ray.response_batches import ResponseBatches
 from host.ray.servicer import Rpc, list_rpcs, set_status
+from host.ray.stream_window import StreamWindow
+
+_Encoded = TypeVar("_Encoded", bytes, list[bytes])
 
 
-class EncodedMessage:
-    """A message that is encoded already, in the shape that Ray Serve asks of messages."""
+class EncodedMessage(Generic[_Encoded]):
+    """A message that is encoded already, in the shape that Ray Serve asks of messages.
+
+    Of a stream, it is a batch of messages, which `host.ray.servicer` takes apart.
+    """
 
     __slots__ = ("_data",)
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: _Encoded) -> None:
+        self._data: _Encoded = data
 
-    def SerializeToString(self) -> bytes:
+    def SerializeToString(self) -> _Encoded:
         """Returns the message."""
         return self._data
 
@@ -37,61 +44,66 @@ class RpcMethods:
 
     rpcs: GrpcApplication
 
-    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> EncodedMessage:
-        """Answer a unary RPC; an error is in the status of the context."""
+    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> bytes:
+        """Answers a unary RPC; an error is in the status of the context."""
         try:
-            metadata = context.invocation_metadata()
-            return EncodedMessage(await self.rpcs.call(rpc.path, message, metadata))
+            return await self.rpcs.call(rpc.path, message, context.invocation_metadata())
         except HostError as error:
             return self.refuse(context, error)
 
-    def refuse(self, context: Any, error: HostError) -> EncodedMessage:
+    def refuse(self, context: Any, error: HostError) -> bytes:
         """The answer to a unary RPC that ends with an error."""
-        self._set_error(context, error)
-        return EncodedMessage(b"")
+        self.set_error(context, error)
+        return b""
+
+    def open_stream(
+        self, rpc: Rpc, messages: AsyncIterator[bytes], context: Any
+    ) -> ResponseBatches:
+        """The responses of a stream; they end with HostError."""
+        metadata = context.invocation_metadata()
+        return ResponseBatches(self.rpcs.stream(rpc.path, messages, metadata))
 
     async def answer_stream(
-        self, rpc: Rpc, messages: Any, context: Any
-    ) -> AsyncIterator[EncodedMessage]:
-        """Yield the responses of a stream. Raises StreamError once its context has the status."""
-        requests = _until_cancelled(messages)
-        metadata = context.invocation_metadata()
+        self, rpc: Rpc, received: Any, context: Any
+    ) -> AsyncIterator[EncodedMessage[list[bytes]]]:
+        """Yields the responses of a stream to a proxy of Ray Serve.
+
+        Raises StreamError once its context has the status.
+        """
+        window = StreamWindow(received)
         try:
-            async with aclosing(self.rpcs.stream(rpc.path, requests, metadata)) as responses:
-                async for response in responses:
-                    yield EncodedMessage(response)
+            async with aclosing(self.open_stream(rpc, window.messages(), context)) as batches:
+                await window.wait_for_room()
+                async for batch in batches:
+                    yield EncodedMessage(batch)
+                    await window.wait_for_room()
         except HostError as error:
-            self._set_error(context, error)
+            self.set_error(context, error)
             # Ray Serve takes the status of a stream from an exception only.
             raise StreamError(error.message) from None
+        finally:
+            window.close()
 
-    def _set_error(self, context: Any, error: HostError) -> None:
+    def set_error(self, context: Any, error: HostError) -> None:
+        """Sets the status of an RPC that ends with an error."""
         status = self.rpcs.status(error)
         set_status(context, status.code, status.message)
         if status.retry_ms is not None:
             context.set_trailing_metadata(((RETRY_METADATA, str(status.retry_ms)),))
 
 
-async def _until_cancelled(messages: Any) -> AsyncIterator[bytes]:
-    """Yields the messages of a client. Raises HostError CANCELLED if it has gone."""
-    async for message in messages:
-        yield message
-    if messages.is_cancelled():
-        raise HostError(ErrorCode.CANCELLED, "the client has cancelled the stream")
-
-
-def _unary_method(rpc: Rpc) -> Callable[..., Awaitable[EncodedMessage]]:
+def _unary_method(rpc: Rpc) -> Callable[..., Awaitable[EncodedMessage[bytes]]]:
     # Ray Serve passes the context because of the name of the argument.
-    async def method(self: RpcMethods, request: bytes, grpc_context: Any) -> EncodedMessage:
-        return await self.answer_rpc(rpc, request, grpc_context)
+    async def method(self: RpcMethods, request: bytes, grpc_context: Any) -> EncodedMessage[bytes]:
+        return EncodedMessage(await self.answer_rpc(rpc, request, grpc_context))
 
     return method
 
 
-def _stream_method(rpc: Rpc) -> Callable[..., AsyncIterator[EncodedMessage]]:
+def _stream_method(rpc: Rpc) -> Callable[..., AsyncIterator[EncodedMessage[list[bytes]]]]:
     async def method(
         self: RpcMethods, requests: Any, grpc_context: Any
-    ) -> AsyncIterator[EncodedMessage]:
+    ) -> AsyncIterator[EncodedMessage[list[bytes]]]:
         async for response in self.answer_stream(rpc, requests, grpc_context):
             yield response
 

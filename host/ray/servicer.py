@@ -9,11 +9,12 @@ import asyncio
 import dataclasses
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from host.frontends.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE
+from host.ray.stream_window import AcknowledgedMessages
 
 GRPC_FUNCTION = "host.ray.servicer.add_servicer"
 """What `grpc_servicer_functions` of Ray Serve must name."""
@@ -41,6 +42,27 @@ class Rpc:
         return f"/{self.service}/{self.name}"
 
 
+class LocalRpcs(Protocol):
+    """Answers the RPCs that HAProxy sends to a replica, see `host.ray.direct_rpcs`."""
+
+    async def call(self, rpc: Rpc, request: bytes, context: Any) -> bytes:
+        """Answers a unary RPC; an error is in the status of the context."""
+
+    def stream(
+        self, rpc: Rpc, requests: AsyncIterator[bytes], context: Any
+    ) -> AsyncIterator[bytes]:
+        """Yields the responses of a stream; an error is in the status of the context."""
+
+
+_local_rpcs: LocalRpcs | None = None
+
+
+def answer_locally(rpcs: LocalRpcs) -> None:
+    """Lets the replica of this process answer its RPCs without Ray Serve in between."""
+    global _local_rpcs
+    _local_rpcs = rpcs
+
+
 def list_rpcs() -> Iterator[Rpc]:
     """Every method that is served."""
     from tritonclient.grpc import service_pb2
@@ -59,7 +81,7 @@ def add_servicer(servicer: object, server: Any) -> None:
     """
     services: dict[str, dict[str, Any]] = {}
     for rpc in list_rpcs():
-        handler = _MethodHandler(rpc.streams, rpc.streams)
+        handler = _MethodHandler(rpc, rpc.streams, rpc.streams)
         services.setdefault(rpc.service, {})[rpc.name] = handler
     for service, handlers in services.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
@@ -72,6 +94,7 @@ class _MethodHandler:
     Ray answers a request whose replica has died with INTERNAL. Clients retry UNAVAILABLE.
     """
 
+    rpc: Rpc
     request_streaming: bool
     response_streaming: bool
     request_deserializer: None = None
@@ -85,13 +108,25 @@ class _MethodHandler:
         unary, stream = changes["unary_unary"], changes["stream_stream"]
 
         async def answer(request: bytes, context: Any) -> bytes:
+            if _local_rpcs is not None:
+                return await _local_rpcs.call(self.rpc, request, context)
             response: bytes = await unary(request, context)
             _report_lost_replica(context)
             return response
 
         async def answer_stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
-            async for response in _read_ahead(stream(requests, context)):
-                yield response
+            if _local_rpcs is not None:
+                async for response in _local_rpcs.stream(self.rpc, requests, context):
+                    yield response
+                return
+            messages = AcknowledgedMessages(requests)
+            try:
+                async for batch in _read_ahead(stream(messages, _StreamContext(context))):
+                    for response in batch:
+                        yield response
+                    messages.acknowledge()
+            finally:
+                messages.finish()
             _report_lost_replica(context)
 
         return dataclasses.replace(
@@ -99,8 +134,28 @@ class _MethodHandler:
         )
 
 
-async def _read_ahead(responses: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yields responses, and always waits for the next one meanwhile.
+class _StreamContext:
+    """The context of a stream, for functions of Ray that may run after the end of the RPC.
+
+    They log the address of the client then, and grpcio would read it from memory that is freed.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._peer: str = context.peer()
+
+    def peer(self) -> str:
+        """The address of the client."""
+        return self._peer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+async def _read_ahead(
+    responses: AsyncGenerator[list[bytes], None],
+) -> AsyncGenerator[list[bytes], None]:
+    """Yields batches of responses, and always waits for the next one meanwhile.
 
     Ray Serve passes a cancellation on to the replica only while it waits for a response. One that
     comes while a response is written would leave the request of the model running.

@@ -3,11 +3,10 @@
 import importlib
 import os
 import sys
+from typing import Tuple
 
-_NAMES = ("msgspec", "zmq")
 
-
-def import_dependencies() -> None:
+def import_dependencies(names: Tuple[str, ...] = ("msgspec", "zmq")) -> None:
     """Imports the libraries of the wire, with the folders of PYTHONPATH out of the way.
 
     A `zmq.py` of the user may lie there. Libraries that lie there themselves are imported later.
@@ -17,7 +16,7 @@ def import_dependencies() -> None:
     path = sys.path[:]
     sys.path[:] = [folder for folder in path if os.path.abspath(folder or ".") not in user_path]
     try:
-        for name in _NAMES:
+        for name in names:
             importlib.import_module(name)
     except ImportError:
         pass  # the next import of it uses the whole path

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import DEADLINE
 
 CLONE_NEWNET = 0x40000000
 HTTP, GRPC = "127.0.0.1:8000", "127.0.0.1:9000"
@@ -93,6 +98,21 @@ class RayCluster:
             yield Replicas(name)
         finally:
             serve.delete(name)
+
+
+def kill(process_id: int) -> float:
+    """Kills a process, and returns when it had ended, by the monotonic clock.
+
+    What it had open is closed by then: nothing that is sent later can reach it.
+    """
+    process = os.pidfd_open(process_id)
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        ended, _, _ = select.select([process], [], [], DEADLINE)
+        assert ended, f"process {process_id} has not ended within {DEADLINE} s"
+        return time.monotonic()
+    finally:
+        os.close(process)
 
 
 class Replicas:

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import queue
+from typing import Any
+
+import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import InferenceServerException
 
-from tests.conftest import DEADLINE, ROOT
+from tests.conftest import DEADLINE, MODELS, ROOT
 from tests.ray.conftest import GRPC, RayCluster
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
 
-def test_statistics_without_a_free_slot_are_unavailable(cluster: RayCluster) -> None:
+def test_a_replica_without_a_free_slot_answers_others(cluster: RayCluster) -> None:
     from host.ray import app
 
     arguments = {
-        "model_repository": str(ROOT / "model_repository"),
+        "model_repository": [str(ROOT / "model_repository"), str(MODELS)],
         "model_control_mode": "explicit",
         "load_model": ["add_sub"],
-        "deployment": {"max_ongoing_requests": 1},
+        "deployment": {"num_replicas": 2, "max_ongoing_requests": 1},
     }
-    # The request for the statistics itself holds the slot.
+    # The request itself holds the slot of one replica, and a stream that of the other one.
     with cluster.deploy(app(arguments)), grpcclient.InferenceServerClient(GRPC) as client:
-        with pytest.raises(InferenceServerException, match="answered 'own_statistics'") as caught:
-            client.get_inference_statistics("add_sub", client_timeout=DEADLINE)
-        assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        client.load_model("stream")
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        command = grpcclient.InferInput("COMMAND", [1], "BYTES")
+        command.set_data_from_numpy(np.array([b"respond keeps"], dtype=np.object_))
+        client.async_stream_infer("stream", [command])
+        assert answers.get(timeout=DEADLINE)[1] is None
+        try:
+            statistics = client.get_inference_statistics("stream", client_timeout=DEADLINE)
+            assert statistics.model_stats[0].execution_count == 1
+            client.load_model("identity", client_timeout=DEADLINE)
+            client.unload_model("identity", client_timeout=DEADLINE)
+        finally:
+            client.stop_stream(cancel_requests=True)

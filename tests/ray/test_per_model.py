@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +16,14 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from host.ray.arguments import read_options
+from host.ray.deployment_options import POLICY
 from host.ray.per_model.serve_config import make_model_config
 from host.ray.serve_config import Proxies
 from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
 from tests.integration.ensemble_models import CHAIN
-from tests.ray.conftest import GRPC, HTTP, RayCluster
-from tests.ray.test_replicas import Load
+from tests.ray.conftest import GRPC, HTTP, RayCluster, kill
+from tests.ray.test_replicas import CLIENTS, Load
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
@@ -97,11 +96,35 @@ input [{name: "LEFT", data_type: TYPE_INT32, dims: [1]}]
 output [{name: "PATH", data_type: TYPE_STRING, dims: [1]}]
 instance_group [{count: 2, kind: KIND_CPU}]
 """
+MENDED = """
+import os
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        started = os.path.join(args["model_repository"], "started")
+        if os.path.exists(started):
+            threading.Event().wait(5)  # Ray checks the health of the replica meanwhile
+        open(started, "w").close()
+
+    def execute(self, requests):
+        tensor = pb_utils.Tensor("PROCESS", np.array([os.getpid()], np.int32))
+        return [pb_utils.InferenceResponse([tensor]) for _ in requests]
+"""
+MENDED_CONFIG = """
+output [{name: "PROCESS", data_type: TYPE_INT32, dims: [1]}]
+instance_group [{count: 1, kind: KIND_CPU}]
+"""
 
 
 DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "identity": {"num_replicas": 2, "max_replicas_per_node": 1},
     "sum": {"num_replicas": 2},
+    "mended": {"health_check_period_s": 1},
+    "pbhost": {"ray_actor_options": {"num_cpus": 1, "resources": {"head": 1}}},
     "script": {"max_ongoing_requests": 1},
     "ping": {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}},
     "pong": {"ray_actor_options": {"num_cpus": 0.1, "resources": {"second": 1}}},
@@ -114,6 +137,7 @@ def served(cluster: RayCluster, module_repository: RepositoryBuilder) -> Iterato
     module_repository.copy("identity", "ask", "stream", "script")
     module_repository.add("chain", "", CHAIN)
     module_repository.add("sum", SUM, SUM_CONFIG)
+    module_repository.add("mended", MENDED, MENDED_CONFIG)
     module_repository.add("ping", COUNTDOWN, COUNTDOWN_CONFIG)
     module_repository.add("pong", COUNTDOWN, COUNTDOWN_CONFIG)
     from ray import serve
@@ -146,7 +170,7 @@ def deploy(repository: RepositoryBuilder, changes: dict[str, dict[str, Any]]) ->
         known = status()
         return bool(known) and known[0] == "RUNNING"
 
-    wait_until(runs, "all deployments to run", seconds=60, state=status)
+    wait_until(runs, "all deployments to run", seconds=110, state=status)
 
 
 @pytest.fixture
@@ -234,7 +258,7 @@ def test_metadata_index_and_health_are_of_all_models(
     assert not client.is_model_ready("missing")
     assert client.get_model_metadata("chain", as_json=True)["platform"] == "ensemble"
     assert client.get_model_config("stream").config.model_transaction_policy.decoupled
-    names = ["ask", "chain", "identity", "ping", "pong", "script", "stream", "sum"]
+    names = ["ask", "chain", "identity", "mended", "ping", "pong", "script", "stream", "sum"]
     index = client.get_model_repository_index().models
     assert [(entry.name, entry.state) for entry in index] == [(name, "READY") for name in names]
     with httpclient.InferenceServerClient(HTTP) as http:
@@ -371,6 +395,73 @@ def test_an_ensemble_waits_for_its_steps_longer_than_a_request_for_a_load(
     assert seconds == {"chain": 600.0, "identity": 0.5}
 
 
+def test_a_server_mends_a_stub_before_ray_replaces_the_replica(
+    client: grpcclient.InferenceServerClient,
+) -> None:
+    def stub() -> int:
+        try:
+            return int(client.infer("mended", []).as_numpy("PROCESS")[0])
+        except InferenceServerException:
+            return 0  # it starts
+
+    before, first = running("mended"), stub()
+    assert first
+    kill(first)
+    wait_until(lambda: stub() not in (0, first), "a new stub", seconds=60)
+    assert running("mended") == before
+
+
+def test_autoscaling_counts_requests_that_ray_does_not_see(
+    client: grpcclient.InferenceServerClient, module_repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    scaling = {
+        "policy": POLICY,
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "target_ongoing_requests": 2,
+        "upscale_delay_s": 0,
+        "downscale_delay_s": 1,
+        "metrics_interval_s": 0.5,
+        "look_back_period_s": 2,
+    }
+    changed = {"max_ongoing_requests": 32, "autoscaling_config": scaling}
+    deploy(module_repository, {**DEPLOYMENTS, "script": changed})
+    go_on = tmp_path / "go_on"
+    text = f"import os\nuntil(lambda: os.path.exists({str(go_on)!r}), '')\nreturn 1"
+    given = tensor("COMMAND", np.array([text.encode()], dtype=np.object_))
+    answers: queue.Queue[Any] = queue.Queue()
+    # One by Ray, which makes the ingress connect; the others by its connection.
+    go_on.touch()
+    for _ in range(20):
+        client.infer("script", [given])
+    go_on.unlink()
+    for _ in range(6):
+        client.async_infer("script", [given], lambda result, error: answers.put(error))
+    wait_until(lambda: len(running("script")) == 2, "a second replica under load", seconds=60)
+    go_on.touch()
+    assert [answers.get(timeout=DEADLINE) for _ in range(6)] == [None] * 6
+    wait_until(lambda: len(running("script")) == 1, "one replica without load", seconds=60)
+
+
+def test_a_lost_node_costs_what_was_in_flight(
+    served: RayCluster, client: grpcclient.InferenceServerClient
+) -> None:
+    with Load() as load:
+        load.goes_on()
+        served.remove_second_node()
+        lost = time.monotonic()
+        load.goes_on()
+        served.add_second_node()
+        wait_until(lambda: len(running("identity")) == 2, "a replica on the new node", seconds=60)
+        load.goes_on()
+    assert {text.split(" ", 1)[0] for _, text in load.failures} <= {"StatusCode.UNAVAILABLE"}
+    late = [started for started, _ in load.failures if started > lost]
+    assert len(late) <= CLIENTS, load.failures
+    wait_until(lambda: client.is_model_ready("pong"), "the model of the lost node", seconds=60)
+    result = client.infer("ping", [tensor("LEFT", np.array([4], np.int32))])
+    assert result.as_numpy("PATH")[0] == b"pong ping pong ping pong"
+
+
 def running(model: str) -> set[int]:
     """The processes of a model's replicas that run."""
     from ray.serve._private.api import _get_global_client
@@ -384,8 +475,7 @@ def kill_replica(model: str) -> float:
     """Kill a replica and wait for another one; return when it was killed, on the clock of Load."""
     before = running(model)
     victim = before.pop()
-    os.kill(victim, signal.SIGKILL)
-    killed = time.monotonic()
+    killed = kill(victim)
     wait_until(
         lambda: len(now := running(model)) == len(before) + 1 and victim not in now,
         "a new replica",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -24,7 +22,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import DEADLINE, MODELS, ROOT, wait_until
-from tests.ray.conftest import GRPC, HAPROXY, METRICS, RayCluster, Replicas
+from tests.ray.conftest import GRPC, HAPROXY, METRICS, RayCluster, Replicas, kill
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
@@ -36,6 +34,10 @@ def config(models: Sequence[str] = MODELS_SERVED, **deployment: Any) -> dict[str
     """A configuration file of Ray Serve."""
     from host.ray.serve_config import Proxies, make_config
 
+    if HAPROXY:
+        # Nodes have ports of their own; these two are one machine, where replicas would share some.
+        head = {"num_cpus": 1, "resources": {"head": 1}}
+        deployment = {"ray_actor_options": head, **deployment}
     return make_config(
         {
             "model_repository": [str(MODELS), str(ROOT / "model_repository")],
@@ -94,8 +96,8 @@ class Load:
         wait_until(lambda: self.answered >= target, "requests to be answered")
 
 
-def scale(served: Replicas, count: int) -> None:
-    served.update(config(num_replicas=count))
+def scale(served: Replicas, count: int, **deployment: Any) -> None:
+    served.update(config(num_replicas=count, **deployment))
     wait_until(lambda: len(served.running()) == count, f"{count} replicas", state=served.running)
 
 
@@ -226,19 +228,25 @@ def test_a_killed_replica_is_replaced_and_no_new_request_fails(
     waiting: list[Any] = []
     with Load() as load, grpcclient.InferenceServerClient(GRPC) as client:
         load.goes_on()
-        victim = served.process_ids()[0]
-        stubs = stubs_of(victim)
-        assert stubs
-        # Enough of them that the victim has one.
-        go_on = tmp_path / "go_on"
-        text = f"import os\nuntil(lambda: os.path.exists('{go_on}'), 'the file')\nreturn 1"
+        began, go_on = tmp_path / "began", tmp_path / "go_on"
+        began.mkdir()
+        text = (
+            f"import os\nopen('{began}/' + str(os.getpid()), 'w').close()\n"
+            f"until(lambda: os.path.exists('{go_on}'), 'the file')\nreturn 1"
+        )
         given = grpcclient.InferInput("COMMAND", [1], "BYTES")
         given.set_data_from_numpy(np.array([text.encode()], dtype=np.object_))
         for _ in range(6):
             client.async_infer("script", [given], lambda result, error: waiting.append(error))
-        load.goes_on()
-        os.kill(victim, signal.SIGKILL)
-        killed = time.monotonic()
+        wait_until(lambda: bool(list(began.iterdir())), "a request to run")
+        running = {int(file.name) for file in began.iterdir()}
+        stubs_by_replica = {replica: stubs_of(replica) for replica in served.process_ids()}
+        victim, stubs = next(
+            (replica, stubs)
+            for replica, stubs in stubs_by_replica.items()
+            if running & {stub.pid for stub in stubs}
+        )
+        killed = kill(victim)
         wait_until(lambda: not any(map(lives, stubs)), "no stubs of it")
         print("stubs gone after", time.monotonic() - killed)
         wait_until(
@@ -279,7 +287,7 @@ def test_autoscaling_follows_the_load(served: Replicas) -> None:
 def test_a_lost_node_costs_each_client_a_request_at_most(
     cluster: RayCluster, served: Replicas
 ) -> None:
-    scale(served, 2)
+    scale(served, 2, ray_actor_options={"num_cpus": 1}, max_replicas_per_node=1)
     nodes = {replica["node_id"] for replica in served.running()}
     assert len(nodes) == 2
     with Load() as load:

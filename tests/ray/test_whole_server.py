@@ -6,10 +6,13 @@ import queue
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import DEADLINE, MODELS, ROOT, wait_until
@@ -34,6 +37,7 @@ def served(cluster: RayCluster) -> Iterator[Replicas]:
         "grpc_address": "127.0.0.1",
         "grpc_port": OWN_PORT,
         "reuse_grpc_port": True,
+        "response_send_timeout_secs": 5,
     }
     with cluster.deploy(
         app(
@@ -148,6 +152,25 @@ def test_a_stream_answers_while_the_client_still_sends(
     _, error = stream.take()
     assert "enough" in str(error)
     client.stop_stream()
+
+
+def test_a_model_waits_for_a_client_that_does_not_read(served: Replicas) -> None:
+    message = pb.ModelInferRequest(model_name="stream")
+    message.inputs.add(name="COMMAND", datatype="BYTES", shape=[1])
+    text = ("thread:" + "respond=1000000 " * 300).encode()
+    message.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
+    with grpc.insecure_channel(GRPC) as channel:
+        infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer
+        requests: queue.Queue[Any] = queue.Queue()
+        requests.put(message)
+        call = infer(iter(requests.get, None))
+        wait_until(
+            lambda: served.logged("Unable to send response. For 5 seconds"),
+            "the sender to give up",
+            seconds=60,
+        )
+        call.cancel()
+        requests.put(None)
 
 
 def test_a_cancelled_stream_cancels_its_request(

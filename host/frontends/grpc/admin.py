@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.access.client import Client
-from host.core import Core
 from host.errors import ErrorCode, HostError, invalid_argument, unsupported
 from host.frontends.grpc.methods import (
     HEALTH_SERVICE,
@@ -26,6 +25,11 @@ from host.inference.request import Parameter
 from host.logs.settings import GRPC
 from host.tracing.settings import SettingChanges
 from host.tracing.updates import NUMBERS, to_change
+
+if (
+    TYPE_CHECKING
+):  # a frontend process uses `ADMIN_METHODS` only, and does without the core's memory
+    from host.core import Core
 
 # HealthCheckResponse has one field, the enum `status` = 1.
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"

@@ -1,1 +1,1 @@
-"""An application with one deployment for each model, which call each other by handles."""
+"""An application with one deployment for each model."""

@@ -1,10 +1,11 @@
-"""The models of other deployments, as one deployment reaches them by handles."""
+"""The models of other deployments, as one deployment reaches them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from ray import serve
@@ -16,9 +17,16 @@ from host.errors import ErrorCode, HostError, internal, unavailable
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.model_control.hook import LoadParameters, ModelControlHook
-from host.ray.peers import call_all
+from host.ray.channels.channel import Channel, ChannelLostError, NotTakenError
+from host.ray.channels.messages import (
+    LARGE_BYTES,
+    Refusal,
+    pack_request,
+    unpack_response,
+    unpack_version,
+)
+from host.ray.channels.replica_channels import ReplicaChannels
 from host.ray.per_model.deployments import INGRESS
-from host.ray.per_model.messages import Refusal, pack_request, unpack_response, unpack_version
 from host.ray.per_model.waiting_requests import WaitingRequests
 from host.ray.statistics import add_statistics
 from host.remote.provider import RemoteVersion, ResponseStream
@@ -43,6 +51,10 @@ class Connection:
         self._entries: dict[str, Sequence[IndexEntry]] = {}  # the last ones, for busy deployments
         self._silent: set[str] = set()  # models whose statistics could not be had
         self._waiting = WaitingRequests(self._has_replica)
+        self._channels: dict[str, ReplicaChannels] = {}
+        self._ingress = ReplicaChannels(
+            lambda: serve.get_deployment_handle(INGRESS, self._application)
+        )
 
     def serves(self, name: str) -> bool:
         """Whether another deployment has the model."""
@@ -59,12 +71,32 @@ class Connection:
         return described
 
     async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
-        """Yields the responses to a request. Raises HostError."""
+        """Yields the responses to a request. Raises HostError.
+
+        Small requests go directly to a replica, if there is a connection; others by a handle.
+        """
+        packed = pack_request(request, headers)
+        if not request.correlation_id and sum(map(len, packed[1:])) < LARGE_BYTES:
+            channel = self._replicas(request.model_name).choose()
+            if channel is not None:
+                try:
+                    async with aclosing(_ask_directly(channel, request, packed)) as responses:
+                        async for answer in responses:
+                            yield answer
+                    return
+                except NotTakenError:
+                    pass  # Ray knows the other replicas
+        async with aclosing(self._infer_by_handle(request, packed)) as responses:
+            async for answer in responses:
+                yield answer
+
+    async def _infer_by_handle(
+        self, request: InferRequest, packed: tuple[Any, ...]
+    ) -> ResponseStream:
         handle = self._handle(request.model_name)
         if request.correlation_id:  # the router keeps it on one replica
             session = f"{request.model_name}/{request.correlation_id}"
             handle = handle.options(session_id=session)
-        packed = pack_request(request, headers)
         if self._decoupled.get(request.model_name, True):
             responses = handle.options(stream=True).stream_responses.remote(*packed)
         else:
@@ -165,14 +197,25 @@ class Connection:
 
     async def announce(self, name: str) -> None:
         """Tells all other deployments that the versions of a model have changed."""
-        ingress = serve.get_deployment_handle(INGRESS, self._application)
         told = (
-            call_all(handle, "refresh_model", name, timeout=_QUESTION_SECONDS)
-            for handle in (ingress, *map(self._handle, self._deployments))
+            channels.call_all("refresh_model", name, timeout=_QUESTION_SECONDS)
+            for channels in (self._ingress, *map(self._replicas, self._deployments))
         )
         for answer in await asyncio.gather(*told, return_exceptions=True):
             if isinstance(answer, BaseException):
                 _log.warning("a deployment was not told of a change of '%s': %s", name, answer)
+
+    def _replicas(self, name: str) -> ReplicaChannels:
+        channels = self._channels.get(name)
+        if channels is None:
+            channels = ReplicaChannels(lambda: self._handle(name))
+            self._channels[name] = channels
+        return channels
+
+    def close(self) -> None:
+        """Closes the connections to replicas."""
+        for channels in (self._ingress, *self._channels.values()):
+            channels.close()
 
     def _handle(self, name: str) -> DeploymentHandle:
         handle = self._handles.get(name)
@@ -186,10 +229,9 @@ class Connection:
         self, name: str, method: str, *arguments: Any, timeout: float = _QUESTION_SECONDS
     ) -> Any:
         """The answer of one replica. Raises HostError."""
-        response = getattr(self._handle(name), method).remote(*arguments)
         try:
-            answer = await asyncio.wait_for(response, timeout)
-        except asyncio.TimeoutError:
+            answer = await self._replicas(name).call_one(method, *arguments, timeout=timeout)
+        except (TimeoutError, asyncio.TimeoutError):
             raise unavailable(
                 f"the deployment of model '{name}' did not answer within {timeout:g} s"
             ) from None
@@ -202,8 +244,8 @@ class Connection:
     async def _ask_all(self, name: str, method: str, *arguments: Any) -> list[Any]:
         """The answers of all replicas. Raises HostError."""
         try:
-            answers = await call_all(
-                self._handle(name), method, *arguments, timeout=_QUESTION_SECONDS
+            answers = await self._replicas(name).call_all(
+                method, *arguments, timeout=_QUESTION_SECONDS
             )
         except TimeoutError:
             text = f"the deployment of model '{name}' did not answer within {_QUESTION_SECONDS:g} s"
@@ -214,6 +256,25 @@ class Connection:
             if isinstance(answer, Refusal):
                 raise answer.to_error()
         return answers
+
+
+async def _ask_directly(
+    channel: Channel, request: InferRequest, packed: tuple[Any, ...]
+) -> ResponseStream:
+    """Yields the responses of the replica at a connection. Raises HostError and NotTakenError."""
+    head, *buffers = packed
+    try:
+        async with aclosing(channel.infer(head, buffers)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Refusal):
+                    raise answer.to_error()
+                response, final, tensors = answer
+                yield unpack_response((response, final, *tensors))
+    except ChannelLostError:
+        raise unavailable(
+            f"the replica of model '{request.model_name}' that ran this request has died; another"
+            " one answers, if the request may be sent again"
+        ) from None
 
 
 class _Busy(HostError):

@@ -14,8 +14,7 @@ from host.errors import HostError
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.model_control.hook import LoadParameters
 from host.options.options import Options
-from host.ray.per_model.connection import Connection, RoutedModelControl
-from host.ray.per_model.messages import (
+from host.ray.channels.messages import (
     PackedResponse,
     PackedVersion,
     Refusal,
@@ -24,6 +23,7 @@ from host.ray.per_model.messages import (
     pack_version,
     unpack_request,
 )
+from host.ray.per_model.connection import Connection, RoutedModelControl
 from host.ray.replica import ServerReplica
 from host.server.server import Server
 
@@ -53,6 +53,7 @@ class ConnectedReplica(ServerReplica):
     """
 
     routes_sequences = True
+    methods_for_replicas = (*ServerReplica.methods_for_replicas, "refresh_model")
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Mapping[str, Any], model: str, deployments: Mapping[str, str]
@@ -64,6 +65,11 @@ class ConnectedReplica(ServerReplica):
         self._connection = Connection(deployments, model, context.app_name)
         await super().__init__(arguments)
         self._started = True
+
+    async def stop(self) -> None:
+        """As that of the base class; closes the connections to other deployments."""
+        await super().stop()
+        self._connection.close()
 
     def make_server(self, options: Options) -> Server:
         """A server with remote models, whose loads and unloads go to their deployments.
@@ -89,6 +95,12 @@ class ModelReplica(ConnectedReplica):
 
     Other deployments call its methods; a `Refusal` is an error.
     """
+
+    methods_for_replicas = (
+        *ConnectedReplica.methods_for_replicas,
+        "describe_model", "index_entries", "is_ready", "load_for_client", "model_statistics",
+        "unload_for_client",
+    )  # fmt: skip
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """As that of the base class; ensembles learn of a change."""

@@ -158,6 +158,23 @@ def test_the_end_of_an_earlier_batch_releases_the_instance_that_was_at_its_limit
     assert host.receive(m.BatchDone).batch == 2
 
 
+def test_a_batch_that_may_be_reclaimed_is_returned_if_a_coroutine_at_the_limit_waits(
+    start_stub: StartStub,
+) -> None:
+    gate = Gate()
+
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        await gate.wait(input_value(requests[0]))
+        return [echo(request) for request in requests]
+
+    host = start_stub(execute, max_concurrent_batches=1)
+    host.send_batch(wire_request(1))
+    host.send_work(m.Execute(2, [wire_request(2)], True))
+    assert host.receive_frame() == [m.BatchReturned(2)]
+    gate.open(1)
+    assert host.receive(m.BatchDone).batch == 1
+
+
 @pytest.mark.parametrize("concurrent", [1, 2])
 def test_a_coroutine_that_does_not_wait_ends_like_a_function(
     start_stub: StartStub, concurrent: int

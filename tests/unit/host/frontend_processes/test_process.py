@@ -1,4 +1,4 @@
-"""What ends a frontend process."""
+"""What ends a frontend process, and what it does not load."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ DEADLINE = 60
 SERVE = """
 import asyncio
 import logging
+import sys
 from host.frontend_processes.process import CoreLogHandler
 from host.frontends.http1.cycle import RequestResponseCycle
 
 async def app(scope, receive, send):
     bytearray(1 << 60)
 
+for name in ("host.core", "host.instances.instance", "zmq"):
+    assert name not in sys.modules, name  # megabytes in each process
 logging.getLogger("pbhost").addHandler(CoreLogHandler(None))
 asyncio.run(RequestResponseCycle(None, {}, True, False).run(app))
 """

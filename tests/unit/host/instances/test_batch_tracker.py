@@ -12,9 +12,10 @@ from host.inference.call import Call
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
 from host.instances.batch import Batch
 from host.instances.batch_tracker import NOT_RESCHEDULED, BatchTracker
+from host.instances.block_releases import ReleaseTimer
 from host.instances.bls_requests import BlsRequests
 from host.instances.pool import StubPool
-from host.instances.transfer import ReleaseTimer, TensorTransfer
+from host.instances.transfer import TensorTransfer
 from stub.wire import messages as m
 from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT, WireError, WireResponse, WireTensor
 from tests.conftest import DEADLINE

@@ -12,8 +12,9 @@ import pytest
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.arenas import ArenaFile, Arenas
+from host.instances.block_releases import ReleaseTimer, arena_full_error
 from host.instances.channel import SERVICE, WORK
-from host.instances.transfer import ReleaseTimer, TensorTransfer, arena_full_error
+from host.instances.transfer import TensorTransfer
 from stub.wire.arena import Arena, ArenaFull
 from stub.wire.messages import (
     BlockRelease,

@@ -173,6 +173,34 @@ def test_what_a_model_changes_in_initialize_is_done_by_each_replica(
     run(deployment, scene)
 
 
+UNLOADS_ITSELF = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.unload_model("selfish")
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_a_model_that_unloads_itself_in_initialize_keeps_no_replica_waiting(
+    deployment: Deployment, repository: RepositoryBuilder
+) -> None:
+    repository.add("selfish", UNLOADS_ITSELF, CONFIG)
+
+    async def scene() -> None:
+        await deployment.start(0)
+        await deployment.start(1)
+        loads = [server.core.load_model("selfish", {}) for server in deployment.servers]
+        ended = asyncio.gather(*loads, return_exceptions=True)
+        assert all(isinstance(e, HostError) for e in await asyncio.wait_for(ended, DEADLINE))
+        assert deployment.ready() == [[], []]
+
+    run(deployment, scene)
+
+
 def test_a_health_check_does_not_wait_for_a_load(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

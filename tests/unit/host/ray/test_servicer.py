@@ -67,8 +67,8 @@ def test_a_request_that_died_with_its_replica_is_unavailable(
         context.set_details(text)
         return request
 
-    async def stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
-        yield await unary(b"one", context)
+    async def stream(requests: Any, context: Any) -> AsyncIterator[list[bytes]]:
+        yield [await unary(b"one", context)]
 
     async def call() -> None:
         server = grpc.aio.server()
@@ -98,9 +98,9 @@ def test_a_stream_that_ends_while_a_response_is_written_is_cancelled(ready: int)
     async def call() -> None:
         cancelled = asyncio.Event()
 
-        async def responses() -> AsyncGenerator[bytes, None]:
+        async def responses() -> AsyncGenerator[list[bytes], None]:
             for _ in range(ready):
-                yield b"response"
+                yield [b"response"]
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -108,9 +108,9 @@ def test_a_stream_that_ends_while_a_response_is_written_is_cancelled(ready: int)
                 raise
 
         stream = _read_ahead(responses())
-        assert await anext(stream) == b"response"
+        assert await anext(stream) == [b"response"]
         for _ in range(ready - 2):
-            assert await anext(stream) == b"response"
+            assert await anext(stream) == [b"response"]
         await asyncio.sleep(0)  # the next response is there, if there is one
         await stream.aclose()
         await asyncio.wait_for(cancelled.wait(), DEADLINE)

@@ -8,7 +8,7 @@ import numpy as np
 
 from host.errors import ErrorCode, HostError
 from host.inference.request import InferRequest, InferResponse, Tensor
-from host.ray.per_model.messages import (
+from host.ray.channels.messages import (
     LARGE_BYTES,
     pack_request,
     pack_response,

@@ -1,0 +1,212 @@
+"""The client's end of a connection to a replica of another deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from host.ray.channels.channel_server import BUFFER_BYTES, ChannelAddress
+from host.ray.channels.frames import (
+    RESPONSES_PER_ACKNOWLEDGEMENT,
+    FrameError,
+    FrameKind,
+    decode_pickled,
+    decode_refusal,
+    decode_response,
+    encode_frame,
+    encode_message,
+    encode_pickled,
+    read_frame,
+)
+from host.ray.channels.messages import Refusal, RequestHead, ResponseHead
+
+_log = logging.getLogger("pbhost")
+
+_CONNECT_SECONDS = 5.0
+_LOST_SECONDS = 10  # without a sign of life from the other machine
+
+Answer = tuple["ResponseHead | None", bool, Sequence[memoryview]]
+"""The head of a response, whether it is the last one, and its tensors."""
+
+
+class NotTakenError(Exception):
+    """The replica has not begun the request, which may be sent to another one."""
+
+
+class ChannelLostError(Exception):
+    """The connection ended while the request was in progress."""
+
+
+class CallError(Exception):
+    """A method of the replica has raised an error."""
+
+
+class Channel:
+    """A connection for any number of requests at the same time. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        address: ChannelAddress,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.address = address
+        self.accepts = True
+        """Whether new requests may be sent."""
+        self._reader = reader
+        self._writer = writer
+        self._calls: dict[int, asyncio.Queue[Any]] = {}
+        self._last = 0
+        self._taken = 0
+        self._task = asyncio.get_running_loop().create_task(self._read())
+
+    @classmethod
+    async def connect(cls, address: ChannelAddress) -> Channel:
+        """Connects to a replica. Raises OSError, also if it does not answer in time."""
+        opening = asyncio.open_connection(address.host, address.port, limit=BUFFER_BYTES)
+        try:
+            reader, writer = await asyncio.wait_for(opening, _CONNECT_SECONDS)
+        except asyncio.TimeoutError:
+            raise OSError(f"no connection within {_CONNECT_SECONDS:g} s") from None
+        _notice_lost_machine(writer.get_extra_info("socket"))
+        writer.write(address.token)
+        return cls(address, reader, writer)
+
+    @property
+    def in_progress(self) -> int:
+        """How many requests have not ended."""
+        return len(self._calls)
+
+    async def infer(
+        self, head: RequestHead, buffers: Sequence[Any]
+    ) -> AsyncGenerator[Answer | Refusal, None]:
+        """Yields the responses; closing the generator cancels the request.
+
+        Raises NotTakenError, and ChannelLostError.
+        """
+        if not self.accepts:
+            raise NotTakenError
+        self._last += 1
+        number = self._last
+        frame = encode_message(FrameKind.REQUEST, number, head, buffers)
+        answers: asyncio.Queue[Answer | Exception] = asyncio.Queue()
+        self._calls[number] = answers
+        self._writer.write(frame)
+        unacknowledged = 0
+        try:
+            while True:
+                answer = await answers.get()
+                if isinstance(answer, _RefusedError):
+                    yield answer.refusal
+                    return
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+                if answer[1]:
+                    return
+                unacknowledged += 1
+                if unacknowledged == RESPONSES_PER_ACKNOWLEDGEMENT:
+                    unacknowledged = 0
+                    self._send(FrameKind.ACKNOWLEDGE, number)
+        finally:
+            if self._calls.pop(number, None) is not None:
+                self._send(FrameKind.CANCEL, number)
+
+    async def call(self, method: str, *arguments: object) -> Any:
+        """The result of a method of the replica.
+
+        Raises CallError for an error of the method, NotTakenError, and ChannelLostError.
+        """
+        if not self.accepts:
+            raise NotTakenError
+        self._last += 1
+        number = self._last
+        frame = encode_pickled(FrameKind.CALL, number, (method, arguments))
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._calls[number] = answers
+        self._writer.write(frame)
+        try:
+            answer = await answers.get()
+        finally:
+            if self._calls.pop(number, None) is not None:
+                self._send(FrameKind.CANCEL, number)
+        if isinstance(answer, Exception):
+            raise answer
+        done, result = answer
+        if not done:
+            raise CallError(result)
+        return result
+
+    def close(self) -> None:
+        """Ends the connection; requests in progress end with ChannelLostError."""
+        self._task.cancel()
+
+    def _send(self, kind: FrameKind, number: int) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(encode_frame(kind, number))
+
+    async def _read(self) -> None:
+        closed = False  # by the other side, which has then read what it had said
+        try:
+            while True:
+                self._take_apart(*await read_frame(self._reader))
+        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+            closed = True
+        except FrameError as error:
+            _log.error("a connection to another replica ends: %s", error)
+        except OSError as error:
+            _log.warning("a connection to another replica ends: %s", error)
+        finally:
+            self.accepts = False
+            self._writer.close()
+            calls, self._calls = self._calls, {}
+            for number, answers in calls.items():
+                begun = number <= self._taken or not closed
+                answers.put_nowait(ChannelLostError() if begun else NotTakenError())
+
+    def _take_apart(self, kind: int, number: int, contents: bytes) -> None:
+        if kind == FrameKind.TAKEN:
+            self._taken = number
+        elif kind == FrameKind.GOODBYE:
+            self.accepts = False
+        elif kind in (FrameKind.RESPONSE, FrameKind.LAST_RESPONSE):
+            final = kind == FrameKind.LAST_RESPONSE
+            head, buffers = decode_response(contents)
+            self._answer(number, (head, final, buffers), final)
+        elif kind == FrameKind.RESULT:
+            self._answer(number, decode_pickled(contents), True)
+        elif kind == FrameKind.REFUSAL:
+            self._answer(number, _RefusedError(decode_refusal(contents)), True)
+        elif kind == FrameKind.NOT_TAKEN:
+            self._answer(number, NotTakenError(), True)
+        else:
+            raise FrameError(f"unexpected frame of kind {kind}")
+
+    def _answer(self, number: int, answer: object, last: bool) -> None:
+        answers = self._calls.get(number)
+        if answers is None:
+            return  # it was cancelled
+        if last:
+            del self._calls[number]
+        answers.put_nowait(answer)
+
+
+class _RefusedError(Exception):
+    """The replica has answered with an error."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def _notice_lost_machine(connection: socket.socket) -> None:
+    """Ends the connection if the other machine is gone, which sends no end itself."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _LOST_SECONDS // 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _LOST_SECONDS // 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_SECONDS * 1000)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

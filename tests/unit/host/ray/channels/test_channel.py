@@ -1,0 +1,235 @@
+"""Connections between replicas, with both ends in one process and without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from host.errors import ErrorCode, HostError
+from host.inference.request import InferRequest, InferResponse, Tensor
+from host.ray.channels.channel import CallError, Channel, ChannelLostError, NotTakenError
+from host.ray.channels.channel_server import ChannelAddress, ChannelServer
+from host.ray.channels.frames import RESPONSE_WINDOW
+from host.ray.channels.messages import Refusal, pack_request, unpack_response
+from tests.conftest import DEADLINE
+
+Responses = AsyncGenerator[tuple[InferResponse | None, bool], None]
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, DEADLINE))
+
+
+class Model:
+    """Answers with its inputs, as many times as the parameter `count` says."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.began, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang(self) -> None:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+    async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> Responses:
+        self.began.set()
+        if request.id == "refused":
+            raise HostError(ErrorCode.NOT_FOUND, "there is no such model")
+        if request.id == "hangs":
+            await self.hang()
+        count = int(request.parameters.get("count", 1))
+        for number in range(1, count + 1):
+            self.sent = number
+            parameters: dict[str, Any] = {"number": number, **headers}
+            yield (
+                InferResponse("model", 1, request.id, request.inputs, parameters),
+                number == count,
+            )
+
+
+async def add(left: int, right: int) -> int:
+    return left + right
+
+
+async def fail() -> None:
+    raise ValueError("it has failed")
+
+
+@asynccontextmanager
+async def connected(model: Model) -> AsyncGenerator[tuple[ChannelServer, Channel], None]:
+    server = ChannelServer(model.infer, {"add": add, "fail": fail, "hang": model.hang})
+    channel = await Channel.connect(await server.start("127.0.0.1"))
+    try:
+        yield server, channel
+    finally:
+        channel.close()
+        await server.close()
+
+
+def request(id: str = "", **parameters: Any) -> InferRequest:
+    tensors = [Tensor("A", "UINT8", [3], b"abc"), Tensor("B", "BYTES", [0], b"")]
+    return InferRequest("model", tensors, id=id, parameters=parameters, correlation_id="text")
+
+
+async def ask(channel: Channel, sent: InferRequest, refused: bool = False) -> list[Any]:
+    """The responses. Raises an error that is the answer, unless it is expected."""
+    head, *buffers = pack_request(sent, {"traceparent": "00-1-2-01"})
+    found = []
+    async with aclosing(channel.infer(head, buffers)) as answers:
+        async for answer in answers:
+            if isinstance(answer, Refusal):
+                if refused:
+                    break
+                raise answer.to_error()
+            found.append(unpack_response((answer[0], answer[1], *answer[2])))
+    return found
+
+
+def test_requests_and_responses_are_whole() -> None:
+    async def case() -> None:
+        async with connected(Model()) as (_, channel):
+            found = await asyncio.gather(*(ask(channel, request(str(n))) for n in range(20)))
+        for number, [(response, final)] in enumerate(found):
+            assert final and response.id == str(number)
+            assert response.parameters == {"number": 1, "traceparent": "00-1-2-01"}
+            assert [(t.name, t.shape, bytes(t.data)) for t in response.outputs] == [
+                ("A", [3], b"abc"),
+                ("B", [0], b""),
+            ]
+
+    run(case())
+
+
+def test_responses_come_in_order_and_wait_for_a_slow_reader() -> None:
+    async def case() -> None:
+        model = Model()
+        async with connected(model) as (_, channel):
+            head, *buffers = pack_request(request(count=1000), {})
+            async with aclosing(channel.infer(head, buffers)) as answers:
+                await anext(answers)
+                for _ in range(3 * RESPONSE_WINDOW):  # turns in which it could send all
+                    await ask(channel, request("refused"), refused=True)
+                assert model.sent <= RESPONSE_WINDOW + 1
+                numbers = [unpack_response((a[0], a[1], *a[2]))[0] async for a in answers]  # type: ignore[index]
+            assert [one.parameters["number"] for one in numbers if one] == list(range(2, 1001))
+
+    run(case())
+
+
+def test_an_error_has_its_code() -> None:
+    async def case() -> None:
+        async with connected(Model()) as (_, channel):
+            with pytest.raises(HostError, match="no such model") as caught:
+                await ask(channel, request("refused"))
+            assert caught.value.code is ErrorCode.NOT_FOUND
+
+    run(case())
+
+
+def test_a_request_that_is_given_up_is_cancelled() -> None:
+    async def case() -> None:
+        model = Model()
+        async with connected(model) as (server, channel):
+            asked = asyncio.ensure_future(ask(channel, request("hangs")))
+            await model.began.wait()
+            assert server.ongoing == channel.in_progress == 1
+            asked.cancel()
+            await model.cancelled.wait()
+            assert channel.in_progress == 0
+
+    run(case())
+
+
+def test_requests_in_progress_end_with_the_connection() -> None:
+    async def case() -> None:
+        model = Model()
+        async with connected(model) as (server, channel):
+            asked = asyncio.ensure_future(ask(channel, request("hangs")))
+            await model.began.wait()
+            await server.close()
+            with pytest.raises(ChannelLostError):
+                await asked
+            assert not channel.accepts and model.cancelled.is_set()
+            with pytest.raises(NotTakenError):
+                await ask(channel, request())
+
+    run(case())
+
+
+def test_a_server_that_stops_takes_no_new_request_and_ends_those_in_progress() -> None:
+    async def case() -> None:
+        model = Model()
+        async with connected(model) as (server, channel):
+            head, *buffers = pack_request(request(count=100), {})
+            async with aclosing(channel.infer(head, buffers)) as answers:
+                await anext(answers)
+                server.say_goodbye()
+                with pytest.raises(NotTakenError):
+                    await ask(channel, request())
+                assert len([one async for one in answers]) == 99
+            assert not channel.accepts
+
+    run(case())
+
+
+def test_a_request_that_never_reached_the_server_may_be_sent_to_another_one() -> None:
+    async def case() -> None:
+        async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(33)  # the secret, and the beginning of the request
+            writer.close()
+
+        server = await asyncio.start_server(end, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        channel = await Channel.connect(ChannelAddress("127.0.0.1", port, bytes(32)))
+        with pytest.raises(NotTakenError):
+            await ask(channel, request())
+        server.close()
+
+    run(case())
+
+
+def test_a_wrong_secret_ends_the_connection() -> None:
+    async def case() -> None:
+        model = Model()
+        server = ChannelServer(model.infer, {})
+        address = await server.start("127.0.0.1")
+        wrong = ChannelAddress(address.host, address.port, bytes(32))
+        channel = await Channel.connect(wrong)
+        with pytest.raises(NotTakenError):
+            await ask(channel, request())
+        assert not model.began.is_set()
+        await server.close()
+
+    run(case())
+
+
+def test_methods_are_called_by_name() -> None:
+    async def case() -> None:
+        async with connected(Model()) as (server, channel):
+            assert await channel.call("add", 2, 3) == 5
+            with pytest.raises(CallError, match="ValueError: it has failed"):
+                await channel.call("fail")
+            with pytest.raises(CallError, match="KeyError"):
+                await channel.call("missing")
+
+    run(case())
+
+
+def test_a_call_that_is_given_up_is_cancelled_and_counts_as_no_request() -> None:
+    async def case() -> None:
+        model = Model()
+        async with connected(model) as (server, channel):
+            called = asyncio.ensure_future(channel.call("hang"))
+            await model.began.wait()
+            assert server.ongoing == 0
+            called.cancel()
+            await model.cancelled.wait()
+
+    run(case())
