@@ -19,6 +19,9 @@ from host.scheduling.waiting import FifoQueue
 _RECLAIM_INTERVAL_NS = 2_000_000
 """Prefetched calls are reclaimed from an instance that has started none of them for so long."""
 
+_MAX_CHECKS = 5
+"""After so many of these intervals they are reclaimed even if no instance is idle."""
+
 
 class DirectScheduler(InstanceQueue):
     """The scheduler of a model whose configuration names none.
@@ -28,9 +31,10 @@ class DirectScheduler(InstanceQueue):
     another instance is being replaced, which may be free earlier.
 
     Of several instances, only the one that was given work last gets calls in advance, and only if
-    it is so fast that they start earlier than on an instance that has to wake up. If it becomes
-    slow, the calls are reclaimed for other instances (docs/explanation/decisions/0038). `cpus`: the
-    number that the server and its instances may use.
+    it is so fast that they start earlier than on an instance that has to wake up. While at least as
+    many calls are queued as there are instances, each instance gets the call after its next one. If
+    an instance becomes slow, these calls are reclaimed for others
+    (docs/explanation/decisions/0038). `cpus`: the number that the server and its instances may use.
     """
 
     def __init__(self, clock: Clock | None = None, cpus: float = math.inf) -> None:
@@ -41,7 +45,8 @@ class DirectScheduler(InstanceQueue):
         self._recent: InstanceSlot | None = None  # the one that was given work last, if it is busy
         self._ahead: dict[InstanceSlot, deque[Call]] = {}  # the prefetched calls, where they are
         self._timer: Timer | None = None
-        self._next_calls: dict[InstanceSlot, Call] = {}  # the first of `_ahead` at the last check
+        # The first of `_ahead`, and the number of checks since it is the first.
+        self._next_calls: dict[InstanceSlot, tuple[Call, int]] = {}
 
     def reserve(self, call: Call) -> None:
         """Does nothing, as responses have no order."""
@@ -68,6 +73,7 @@ class DirectScheduler(InstanceQueue):
         self._add_instance(instance)
         if instance in self._ahead:
             self._start_prefetched(instance)
+            self._recent = instance
         else:
             self._free.append(instance)
             if instance is self._recent:
@@ -143,8 +149,10 @@ class DirectScheduler(InstanceQueue):
         if len(self.instances) == 1:
             accepts = not self.may_recover() and instance.accepts_prefetch(call, prefetched)
         else:
-            busy = len(self.instances) - len(self._free)
-            accepts = instance.accepts_reclaimable(call, prefetched, busy < self._useful)
+            count, idle = len(self.instances), len(self._free)
+            accepts = instance.accepts_reclaimable(call, prefetched, count - idle < self._useful)
+            if not accepts and not prefetched and not idle and len(self._queue) >= count:
+                accepts = instance.accepts_one_reclaimable(call)
         return instance if accepts else None
 
     def _prefetch(self, instance: InstanceSlot, call: Call) -> None:
@@ -170,13 +178,18 @@ class DirectScheduler(InstanceQueue):
             begun.holder = instance
 
     def _check_progress(self) -> None:
-        """Reclaims the calls of instances that have started none since the last check."""
+        """Reclaims the calls of instances that have started none since the last check.
+
+        While no instance is idle, it waits for some more checks.
+        """
         self._timer = None
         before, self._next_calls = self._next_calls, {}
         reclaimed: list[Call] = []
         for instance, ahead in tuple(self._ahead.items()):
-            self._next_calls[instance] = ahead[0]
-            if before.get(instance) is ahead[0] and len(self.instances) > 1:
+            call, checks = before.get(instance, (None, 0))
+            checks = checks + 1 if call is ahead[0] else 0
+            self._next_calls[instance] = ahead[0], checks
+            if checks and len(self.instances) > 1 and (self._free or checks >= _MAX_CHECKS):
                 reclaimed += self._reclaim(instance)
         if self._ahead:
             self._timer = self._clock.call_later(_RECLAIM_INTERVAL_NS, self._check_progress)

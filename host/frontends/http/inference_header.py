@@ -120,12 +120,21 @@ class InferenceHeaderReader:
         return head
 
     def _read_small(self, text: bytes) -> InferenceHeader:
+        document = json.parse_numbers(text)
+        if document is not None:
+            return self._read_document(document, MAX_TENSORS, MAX_TENSORS, None, True)
         document = json.parse(text, len(text) <= _MAX_SLOW_BYTES)
         return self._read_document(document, MAX_TENSORS, MAX_TENSORS, None)
 
     def _read_document(
-        self, document: Any, most_inputs: int, most_outputs: int, cut: CutText | None
+        self,
+        document: Any,
+        most_inputs: int,
+        most_outputs: int,
+        cut: CutText | None,
+        flat_numbers: bool = False,
     ) -> InferenceHeader:
+        """`flat_numbers`: every `data` is a flat list of numbers."""
         head = InferenceHeader()
         if not isinstance(document, dict):
             document = {}
@@ -135,7 +144,7 @@ class InferenceHeaderReader:
             _apply_parameters(document["parameters"], head)
         inputs = _parse_field("inputs", json.as_array, _parse_member(document, "inputs"))
         _check_count("inputs", inputs, most_inputs)
-        head.inputs = [self._read_input(value, cut) for value in inputs]
+        head.inputs = [self._read_input(value, cut, flat_numbers) for value in inputs]
         try:
             if "outputs" in document:
                 outputs = _parse_field("outputs", json.as_array, document["outputs"])
@@ -145,7 +154,7 @@ class InferenceHeaderReader:
             head.outputs = error
         return head
 
-    def _read_input(self, value: Any, cut: CutText | None) -> InputHeader:
+    def _read_input(self, value: Any, cut: CutText | None, flat_numbers: bool) -> InputHeader:
         parameters = _parameters_of(value)
         sources = [
             name
@@ -166,7 +175,7 @@ class InferenceHeaderReader:
             data = value["data"]
             if cut is not None:
                 data = cut.array(data) or data
-            head.data = read_tensor(name, datatype, shape, data, self._limit)
+            head.data = read_tensor(name, datatype, shape, data, self._limit, flat_numbers)
         elif sources == ["binary_data_size"]:
             size = parameters["binary_data_size"]
             head.binary_size = _parse_field("binary_data_size", json.as_unsigned, size)

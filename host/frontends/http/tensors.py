@@ -63,11 +63,17 @@ class JsonInputLimit:
 
 
 def read_tensor(
-    name: str, datatype: str, shape: Sequence[int], data: Any, limit: JsonInputLimit
+    name: str,
+    datatype: str,
+    shape: Sequence[int],
+    data: Any,
+    limit: JsonInputLimit,
+    flat_numbers: bool = False,
 ) -> bytes:
     """Return the bytes of an input whose `data` is a JSON array, with any nesting.
 
     `data` is a list or a LargeArray; of too long a LargeArray, only the beginning is decoded.
+    `flat_numbers`: it is a list of `int` and `float` without any nesting.
     `shape` gives the number of elements. Elements of BYTES are counted later, by the core.
     Raises HostError with the texts of docs/reference/protocol.md, 1.6.
     """
@@ -90,6 +96,11 @@ def read_tensor(
             f" ({size}) exceeds maximum allowed size ({MAX_BYTES})"
         )
     limit.check_size(name, count * size)
+    if flat_numbers and datatype == "FP32" and isinstance(data, list) and len(data) == count:
+        try:
+            return struct.pack(f"<{count}f", *data)
+        except (OverflowError, struct.error):
+            pass  # too big for FP32, or even for a double: handled below
     found = 0
     parts: list[bytes] = []
     for piece in data if isinstance(data, LargeArray) else (data,):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from host.inference.call import Call
-from host.scheduling.direct import _RECLAIM_INTERVAL_NS, DirectScheduler
+from host.scheduling.direct import _MAX_CHECKS, _RECLAIM_INTERVAL_NS, DirectScheduler
 from host.scheduling.scheduler import InstanceSlot, Scheduler
 from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, call_of
 
@@ -22,6 +22,7 @@ class FastSlot(FakeInstanceSlot):
     def __init__(self, scheduler: Scheduler, batches: list[list[Call]], fast: int) -> None:
         super().__init__(scheduler, batches, fast)
         self.taken = 0
+        self.steady = False  # accepts one while all are busy
         self.cores: list[bool] = []
         self._on_returned: Callable[[InstanceSlot, Call], None] | None = None
 
@@ -33,10 +34,15 @@ class FastSlot(FakeInstanceSlot):
         assert prefetched == len(self.next)
         return prefetched < self.eager
 
+    def accepts_one_reclaimable(self, call: Call) -> bool:
+        assert not self.next
+        return self.steady
+
     def run_reclaimable(
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:
-        assert self.running and len(self.next) < self.eager and not call.finished
+        assert self.running and not call.finished
+        assert len(self.next) < max(self.eager, self.steady)
         self._on_returned = on_returned
         self.next.append([call])
 
@@ -158,6 +164,48 @@ def test_prefetched_calls_of_a_leaving_instance_run_on_the_others() -> None:
     assert second.running == calls[1:]
 
 
+def saturated_scene() -> tuple[Scene, list[Call]]:
+    """Two instances that are not fast; each runs a call, and the first has the next one."""
+    scene = Scene(fast=0)
+    first, second = scene.instances
+    first.steady = second.steady = True
+    calls = scene.submit(6)
+    assert (first.ahead, second.ahead) == ([], [])  # one of them ends first, and it is not known
+    first.finish()
+    assert (first.running, first.ahead) == (calls[2:3], calls[3:4])
+    return scene, calls
+
+
+def test_instances_of_a_long_queue_get_the_call_after_the_next_one() -> None:
+    scene, calls = saturated_scene()
+    first, second = scene.instances
+    second.finish()
+    assert (second.running, second.ahead) == (calls[4:5], [])  # the queue is short
+    first.finish()
+    assert (first.running, first.ahead) == (calls[3:4], [])
+
+
+def test_call_behind_a_slow_one_is_reclaimed_though_no_instance_is_idle() -> None:
+    scene, calls = saturated_scene()
+    first, second = scene.instances
+    scene.clock.advance(_MAX_CHECKS * INTERVAL)
+    assert first.ahead == calls[3:4]
+    scene.clock.advance(INTERVAL)
+    assert first.ahead == []
+    second.finish()
+    assert second.running == calls[3:4]
+
+
+def test_call_behind_another_is_reclaimed_when_an_instance_is_idle() -> None:
+    scene, calls = saturated_scene()
+    first, second = scene.instances
+    for _ in range(3):
+        second.finish()
+    assert (first.ahead, second.running) == (calls[3:4], [])
+    scene.clock.advance(2 * INTERVAL)
+    assert second.running == calls[3:4]
+
+
 class PrefetchMachine(RuleBasedStateMachine):
     """Random events with one to three instances, some of which prefetch."""
 
@@ -178,6 +226,7 @@ class PrefetchMachine(RuleBasedStateMachine):
     @rule(fast=st.integers(0, 3))
     def instance_joins(self, fast: int) -> None:
         instance = FastSlot(self.scheduler, self.batches, fast)
+        instance.steady = True
         self.instances.append(instance)
         self.scheduler.instance_ready(instance)
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tritonclient.http as httpclient
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tritonclient.grpc import model_config_pb2
@@ -382,6 +382,59 @@ def test_both_readers_read_what_python_reads(document: Any) -> None:
     expected = repr(json.loads(text))  # NaN is not equal to itself
     assert repr(json_text.parse(text)) == expected
     assert repr(json_reader.read(text)) == expected
+
+
+number_texts = st.sampled_from(
+    ["0", "-0", "1.0", "-0.0", "1E5", "5e-324", "3.4028235677973366e38", "3.5e38", "1e400", "true"]
+    + ["null", "[1]", str(2**63), str(2**64), "-" + "1" * 400, "16777217", "1e-46", '"1"', "01"]
+) | st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr)  # fmt: skip
+
+
+def outcome(text: bytes) -> object:
+    """The inputs that are read from a JSON part, or the error."""
+    try:
+        return InferenceHeaderReader(JsonInputLimit(MOST)).read(text).inputs
+    except HostError as error:
+        return error.code, error.message
+
+
+@example("FP32", ["1", "-" + "1" * 400], "", "")
+@example("FP32", ["1", "3.5e38"], "", "")
+@given(
+    st.sampled_from(["FP32", "FP64", "INT64", "UINT8", "BOOL", "BYTES", "FP16"]),
+    st.lists(number_texts, max_size=4),
+    st.sampled_from(["", ',"id":"a"', ',"id":"a:b"', ',"id":1', ',"x":{}', ',"inputs":[]']),
+    st.sampled_from(["", ',"parameters":{"a":1}', ',"data":[2]', ',"more":3', ',"name":"y"']),
+)
+def test_flat_numbers_are_read_as_any_others(
+    datatype: str, numbers: list[str], more: str, of_input: str
+) -> None:
+    values = f'"shape":[{len(numbers)}],"data":[{",".join(numbers)}]'
+    entry = f'{{"name":"x","datatype":"{datatype}",{values}{of_input}}}'
+    text = f'{{"inputs":[{entry}]{more}}}'.encode()
+    found = json_text.parse_numbers(text)
+    if found is not None:
+        assert repr(found) == repr(json_text.parse(text))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "parse_numbers", lambda text: None)
+        expected = outcome(text)
+    assert outcome(text) == expected
+
+
+@given(documents)
+def test_only_requests_of_flat_numbers_are_read_as_such(document: Any) -> None:
+    for value in (document, {"inputs": [document]}):
+        found = json_text.parse_numbers(json.dumps(value).encode())
+        if found is not None:
+            assert repr(found) == repr(value)
+            for entry in found.get("inputs", ()):
+                assert {type(number) for number in entry.get("data", ())} <= {int, float}
+
+
+def test_ordinary_requests_are_read_as_flat_numbers() -> None:
+    body, _ = written([(np.ones(3, np.float32), False), (np.ones(2, np.int64), False)])
+    found = json_text.parse_numbers(body)
+    assert found is not None and found["inputs"][1]["data"] == [1, 1]
 
 
 # Paths and headers
