@@ -51,20 +51,21 @@ class RequestTemplate:
     """A request without its id, sequence and tensors.
 
     `prefix`: the bytes before the id. `parameters`: the fields of its parameters. `suffix`: the
-    bytes after these. With one tensor only, `single_input_suffix` is the bytes from the parameters
-    to that tensor, which has `single_input_size` bytes.
+    bytes after these. With one tensor only, `tensor_head` is the bytes from there to the content of
+    that tensor, which has `single_input_size` bytes.
     """
 
     __slots__ = (
         "prefix",
         "parameters",
         "suffix",
+        "parameters_and_suffix",
         "inputs",
         "message",
         "base_request",
         "has_defaults",
         "single_input_size",
-        "single_input_suffix",
+        "tensor_head",
     )
 
     def __init__(
@@ -76,16 +77,14 @@ class RequestTemplate:
         message: InferMessage,
         request: InferRequest,
     ) -> None:
-        """`tensor_head`: what is before the content of the tensor, if there is only one.
-
-        `message`: the parsed request.
-        """
+        """`message`: the parsed request."""
         self.message = message
         self.prefix = prefix
         self.parameters = parameters
         self.suffix = suffix
+        self.parameters_and_suffix = parameters + suffix
         self.single_input_size = len(request.inputs[0].data) if len(request.inputs) == 1 else 0
-        self.single_input_suffix = suffix + tensor_head if self.single_input_size else b""
+        self.tensor_head = tensor_head if self.single_input_size else b""
         self.inputs = [(entry.name, entry.datatype, entry.shape[:]) for entry in request.inputs]
         self.base_request = InferRequest(
             request.model_name,
@@ -242,15 +241,22 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
         position = start + data[position + 1]  # the rest of a longer one does not match
         request_id = data[start:position].decode()
     parameters: _Parameters | None = _NO_PARAMETERS
-    if data[position] == PARAMETERS_TAG:
+    if data.startswith(template.parameters_and_suffix, position):
+        position += len(template.parameters_and_suffix)
+    else:
         position, parameters = _read_parameters(data, position)
-    if parameters is None or parameters.others != template.parameters:
-        return None
+        if (
+            parameters is None
+            or parameters.others != template.parameters
+            or not data.startswith(template.suffix, position)
+        ):
+            return None
+        position += len(template.suffix)
     view: Buffer = data if len(data) < MIN_VIEW_BYTES else memoryview(data)
     blocks = data.blocks if isinstance(data, PlacedMessage) else _NO_BLOCKS
-    single_input_suffix = template.single_input_suffix
-    if single_input_suffix and data.startswith(single_input_suffix, position):
-        position += len(single_input_suffix)
+    tensor_head = template.tensor_head
+    if tensor_head and data.startswith(tensor_head, position):
+        position += len(tensor_head)
         name, datatype, shape = template.inputs[0]
         if blocks:
             block = blocks.get(position)
@@ -260,13 +266,10 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
             return template.build_request([tensor], request_id, parameters, template)
         if len(data) != position + template.single_input_size:
             return None
-        # Everything is unchanged.
+        # All but the sequence is unchanged.
         return template.build_request(
             [Tensor(name, datatype, shape[:], view[position:])], request_id, parameters, template
         )
-    if not data.startswith(template.suffix, position):
-        return None
-    position += len(template.suffix)
     inputs: list[Tensor] = []
     for name, datatype, shape in template.inputs:
         if data[position] != RAW_TAG:
