@@ -240,17 +240,18 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
         start = position + 2
         position = start + data[position + 1]  # the rest of a longer one does not match
         request_id = data[start:position].decode()
-    parameters: _Parameters | None = _NO_PARAMETERS
+    parameters = _NO_PARAMETERS
     if data.startswith(template.parameters_and_suffix, position):
         position += len(template.parameters_and_suffix)
     else:
-        position, parameters = _read_parameters(data, position)
+        position, sent = _read_parameters(data, position)
         if (
-            parameters is None
-            or parameters.others != template.parameters
+            sent is None
+            or sent.others != template.parameters
             or not data.startswith(template.suffix, position)
         ):
             return None
+        parameters = sent
         position += len(template.suffix)
     view: Buffer = data if len(data) < MIN_VIEW_BYTES else memoryview(data)
     blocks = data.blocks if isinstance(data, PlacedMessage) else _NO_BLOCKS
