@@ -15,6 +15,7 @@ from host.frontend_processes import messages as m
 from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.core_proxy import CoreProxy
 from host.frontend_processes.frontend_memory import FrontendMemory
+from host.frontend_processes.remote_trace import RemoteTrace
 from host.inference.request import InferRequest, Tensor
 from stub.wire.arena import create_arena_file
 from tests.unit.host.frontend_processes.core_thread import CoreThread
@@ -107,6 +108,25 @@ def test_the_templates_of_many_requests_are_replaced(core: CoreThread) -> None:
     assert [one.template for one in sent] == [*range(1, 257), *range(1, 45)]
     assert isinstance(known, m.RepeatedInfer) and known.template == 44
     assert isinstance(forgotten, m.Infer) and forgotten.template == 45
+
+
+def test_a_request_that_is_sent_in_full_takes_no_template_of_another(core: CoreThread) -> None:
+    key, traced, other, confirmed = object(), object(), object(), object()
+
+    def test(proxy: CoreProxy) -> None:
+        proxy.infer(request(key))
+        for again in (key, traced, key):
+            proxy.infer(request(again, trace=RemoteTrace(proxy._link, "model", {})))
+        waiting = proxy.infer_when_loaded(request(confirmed))
+        waiting.send(None)  # it is sent, and waits for the core
+        waiting.close()
+        proxy.infer(request(other, 5))
+        proxy.infer(request(key))
+        proxy.infer(request(other, 5))
+
+    sent = run(core, test)
+    assert [one.template for one in sent] == [1, 0, 0, 0, 0, 2, 1, 2]
+    assert isinstance(sent[-2], m.RepeatedInfer)
 
 
 def test_a_tensor_that_was_received_into_the_arena_is_not_copied() -> None:
