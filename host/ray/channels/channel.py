@@ -149,15 +149,16 @@ class Channel:
             self._writer.write(encode_frame(kind, number))
 
     async def _read(self) -> None:
-        closed = False  # by the other side, which has then read what it had said
+        closed = False  # by the other side; all that it had said was read here before
         try:
             while True:
                 self._take_apart(*await read_frame(self._reader))
-        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+        except asyncio.IncompleteReadError:
             closed = True
         except FrameError as error:
             _log.error("a connection to another replica ends: %s", error)
         except OSError as error:
+            # What the other side had said may be lost, so it may have begun each request.
             _log.warning("a connection to another replica ends: %s", error)
         finally:
             self.accepts = False
