@@ -28,6 +28,7 @@ from host.ray.channels.frames import (
     encode_refusal,
     read_frame,
 )
+from host.ray.channels.keepalive import notice_lost_machine
 from host.ray.channels.messages import Refusal, RequestHead, pack_response, unpack_request
 from host.remote.provider import ResponseStream
 
@@ -50,6 +51,9 @@ class ChannelAddress:
     host: str
     port: int
     token: bytes
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 class ChannelServer:
@@ -101,12 +105,13 @@ class ChannelServer:
         assert task is not None
         self._connections[channel] = task
         try:
+            notice_lost_machine(writer.get_extra_info("socket"))
             token = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), _TOKEN_SECONDS)
             if not hmac.compare_digest(token, self._token):
                 _log.warning("a client of the port for replicas has sent a wrong secret")
                 return
             await channel.serve()
-        except (asyncio.IncompleteReadError, asyncio.TimeoutError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError):
             pass  # the client has gone
         except FrameError as error:
             _log.error("a connection to another replica ends: %s", error)

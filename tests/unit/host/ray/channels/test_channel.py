@@ -15,7 +15,7 @@ import pytest
 from host.errors import ErrorCode, HostError
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.ray.channels.channel import CallError, Channel, ChannelLostError, NotTakenError
-from host.ray.channels.channel_server import ChannelAddress, ChannelServer
+from host.ray.channels.channel_server import ChannelAddress, ChannelServer, Methods
 from host.ray.channels.frames import RESPONSE_WINDOW, FrameKind, encode_frame, encode_message
 from host.ray.channels.messages import Refusal, pack_request, unpack_response
 from tests.conftest import DEADLINE
@@ -72,13 +72,23 @@ class Unreadable:
         return int, ("no number",)
 
 
+async def make_unreadable() -> object:
+    return Unreadable()
+
+
 async def fail() -> None:
     raise ValueError("it has failed")
 
 
 @asynccontextmanager
 async def connected(model: Model) -> AsyncGenerator[tuple[ChannelServer, Channel], None]:
-    methods = {"add": add, "fail": fail, "hang": model.hang, "make_function": make_function}
+    methods: Methods = {
+        "add": add,
+        "fail": fail,
+        "hang": model.hang,
+        "make_function": make_function,
+        "make_unreadable": make_unreadable,
+    }
     server = ChannelServer(model.infer, methods)
     channel = await Channel.connect(await server.start("127.0.0.1"))
     try:
@@ -275,7 +285,24 @@ def test_a_call_that_cannot_be_encoded_or_decoded_is_answered() -> None:
                 await channel.call("make_function")
             with pytest.raises(CallError, match="decoded"):
                 await channel.call("add", Unreadable(), 1)
+            with pytest.raises(CallError, match="decoded"):
+                await channel.call("make_unreadable")
             assert await channel.call("add", 1, 2) == 3
+
+    run(case())
+
+
+def test_both_ends_notice_a_machine_that_is_gone() -> None:
+    async def case() -> None:
+        async with connected(Model()) as (server, channel):
+            assert await channel.call("add", 1, 2) == 3
+            for writer in (channel._writer, *(one._writer for one in server._connections)):
+                connection = writer.get_extra_info("socket")
+                for level, option in (
+                    (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+                ):
+                    assert connection.getsockopt(level, option) > 0
 
     run(case())
 
