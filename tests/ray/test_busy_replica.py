@@ -80,4 +80,5 @@ def test_a_replica_without_a_free_slot_answers_others(cluster: RayCluster) -> No
             statistics = client.get_inference_statistics("stream", client_timeout=DEADLINE)
             assert statistics.model_stats[0].execution_count == 1
             client.unload_model("identity", client_timeout=DEADLINE)
-            assert replicas.that_logged("successfully unloaded 'identity'") == both
+            unloaded = "successfully unloaded 'identity'"
+            wait_until(lambda: replicas.that_logged(unloaded) == both, "unloads in both")

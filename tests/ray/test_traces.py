@@ -75,10 +75,13 @@ def test_a_trace_goes_on_in_the_deployments_of_other_models(
                 assert json.loads(answer)["traceparent"].split("-")[1] == TRACE
 
             def connected() -> bool:
-                """Whether both have connections that ask `spy`: the ingress and `asker`."""
+                """Whether there are connections to both."""
                 asks()
-                return replicas.count_logs("connected to a replica of deployment 'model-spy'") == 2
+                return all(
+                    replicas.logged(f"connected to a replica of deployment 'model-{name}'")
+                    for name in ("asker", "spy")
+                )
 
             asks()  # by handles
-            wait_until(connected, "connections to the replica of 'spy'")
+            wait_until(connected, "connections to replicas")
             asks()  # by a connection
