@@ -75,13 +75,13 @@ class CoreProxy:
                     "ModelInfer RPC doesn't support models with decoupled transaction policy"
                 )
         number = next(self._link.numbers)
-        template = 0
-        if request.trace is None and not confirm:
-            template = self._templates.find(request, unary)
-        if template:
+        if request.trace is not None or confirm:  # a template has no place for these
+            self._send_request(number, request, unary, confirm, 0)
+        elif template := self._templates.find(request, unary):
             self._repeat_request(number, request, template)
         else:
-            self._send_request(number, request, unary, confirm)
+            new_template = self._templates.next_number(request)
+            self._send_request(number, request, unary, confirm, new_template)
         request.inputs = []  # releases the received message; the tensors are in shared memory
         request.classification = None  # the core classifies
         call = RemoteCall(request, number)
@@ -91,11 +91,13 @@ class CoreProxy:
             call.on_response_acknowledged = partial(self._acknowledge, number)
         return call
 
-    def _send_request(self, number: int, request: InferRequest, unary: bool, confirm: bool) -> None:
+    def _send_request(
+        self, number: int, request: InferRequest, unary: bool, confirm: bool, template: int
+    ) -> None:
+        """`template`: the number by which the core shall know the request, or 0."""
         inputs: list[WireTensor] = []
         sender = current_sender.get()
         limit = self._content_limit(request)
-        template = self._templates.next_number(request)
         try:
             # What is encoded before an error stays in the list.
             inputs.extend(self._memory.encode_tensor(tensor, limit) for tensor in request.inputs)

@@ -30,7 +30,7 @@ class SentTemplates:
         return 0 if found is None else found[1]
 
     def next_number(self, request: InferRequest) -> int:
-        """The number by which the core may know a request; 0 if it cannot be a template."""
+        """The number for a request without a template; 0 if it cannot be one."""
         if (
             request.validation_key is None
             or request.parameters
@@ -42,9 +42,10 @@ class SentTemplates:
         return len(self._numbers) % _MAX_TEMPLATES + 1
 
     def add(self, request: InferRequest, unary: bool, number: int) -> None:
-        """Called when a request was sent as a template."""
+        """Called when a request without a template was sent as template `number`."""
         if number == 1:
             self._numbers.clear()
+        # Each entry is a new one: the number of entries gives the next number.
         key = request.validation_key
         self._numbers[id(key), request.model_name, request.model_version, unary] = key, number
 
