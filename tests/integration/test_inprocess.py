@@ -101,7 +101,7 @@ def test_two_stops_at_once_both_wait_for_the_work(repository: RepositoryBuilder)
         server = await host.Server(options(repository)).start()
         array = np.zeros(5, dtype=np.float32)
         answer = asyncio.ensure_future(server.infer("identity", {"INPUT0": array}))
-        assert await asyncio.gather(server.stop(), server.stop()) == [True, True]
+        assert tuple(await asyncio.gather(server.stop(), server.stop())) == (True, True)
         np.testing.assert_array_equal((await answer)["OUTPUT0"], array)
 
     asyncio.run(main())
