@@ -99,9 +99,9 @@ def parse_infer_request(
 
     Raises HostError INVALID_ARG for an invalid message, or for one with too many fields.
     """
-    if len(data) >= MIN_CHECKED_BYTES:
-        check_field_counts(data, tensor_counts)
     blocks = data.blocks if isinstance(data, PlacedMessage) else {}
+    if len(data) >= MIN_CHECKED_BYTES:
+        check_field_counts(data, tensor_counts, blocks)
     try:
         return _parse_fields(data, blocks)
     except (LookupError, ValueError, DecodeError):
