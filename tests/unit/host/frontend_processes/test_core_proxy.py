@@ -84,6 +84,19 @@ def test_a_request_that_recurs_is_sent_without_its_fields(core: CoreThread) -> N
     assert [message.id for message in sent[:2]] == ["one", "two"]
 
 
+def test_each_sequence_has_a_template_of_its_own(core: CoreThread) -> None:
+    """Requests of all sequences share a validation key, and the template has the sequence."""
+
+    def test(proxy: CoreProxy) -> None:
+        key = object()
+        for correlation_id, flags in ((1, 1), (1, 0), ("1", 0), (1, 0), ("1", 0), (1, 1)):
+            proxy.infer(request(key, correlation_id=correlation_id, flags=flags))
+
+    sent = run(core, test)
+    assert [type(message) for message in sent] == [*[m.Infer] * 3, *[m.RepeatedInfer] * 3]
+    assert [message.template for message in sent] == [1, 2, 3, 2, 3, 1]
+
+
 def test_the_templates_of_many_requests_are_replaced(core: CoreThread) -> None:
     keys = [object() for _ in range(300)]
 
