@@ -4,13 +4,13 @@ import contextvars
 import sys
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
 
 from stub.channel import Channel, HostGone
 from stub.coroutines import CoroutineRunner, current_batch
 from stub.executor import Executor, RunningBatch
 from stub.memory import StubMemory
-from stub.wire.messages import BatchReturned, Execute, Finalize, ToHost, ToStub
+from stub.wire.messages import Execute, Finalize, ToHost, ToStub
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,12 +50,13 @@ class CoroutineBatches:
         self._on_failure = on_failure
         self._limit = sys.maxsize if executor.decoupled else executor.max_concurrent_batches
         self._pending: Deque[Execute] = deque()
-        self._tasks: Dict[RunningBatch, asyncio.Task[None]] = {}  # asyncio keeps weak references
+        # The tasks too, as asyncio keeps weak references only.
+        self._running: Dict[RunningBatch, Tuple[Execute, asyncio.Task[None]]] = {}
         self._latest: Optional[RunningBatch] = None
         # What tells the host that the latest batch leaves room for another one, once it does.
         self._withheld: Sequence[ToHost] = ()
         self._context = contextvars.copy_context()
-        self._for_main: SimpleQueue[Union[ToStub, HostGone, None]] = SimpleQueue()
+        self._for_main: SimpleQueue[Union[Finalize, HostGone]] = SimpleQueue()
 
     def start(self) -> None:
         """Lets the event loop read the work from now on."""
@@ -65,15 +66,13 @@ class CoroutineBatches:
     def receive_work(self) -> List[ToStub]:
         """Waits for what the main thread has to do. Raises HostGone."""
         received = self._for_main.get()
-        if received is None:
-            return []
         if isinstance(received, HostGone):
             raise received
         return [received]
 
-    def loop_stopped(self) -> None:
-        """Lets `receive_work` return, because the event loop has stopped."""
-        self._for_main.put(None)
+    def finalize(self, message: Finalize) -> None:
+        """Lets `receive_work` return the message, although the event loop may be blocked."""
+        self._for_main.put(message)
 
     # On the thread of the event loop
 
@@ -84,14 +83,9 @@ class CoroutineBatches:
     def _read_work(self) -> None:
         try:
             # While a coroutine waits, its event may be next.
-            for message in self._channel.receive_announced_work(busy_poll=not self._tasks):
+            for message in self._channel.receive_announced_work(busy_poll=not self._running):
                 if isinstance(message, Execute):
-                    if message.reclaimable and len(self._tasks) + len(self._pending) >= self._limit:
-                        self._channel.send([BatchReturned(message.batch)])
-                    else:
-                        self._pending.append(message)
-                elif isinstance(message, Finalize):
-                    self._for_main.put(message)
+                    self._pending.append(message)
                 else:
                     self._handle_other(message)
             self._start_pending()
@@ -102,7 +96,7 @@ class CoroutineBatches:
             self._on_failure()
 
     def _start_pending(self) -> None:
-        while self._pending and len(self._tasks) < self._limit:
+        while self._pending and len(self._running) < self._limit:
             batch = self._pending.popleft()
             running = self._latest = RunningBatch(batch)
             context = self._context.copy()
@@ -110,15 +104,26 @@ class CoroutineBatches:
             context.run(self._start_task, running, batch)
 
     def _start_task(self, running: RunningBatch, batch: Execute) -> None:
-        self._tasks[running] = self._loop.create_task(self._run(running, batch))
+        import asyncio  # a model without coroutines starts faster without it
+
+        # Not `create_task`: a task factory of the model may take the first step at once.
+        task = asyncio.Task(self._run(running, batch), loop=self._loop)
+        self._running[running] = batch, task
         # This is called before the first step of the next batch.
         self._loop.call_soon(self._on_first_step_ended, running)
 
     def _on_first_step_ended(self, running: RunningBatch) -> None:
         if running.finished:
             return
+        batch, task = self._running[running]
+        if task.cancelled():  # by the model, before `_run` could begin
+            import asyncio
+
+            error = asyncio.CancelledError()
+            self._end_task(running, self._executor.fail_unstarted(running, batch, error))
+            return
         messages = self._executor.suspend_coroutine(running)
-        if running is self._latest and len(self._tasks) >= self._limit:
+        if running is self._latest and len(self._running) >= self._limit:
             self._withheld = messages
         else:
             self._channel.send(messages)
@@ -128,10 +133,12 @@ class CoroutineBatches:
 
     async def _run(self, running: RunningBatch, batch: Execute) -> None:
         self._memory.begin_batch(len(batch.requests))
-        messages = await self._executor.run_coroutine(running, batch)
+        self._end_task(running, await self._executor.run_coroutine(running, batch))
+
+    def _end_task(self, running: RunningBatch, messages: List[ToHost]) -> None:
         try:
             self._end_batch(messages, running.release)
-            del self._tasks[running]
+            del self._running[running]
             if running is not self._latest and self._withheld:
                 self._channel.send(self._withheld)
             self._withheld = ()  # the end of the latest batch tells the host as much

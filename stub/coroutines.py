@@ -26,6 +26,7 @@ class CoroutineRunner:
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._thread: Optional[threading.Thread] = None
         self._lock = threading.Lock()
+        self._stopping = False
 
     def submit(self, coroutine: Coroutine[Any, Any, Any], batch: int) -> "Future[Any]":
         """Runs a coroutine of a batch on the loop. Raises RuntimeError if a model has closed it."""
@@ -61,10 +62,9 @@ class CoroutineRunner:
 
         self._on_start(threading.get_ident())
         asyncio.set_event_loop(loop)
-        while True:
+        while not self._stopping:  # `stop` of a model has no effect: the loop reads its requests
             try:
                 loop.run_forever()
-                break
             except (SystemExit, KeyboardInterrupt):
                 traceback.print_exc()  # a task of the model has failed
         loop.close()
@@ -73,17 +73,24 @@ class CoroutineRunner:
     def stop(self) -> None:
         """Cancels the tasks and stops the loop; does not wait for tasks that refuse to end."""
         loop, thread = self._loop, self._thread
-        if loop is None or thread is None or not loop.is_running():
+        if loop is None or thread is None or not thread.is_alive():
             return
         import asyncio
-        from concurrent.futures import TimeoutError as TooLate
 
-        try:
-            asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(_STOP_SECONDS)
-        except TooLate:
-            pass  # the process ends soon, and ends the task
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_STOP_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._end_tasks(), loop)
+        thread.join(2 * _STOP_SECONDS)  # a coroutine may block the loop
+
+    async def _end_tasks(self) -> None:
+        import asyncio
+
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            ended = asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait([ended], timeout=_STOP_SECONDS)
+        self._stopping = True
+        asyncio.get_running_loop().stop()
 
 
 class _ExitRaised:
@@ -124,15 +131,6 @@ def _copy_outcome(done: "asyncio.Future[Any]", result: "Future[Any]") -> None:
         result.set_exception(error)
     else:
         result.set_result(returned)
-
-
-async def _cancel_all() -> None:
-    import asyncio
-
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def is_coroutine(returned: object) -> bool:

@@ -329,8 +329,6 @@ class Executor:
 
         Returns the messages for the host.
         """
-        import asyncio  # a model without coroutines starts faster without it
-
         views = self._memory.views
         views.begin_batch(regions=not self.decoupled)
         try:
@@ -351,14 +349,30 @@ class Executor:
             raise  # the event loop has ended
         except BaseException as error:  # SystemExit as well: all requests fail
             self._memory.execute_returned()
-            if not self.decoupled:
-                return self._fail_batch(running, error)
-            if not isinstance(error, asyncio.CancelledError):
-                return self._fail_decoupled_coroutine(running, error)
-            return [] if running.batch_done else self._finish_batch(running, None)
+            return self._fail_coroutine(running, error)
         finally:
             running.finished = True
             views.end_batch()
+
+    def fail_unstarted(
+        self, running: RunningBatch, batch: Execute, error: BaseException
+    ) -> List[ToHost]:
+        """Fails a batch that was cancelled before its first step; returns the messages."""
+        running.finished = True
+        try:
+            self._receive_requests(running, batch)
+        except Exception as failure:
+            error = failure
+        return self._fail_coroutine(running, error)
+
+    def _fail_coroutine(self, running: RunningBatch, error: BaseException) -> List[ToHost]:
+        import asyncio  # a model without coroutines starts faster without it
+
+        if not self.decoupled:
+            return self._fail_batch(running, error)
+        if not isinstance(error, asyncio.CancelledError):
+            return self._fail_decoupled_coroutine(running, error)
+        return [] if running.batch_done else self._finish_batch(running, None)
 
     def suspend_coroutine(self, running: RunningBatch) -> List[ToHost]:
         """Called when the first step of a coroutine has ended; returns messages for the host.

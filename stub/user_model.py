@@ -28,7 +28,7 @@ _INTERNAL_PATHS = (
     os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep,
     os.path.join(os.path.dirname(_HERE), "host", "bind") + os.sep,  # around bound functions
 )
-_TENSOR_METHODS = ("as_numpy", "shape", "triton_dtype", "is_cpu", "to_dlpack")
+_TENSOR_METHODS = ("as_numpy", "triton_dtype", "is_cpu", "to_dlpack")  # of no other class
 _UNKNOWN = object()
 _FUTURES = os.path.join("concurrent", "futures", "_base.py")
 
@@ -44,7 +44,7 @@ def _suggestion(error: AttributeError) -> str:
     """Returns the name that was probably meant, for an instance of a class of the API."""
     obj = getattr(error, "obj", _UNKNOWN)  # from Python 3.10 on
     if obj is None and getattr(error, "name", "") in _TENSOR_METHODS:
-        return "; get_input_tensor_by_name returns None if the request has no such input"
+        return "; if it is from get_input_tensor_by_name, the request has no such input"
     if type(obj).__module__ != "c_python_backend_utils":
         return ""
     return missing_attribute(obj, getattr(error, "name", ""))

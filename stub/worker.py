@@ -61,7 +61,7 @@ class Worker:
             self._channel.bls_event, self._read_bls_responses, self._wake_service_thread
         )
         self._bls_bursts = BlsBursts(self._channel, self._wake_service_thread)
-        self._coroutines = CoroutineRunner(self._on_loop_started, self._on_loop_stopped)
+        self._coroutines = CoroutineRunner(self._on_loop_started, self._bls_reader.detach_loop)
         self._coroutine_batches: Optional[CoroutineBatches] = None
         self._runtime = StubRuntime(
             self._channel,
@@ -200,7 +200,8 @@ class Worker:
         if returns is not None:
             messages.append(returns)
         try:
-            self._channel.send(messages)
+            if messages:  # a decoupled coroutine may have none left
+                self._channel.send(messages)
         except (TypeError, ValueError, OverflowError) as error:  # a response cannot be encoded
             self._channel.send(self._executor.replace_unsendable(messages, error))
         release()
@@ -253,7 +254,6 @@ class Worker:
         self._runtime.allow_bls(True)
         self._report_imports()
         runs_coroutines = self._executor.runs_coroutines
-        send([m.Initialized(self._readiness.defines_is_ready, runs_coroutines)])
         if runs_coroutines:
             self._coroutine_batches = CoroutineBatches(
                 self._executor,
@@ -264,6 +264,8 @@ class Worker:
                 self._end_coroutine_batch,
                 self._on_service_failure,
             )
+        send([m.Initialized(self._readiness.defines_is_ready, runs_coroutines)])
+        if self._coroutine_batches is not None:
             self._coroutine_batches.start()
 
     def _finalize(self) -> None:
@@ -358,12 +360,6 @@ class Worker:
         self._registry.set_loop_thread(thread)
         self._bls_reader.set_loop_thread(thread)
 
-    def _on_loop_stopped(self) -> None:
-        self._bls_reader.detach_loop()
-        batches, self._coroutine_batches = self._coroutine_batches, None
-        if batches is not None:
-            batches.loop_stopped()
-
     def _read_bls_responses(self) -> None:
         """Handles BLS responses on the thread of the event loop."""
         try:
@@ -390,5 +386,8 @@ class Worker:
             self._readiness.start_check(message.number)
         elif isinstance(message, m.DescribeStacks):
             self._channel.send([m.Stacks(message.number, describe_stacks())])
+        elif isinstance(message, m.Finalize):
+            assert self._coroutine_batches is not None
+            self._coroutine_batches.finalize(message)
         else:
             self._handle_memory_message(message)

@@ -80,11 +80,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compiles the packages before the first worker starts.
 
     Where `PYTHONDONTWRITEBYTECODE` is set, each host would compile them again: half a second of CPU
-    time for each of many hundred hosts.
+    time for each of many hundred hosts. So this writes `__pycache__` even then.
     """
     if not hasattr(config, "workerinput"):
         for package in ("host", "stub", "pb_utils"):
-            compileall.compile_dir(ROOT / package, quiet=1)
+            compileall.compile_dir(ROOT / package, quiet=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -37,6 +37,10 @@ def first_error(findings: Iterable[Finding], source: ConfigSource | None) -> Hos
         place = source.format_location(finding.field) if source is not None else ""
         text = finding.text + place
         if finding.advice:
-            text += f"{' ' if text.endswith('.') else '; '}{finding.advice}"
+            text += _after(text, finding.advice)
         return HostError(finding.code, text)
     return None
+
+
+def _after(text: str, advice: str) -> str:
+    return f" {advice[:1].upper()}{advice[1:]}" if text.endswith(".") else f"; {advice}"

@@ -50,7 +50,7 @@ def _check_identity(config: ModelConfig) -> Findings:
     if not name:
         yield Finding("model configuration must specify 'name'", "name")
     if not backend and platform != ENSEMBLE:
-        advice = 'set the backend, as in backend: "python"'
+        advice = 'set the backend, for example backend: "python"'
         text = f"unexpected platform type '{platform}' for {name}"
         yield Finding(text, "platform", advice=advice)
     if backend and platform == ENSEMBLE:

@@ -19,14 +19,14 @@ class SentTemplates:
 
     def __init__(self) -> None:
         # With the validation key, whose identity is unique while it lives.
-        self._numbers: dict[tuple[int, str, int, bool], tuple[object, int]] = {}
+        self._numbers: dict[tuple[object, ...], tuple[object, int]] = {}
 
     def find(self, request: InferRequest, unary: bool) -> int:
         """The number of the template of a request, 0 if the core has none."""
         key = request.validation_key
         if key is None or request.parameters:  # forwarded headers are parameters, and may differ
             return 0
-        found = self._numbers.get((id(key), request.model_name, request.model_version, unary))
+        found = self._numbers.get(_template_key(request, unary))
         return 0 if found is None else found[1]
 
     def next_number(self, request: InferRequest) -> int:
@@ -46,8 +46,18 @@ class SentTemplates:
         if number == 1:
             self._numbers.clear()
         # Each entry is a new one: the number of entries gives the next number.
-        key = request.validation_key
-        self._numbers[id(key), request.model_name, request.model_version, unary] = key, number
+        self._numbers[_template_key(request, unary)] = request.validation_key, number
+
+
+def _template_key(request: InferRequest, unary: bool) -> tuple[object, ...]:
+    return (
+        id(request.validation_key),
+        request.model_name,
+        request.model_version,
+        unary,
+        request.correlation_id,
+        request.flags,
+    )
 
 
 class RequestTemplate:

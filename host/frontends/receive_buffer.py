@@ -25,7 +25,7 @@ class MessageFiller(Protocol):
     """Makes a message of its pieces, each of which is copied when it comes."""
 
     def append(self, part: Piece | bytearray, /) -> None:
-        """Copies the next piece."""
+        """Copies the next piece. Raises MemoryError."""
 
     def finish(self) -> bytes:
         """The message, once all pieces have come."""
@@ -35,26 +35,32 @@ StartFilling = Callable[[int], MessageFiller]
 """Starts to fill a message of so many bytes."""
 
 
-class _FilledMessage:
+class FilledMessage:
     """A new bytes object that is filled piece by piece before it is used.
 
     Joining the pieces of a large message would hold up the event loop: for 64 MiB, 30 ms. Python's
-    C API allows filling an object that PyBytes_FromStringAndSize(NULL, size) has returned.
+    C API allows filling an object that PyBytes_FromStringAndSize(NULL, size) has returned. The
+    system gives a large one its memory as it is filled.
+
+    Attributes:
+        size: The number of bytes filled so far.
+        memory: All bytes, to be written while this object lives.
     """
 
-    __slots__ = ("_message", "_memory", "_filled")
+    __slots__ = ("size", "memory", "_message")
 
     def __init__(self, size: int) -> None:
+        """Raises MemoryError."""
         self._message: bytes = _new_bytes(None, size)
         address = _address(self._message)
-        self._memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-        self._filled = 0
+        self.memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+        self.size = 0
 
     def append(self, part: Piece | bytearray) -> None:
         """Copies the next piece."""
-        end = self._filled + len(part)
-        self._memory[self._filled : end] = part
-        self._filled = end
+        end = self.size + len(part)
+        self.memory[self.size : end] = part
+        self.size = end
 
     def finish(self) -> bytes:
         """The message."""
@@ -91,7 +97,7 @@ class ReceiveBuffer:
         self._announced = announced
         self._chunks: list[Piece | bytearray] = []
         self._filled: MessageFiller | None = None  # instead of the chunks
-        self._start: StartFilling = start or _FilledMessage
+        self._start: StartFilling = start or FilledMessage
         self._min_filled = min_filled if start else _MIN_FILLED_BYTES
         if announced is not None:
             self.reserved.check_room(announced)
@@ -100,7 +106,7 @@ class ReceiveBuffer:
         """Adds a piece. Raises OutOfReceiveMemory."""
         self.size += len(part)
         if self._filled is not None:
-            self._filled.append(part)
+            self._fill(self._filled, part)
             return
         announced, chunks = self._announced or 0, self._chunks
         self.reserved.add(len(part), announced)
@@ -118,13 +124,17 @@ class ReceiveBuffer:
         try:
             filled = self._filled = self._start(size)
         except MemoryError:
-            raise OutOfReceiveMemory(
-                f"The server has no memory for a message of {size} bytes"
-            ) from None
+            raise _no_memory(size) from None
         chunks = self._chunks
         chunks.reverse()
         while chunks:  # each one is freed when it is copied
-            filled.append(chunks.pop())
+            self._fill(filled, chunks.pop())
+
+    def _fill(self, filled: MessageFiller, part: Piece | bytearray) -> None:
+        try:
+            filled.append(part)
+        except MemoryError:
+            raise _no_memory(self._announced) from None
 
     def finish(self) -> bytes:
         """Returns the message. Raises OutOfReceiveMemory."""
@@ -142,3 +152,7 @@ class ReceiveBuffer:
         """Drops the pieces and releases their memory."""
         self._chunks, self._filled = [], None
         self.reserved.release()
+
+
+def _no_memory(size: int | None) -> OutOfReceiveMemory:
+    return OutOfReceiveMemory(f"The server has no memory for a message of {size} bytes")

@@ -148,7 +148,7 @@ class InferRequest(msgspec.Struct):
     max_outstanding_responses: int = 0
     """Responses that may be outstanding at a time; 0: the default."""
     validation_key: object = None
-    """Equal for requests that differ only in their id and in the content of tensors of equal size.
+    """Equal for requests that differ only in id, sequence, and content of tensors of equal size.
 
     None if the request has no such key.
     """

@@ -339,7 +339,7 @@ class BatchTracker:
     def accepts_reclaimable(self, call: Call) -> bool:
         """Whether the call may be sent and reclaimed later: its message refers to no memory.
 
-        An event loop runs many calls at a time, so that none waits for the one before it.
+        None of a coroutine function may: its event loop takes every frame as soon as it comes.
         """
         request = call.request
         if self.decoupled or self.runs_coroutines:

@@ -226,7 +226,8 @@ class Instance:
 
     async def _finalize(self, seconds: float) -> None:
         self._reply.expect_reply()
-        self._send_work([m.Finalize()])
+        send = self._send_service if self.batches.runs_coroutines else self._send_work
+        send([m.Finalize()])
         try:
             reply = await self._wait_for_reply(seconds)
         except HostError as error:

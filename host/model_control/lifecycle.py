@@ -14,9 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from host.config.model_config import (
-    ModelConfig,
-)
+from host.config.model_config import ModelConfig
 from host.config.schema import is_ensemble
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from host.config.defaults import BACKENDS
 from host.config.findings import Finding, Findings, raise_first
 from host.config.model_config import LoadedConfig
 from host.config.schema import ModelConfig, new_config, suggestion
@@ -20,6 +19,7 @@ _OWN_LIBRARY = (
 )
 _RUNTIME = "model.py"  # the file that makes a folder a Python-based backend
 _SHIPPED = Path(__file__).resolve().parents[2] / "stub" / "backends"
+_SERVED = (_OWN, *sorted(file.parent.name for file in _SHIPPED.glob(f"*/{_RUNTIME}")))
 
 
 class Backends:
@@ -131,7 +131,7 @@ def _check_backend(config: ModelConfig, places: Sequence[Path]) -> Findings:
             f"unable to find backend library for backend '{config.backend}', "
             "try specifying runtime on the model configuration.",
             "backend",
-            advice=suggestion(config.backend, BACKENDS).removeprefix(", "),
+            advice=suggestion(config.backend, _SERVED).removeprefix(", "),
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 from host.errors import HostError
+from host.ray.response_batches import ResponseBatches
 from host.ray.rpc_methods import RpcMethods
 from host.ray.servicer import Rpc
 
@@ -43,19 +44,25 @@ class DirectRpcs:
         """Yields the responses of a stream; an error is in the status of the context."""
         self.ongoing += 1
         messages = _messages_of(requests, asyncio.get_running_loop())
-        batches = await self._run(self._open_stream(rpc, messages, context))
+        opened: list[ResponseBatches] = []  # not a result, which a cancellation would lose
+
+        async def open_stream() -> None:
+            opened.append(self._methods.open_stream(rpc, messages, context))
+
+        async def close_stream() -> None:
+            for one in opened:
+                await one.aclose()
+
         try:
-            while batch := await self._run(anext(batches, None)):
+            await self._run(open_stream())
+            while batch := await self._run(anext(opened[0], None)):
                 for response in batch:
                     yield response
         except HostError as error:
             self._methods.set_error(context, error)
         finally:
             self.ongoing -= 1
-            await self._run(batches.aclose())
-
-    async def _open_stream(self, rpc: Rpc, messages: AsyncIterator[bytes], context: Any) -> Any:
-        return self._methods.open_stream(rpc, messages, context)
+            await self._run(close_stream())
 
     async def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         return await run_on(self._loop, coroutine)
@@ -76,9 +83,11 @@ async def _messages_of(
     """Yields the messages of a client on another loop, each when the one before it is taken."""
 
     async def take() -> bytes | None:
-        async for message in requests:
-            return message
-        return None
+        # To cancel a read would free memory that grpcio still writes to. It ends with the RPC.
+        read = asyncio.ensure_future(anext(requests, None))
+        read.add_done_callback(lambda one: one.cancelled() or one.exception())
+        await asyncio.wait([read])
+        return read.result()
 
     while (message := await run_on(loop, take())) is not None:
         yield message

@@ -65,8 +65,12 @@ class ServerReplica(RpcMethods):
         self._failing_since: dict[tuple[str, int], float] = {}
         self._direct: DirectRpcs | None = None
         self._queue = (0, 0.0)  # what queues had counted when last asked
-        self._server = self.make_server(read_options(arguments))
-        await self._server.start()
+        try:
+            self._server = self.make_server(read_options(arguments))
+            await self._server.start()
+        except BaseException:
+            await self._channel_server.close()
+            raise
         self._control.server = self._server
         try:
             await self._control.catch_up()
@@ -74,6 +78,7 @@ class ServerReplica(RpcMethods):
             await self._server.stop()
             await self._channel_server.close()
             raise
+        self._peers.channels.counted = True
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from host.errors import ErrorCode, HostError
+from host.errors import ErrorCode, HostError, unavailable
 
 WINDOW = 4
 """Batches of responses that may be on their way."""
@@ -95,6 +95,8 @@ class StreamWindow:
         error = None if self._reader.cancelled() else self._reader.exception()
         if isinstance(error, HostError):
             return error
+        if error is not None:
+            return unavailable(f"the proxy's stream of messages has failed: {error}")
         return HostError(ErrorCode.CANCELLED, "the client has cancelled the stream")
 
     async def _read(self) -> None:
@@ -144,6 +146,8 @@ class StreamWindow:
                 raise self._client_gone()
             await self._wait_for_change()
         self._open -= 1
+        if self._open == 0:
+            self._changed.set()  # an acknowledgement is due, which the reader has to find
 
     def close(self) -> None:
         """Reads no more."""

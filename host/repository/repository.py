@@ -319,7 +319,11 @@ def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
         raise invalid_argument(
             "at least one version must be available under the version policy of "
             f"model '{config.name}': "
-            + (f"its versions are {found}" if found else "it has no folder of a version, as '1'")
+            + (
+                f"its versions are {found}"
+                if found
+                else "it has no version folder, such as '1' (its name must be a number)"
+            )
         )
     return chosen
 

@@ -184,6 +184,7 @@ class Composition:
                 watchdog=watchdog,
                 resources=stack.pop_all(),
             )
+        # For the type checker, which takes the stack for one that may swallow exceptions.
         raise AssertionError("an exit stack swallows no exception")
 
     def _open_pool(self, targets: BlsTargets) -> StubPool:

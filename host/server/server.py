@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 
 from host.core import CollectStatistics, Core
@@ -70,6 +71,7 @@ class Server:
         self._poller: RepositoryPoller | None = None
         self._log: LogHandler | None = None
         self._running = False  # whether it was started and not told to stop
+        self._changing = asyncio.Lock()  # held while it opens its parts, and while it stops
 
     @property
     def core(self) -> Core:
@@ -118,8 +120,8 @@ class Server:
     async def start(self) -> Server:
         """Opens the ports, then loads the models; requests are refused until that is done.
 
-        Raises HostError if a model fails to load (with `exit_on_error`), a port is taken, or the
-        log file cannot be written. Everything that was started is stopped then.
+        Raises HostError if a model fails to load (with `exit_on_error`), a port is taken, the log
+        file cannot be written, or `stop` was called. Everything that was started is stopped then.
         """
         options = self.options
         try:
@@ -143,19 +145,8 @@ class Server:
         options, composition, endpoints = self.options, self._composition, self._endpoints
         for warning in options.warnings:
             _log.warning(warning)
-        await endpoints.check_configuration()
-        components = self._components = await composition.open(log)
-        core, pool = components.core, components.pool
-        connection_hook = pool.busy_poller.connection_hook
-        processes = None
-        if options.frontend_count:
-            processes = FrontendProcesses(
-                options, options.frontend_count, pool.arenas, connection_hook
-            )
-        await endpoints.start(core, connection_hook, processes)
-        if options.allow_metrics:
-            collector = self._open_metrics_collector(components)
-            await endpoints.start_metrics(collector.collect_after_catch_up)
+        async with self._changing:  # what is half open cannot be stopped
+            components = await self._open_parts(log)
         endpoints.log_listening()
         models = StartupModels(
             options,
@@ -166,12 +157,37 @@ class Server:
             log,
         )
         self._poller = await models.load()
+        self._refuse_exiting()
         self._state.started = True
-        core.notify_watchers()
+        components.core.notify_watchers()
         if not options.dev:
-            rows = option_table_rows(core.server_metadata(), options)
+            rows = option_table_rows(components.core.server_metadata(), options)
             _log.info("%s", format_table(["Option", "Value"], rows), extra={"table": True})
         endpoints.log_started()
+
+    async def _open_parts(self, log: LogHandler) -> Components:
+        options, endpoints = self.options, self._endpoints
+        self._refuse_exiting()
+        await endpoints.check_configuration()
+        components = self._components = await self._composition.open(log)
+        pool = components.pool
+        connection_hook = pool.busy_poller.connection_hook
+        processes = None
+        if options.frontend_count:
+            processes = FrontendProcesses(
+                options, options.frontend_count, pool.arenas, connection_hook
+            )
+        await endpoints.start(components.core, connection_hook, processes)
+        if options.allow_metrics:
+            collector = self._open_metrics_collector(components)
+            await endpoints.start_metrics(collector.collect_after_catch_up)
+        self._refuse_exiting()
+        return components
+
+    def _refuse_exiting(self) -> None:
+        """Raises HostError UNAVAILABLE if `stop` was called."""
+        if self._state.exiting:
+            raise unavailable("this server has been told to stop; make another one")
 
     def _open_metrics_collector(self, components: Components) -> MetricsCollector:
         keys = self._endpoints.api_keys
@@ -285,28 +301,33 @@ class Server:
     async def stop(self) -> bool:
         """Refuses new requests, finishes those in progress, finalizes models and frees everything.
 
-        Returns whether all work ended within the exit timeout.
+        Returns whether all work ended within the exit timeout. While another call stops the server,
+        or `start` opens it, waits for that first.
         """
         self._state.exiting = True
+        async with self._changing:
+            try:
+                return await self._finish_work()
+            finally:  # also if this is cancelled: no process outlives the server
+                await self._release_resources()
+
+    async def _finish_work(self) -> bool:
         components = self._components
         if components is not None:
             components.core.end_recordings()
-        try:
-            if self._poller is not None:
-                await self._poller.close()
-            if self._running:
-                self._running = False
-                await self._delay_exit()
-            deadline = asyncio.get_running_loop().time() + self.options.exit_timeout_secs
-            in_time = await self._endpoints.drain(deadline)
-            await self._endpoints.stop(deadline)
-            if components is not None:
-                if components.on_demand is not None:
-                    await components.on_demand.close()
-                in_time = await self._unload(components.lifecycle, deadline, in_time)
-                in_time = await self._drain_remote_models(deadline) and in_time
-        finally:  # also if this is cancelled: no process outlives the server
-            await self._release_resources()
+        if self._poller is not None:
+            await self._poller.close()
+        if self._running:
+            self._running = False
+            await self._delay_exit()
+        deadline = asyncio.get_running_loop().time() + self.options.exit_timeout_secs
+        in_time = await self._endpoints.drain(deadline)
+        await self._endpoints.stop(deadline)
+        if components is not None:
+            if components.on_demand is not None:
+                await components.on_demand.close()
+            in_time = await self._unload(components.lifecycle, deadline, in_time)
+            in_time = await self._drain_remote_models(deadline) and in_time
         return in_time
 
     async def _delay_exit(self) -> None:
@@ -322,14 +343,15 @@ class Server:
         collector, self._metrics_collector = self._metrics_collector, None
         log, self._log = self._log, None
         self._poller = None
-        await self._endpoints.stop(0.0)  # if `stop` was interrupted
-        await self._endpoints.stop_metrics(_FINAL_TIMEOUT_S)
-        if collector is not None:
-            collector.close()
-        if components is not None:
-            await components.close()
-        if log is not None:
-            await asyncio.to_thread(log.close)
+        async with AsyncExitStack() as stack:  # in reverse, and each also if one before it fails
+            if log is not None:
+                stack.push_async_callback(asyncio.to_thread, log.close)
+            if components is not None:
+                stack.push_async_callback(components.close)
+            if collector is not None:
+                stack.callback(collector.close)
+            stack.push_async_callback(self._endpoints.stop_metrics, _FINAL_TIMEOUT_S)
+            stack.push_async_callback(self._endpoints.stop, 0.0)  # if `stop` was interrupted
 
     async def _unload(self, lifecycle: ModelLifecycle, deadline: float, in_time: bool) -> bool:
         _log.info("Waiting for in-flight requests to complete.")

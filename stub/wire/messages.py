@@ -96,7 +96,11 @@ class Initialize(_Message, tag="init"):
 
 
 class Execute(_Message, tag="exec"):
-    """Runs one batch. `reclaimable`: return it if it comes while `execute` waits for a response."""
+    """Runs one batch.
+
+    `reclaimable`: return it if it comes while `execute` waits for a response. It is not set for
+    coroutine functions.
+    """
 
     batch: int
     requests: List[WireRequest]
@@ -147,7 +151,10 @@ class DescribeStacks(_Message, tag="describe_stacks"):
 
 
 class Finalize(_Message, tag="finalize"):
-    """Calls `finalize`; the stub replies with `Finalized` and exits."""
+    """Calls `finalize`; the stub replies with `Finalized` and exits.
+
+    For coroutine functions it is sent to the service thread, as their event loop may be blocked.
+    """
 
 
 # Stub to host

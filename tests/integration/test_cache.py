@@ -176,6 +176,13 @@ def test_repeated_hits_end_with_their_entry_their_model_and_its_version(
         assert {count(client, 1, model="m") for _ in range(REPEATS)} == {1}
         (seen,) = client.get_inference_statistics("m", "2").model_stats
         assert (seen.execution_count, seen.inference_stats.cache_hit.count) == (1, REPEATS - 1)
+        # Loaded again with other code, it answers once its entries are gone.
+        counter = COUNTER.replace("count = 0", "count = 100")
+        repository.add("m", counter, CONFIG.format(dims="[ -1 ]", more=ENABLED), 2)
+        client.load_model("m")
+        for value in range(2, 12):
+            count(client, value, model="m")
+        assert {count(client, 1, model="m") for _ in range(REPEATS)} == {111}
         # A model that is gone does not answer.
         client.unload_model("m")
         status, message = infer_error(count, client, 1, model="m")

@@ -175,9 +175,9 @@ unlabelled/config.pbtxt:3:10: error: output[0].label_filename: failed to open te
     unlabelled/l.txt: Too many levels of symbolic links
 versionless/config.pbtxt: warning: ignore version directory '01' which contains leading zeros in
     its directory name
-versionless/config.pbtxt: error: version_policy: at least one version must be available under
-    the version policy of model 'versionless': it has no folder of a version, as '1' (create the
-    folder versionless/1)
+versionless/config.pbtxt: error: version_policy: at least one version must be available under the
+    version policy of model 'versionless': it has no version folder, such as '1' (its name must be a
+    number) (create the folder versionless/1)
 14 models: 26 errors, 2 warnings
 """
 """Indented lines continue the line before."""

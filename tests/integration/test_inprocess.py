@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,6 +69,42 @@ def test_a_failed_start_gives_everything_back(repository: RepositoryBuilder) -> 
         host.BlockingServer(options(repository, log_error=False)),
     ):
         pass
+
+
+def children() -> set[str]:
+    """The processes that this one has started and that have not ended."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {number for task in tasks for number in task.read_text().split()}
+
+
+def test_a_stop_ends_a_start_that_has_begun(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+    before = children()
+
+    async def main() -> None:
+        server = host.Server(options(repository))
+        started, in_time = await asyncio.gather(
+            server.start(), server.stop(), return_exceptions=True
+        )
+        assert isinstance(started, host.HostError)
+        assert (started.code, in_time) == (host.ErrorCode.UNAVAILABLE, True)
+        assert (server._endpoints._clients, server._components) == (None, None)
+        await eventually(lambda: children() == before, "the end of its processes")
+
+    asyncio.run(main())
+
+
+def test_two_stops_at_once_both_wait_for_the_work(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+
+    async def main() -> None:
+        server = await host.Server(options(repository)).start()
+        array = np.zeros(5, dtype=np.float32)
+        answer = asyncio.ensure_future(server.infer("identity", {"INPUT0": array}))
+        assert tuple(await asyncio.gather(server.stop(), server.stop())) == (True, True)
+        np.testing.assert_array_equal((await answer)["OUTPUT0"], array)
+
+    asyncio.run(main())
 
 
 def test_tensor_memory_is_given_back_after_a_burst(repository: RepositoryBuilder) -> None:

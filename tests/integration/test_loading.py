@@ -125,7 +125,7 @@ def test_a_model_without_a_version_is_known_but_not_listed_until_it_is_unloaded(
 
         assert listed() == ["bare"]
         text = "at least one version must be available under the version policy of model 'bare'"
-        text += ": it has no folder of a version, as '1'"
+        text += ": it has no version folder, such as '1' (its name must be a number)"
         assert infer_error(client.load_model, "bare") == (
             "StatusCode.INVALID_ARGUMENT",
             f"load failed for model 'bare': {text}\n",

@@ -145,9 +145,17 @@ class Replicas:
 
     def logged(self, text: str) -> bool:
         """Whether a server has written a text to the output of its replica."""
+        return self.count_logs(text) > 0
+
+    def count_logs(self, text: str, process: str = "") -> int:
+        """How many outputs of processes have a text; of one process, if its id is given."""
         folder = Path(os.environ["RAY_TMPDIR"], "ray")
-        logs = folder.glob("session_2*/logs/worker-*")
-        return any(text in log.read_text(errors="replace") for log in logs)
+        logs = folder.glob(f"session_2*/logs/worker-*{process}.*")
+        return sum(text in log.read_text(errors="replace") for log in logs)
+
+    def that_logged(self, text: str) -> set[int]:
+        """The processes of those replicas whose server has written a text to their output."""
+        return {one for one in self.process_ids() if self.count_logs(text, f"-{one}")}
 
 
 def haproxy_environment(folder: str) -> dict[str, str]:

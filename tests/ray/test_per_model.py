@@ -414,6 +414,8 @@ def test_a_server_mends_a_stub_before_ray_replaces_the_replica(
 def test_autoscaling_counts_requests_that_ray_does_not_see(
     client: grpcclient.InferenceServerClient, module_repository: RepositoryBuilder, tmp_path: Path
 ) -> None:
+    from ray import serve
+
     scaling = {
         "policy": POLICY,
         "min_replicas": 1,
@@ -437,6 +439,12 @@ def test_autoscaling_counts_requests_that_ray_does_not_see(
     go_on.unlink()
     for _ in range(6):
         client.async_infer("script", [given], lambda result, error: answers.put(error))
+    handle = serve.get_deployment_handle("model-script", "pbhost")
+
+    def uncounted() -> float:
+        return float(sum(handle.broadcast("uncounted_requests").results(timeout_s=DEADLINE)))
+
+    wait_until(lambda: uncounted() > 0, "requests by the connection")
     wait_until(lambda: len(running("script")) == 2, "a second replica under load", seconds=60)
     go_on.touch()
     assert [answers.get(timeout=DEADLINE) for _ in range(6)] == [None] * 6

@@ -9,7 +9,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.clients import tensor
-from tests.conftest import RepositoryBuilder
+from tests.conftest import RepositoryBuilder, wait_until
 from tests.ray.conftest import GRPC, RayCluster
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
@@ -64,11 +64,24 @@ def test_a_trace_goes_on_in_the_deployments_of_other_models(
         ]  # fmt: skip
         arguments = {"model_repository": str(repository.path), "trace_config": settings}
         with (
-            cluster.deploy(model_apps(arguments)),
+            cluster.deploy(model_apps(arguments)) as replicas,
             grpcclient.InferenceServerClient(GRPC) as client,
         ):
             given = [tensor("INPUT0", np.zeros(1, np.float32))]
             header = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
-            for _ in range(3):  # by handles at first, and by connections later
+
+            def asks() -> None:
                 answer = client.infer("asker", given, headers=header).as_numpy("OUTPUT0")[0]
                 assert json.loads(answer)["traceparent"].split("-")[1] == TRACE
+
+            def connected() -> bool:
+                """Whether there are connections to both."""
+                asks()
+                return all(
+                    replicas.logged(f"connected to a replica of deployment 'model-{name}'")
+                    for name in ("asker", "spy")
+                )
+
+            asks()  # by handles
+            wait_until(connected, "connections to replicas")
+            asks()  # by a connection

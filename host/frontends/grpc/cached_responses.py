@@ -92,5 +92,7 @@ def _split_id(data: bytes) -> tuple[bytes, bytes]:
     if data[start] != ID_TAG or data[start + 1] > 127:
         return data, b""
     end = start + data[start + 1] + 2
+    if end > len(data):
+        raise IndexError(end)
     data[start + 2 : end].decode()
     return data[:start] + data[end:], data[start:end]

@@ -51,7 +51,7 @@ def _tag(name: str) -> int:
 _MODEL_NAME_TAG = _tag("model_name")
 MODEL_VERSION_TAG = _tag("model_version")
 ID_TAG = _tag("id")
-_PARAMETERS_TAG = _tag("parameters")
+PARAMETERS_TAG = _tag("parameters")
 _INPUTS_TAG = _tag("inputs")
 _OUTPUTS_TAG = _tag("outputs")
 RAW_TAG = _tag("raw_input_contents")
@@ -99,9 +99,9 @@ def parse_infer_request(
 
     Raises HostError INVALID_ARG for an invalid message, or for one with too many fields.
     """
-    if len(data) >= MIN_CHECKED_BYTES:
-        check_field_counts(data, tensor_counts)
     blocks = data.blocks if isinstance(data, PlacedMessage) else {}
+    if len(data) >= MIN_CHECKED_BYTES:
+        check_field_counts(data, tensor_counts, blocks)
     try:
         return _parse_fields(data, blocks)
     except (LookupError, ValueError, DecodeError):
@@ -165,7 +165,7 @@ def _parse_fields(data: bytes, blocks: dict[int, Block]) -> InferMessage:
             version = data[start:position].decode()
         elif tag == ID_TAG:
             request_id = data[start:position].decode()
-        elif tag == _PARAMETERS_TAG:
+        elif tag == PARAMETERS_TAG:
             entry = pb.ModelInferRequest.ParametersEntry.FromString(data[start:position])
             if len(UnknownFieldSet(entry)):  # then protobuf drops the entry
                 raise LookupError(tag)

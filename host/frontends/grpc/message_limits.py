@@ -7,7 +7,7 @@ in docs/reference/protocol.md, 2.4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from google.protobuf.descriptor import Descriptor
@@ -70,19 +70,29 @@ _INPUTS = (_NUMBERS["inputs"], _NUMBERS["raw_input_contents"])
 _OUTPUTS = _NUMBERS["outputs"]
 
 
-def check_field_counts(data: bytes, tensor_counts: TensorCounts = no_tensor_counts) -> None:
+def check_field_counts(
+    data: bytes,
+    tensor_counts: TensorCounts = no_tensor_counts,
+    placed: Container[int] = (),
+) -> None:
     """Raise HostError INVALID_ARG if the message has too many fields of one name.
 
-    A message that is not valid protobuf passes, as its decoder reports that.
+    `placed`: the positions in `data` of fields whose content is elsewhere. A message that is not
+    valid protobuf passes, as its decoder reports that.
     """
     try:
-        _check_message(data, 0, len(data), _REQUEST, tensor_counts)
+        _check_message(data, 0, len(data), _REQUEST, tensor_counts, placed)
     except (IndexError, UnicodeDecodeError):
         pass  # the message ends inside of a field, or its model has no name
 
 
 def _check_message(
-    data: bytes, position: int, end: int, kind: _MessageType, tensor_counts: TensorCounts
+    data: bytes,
+    position: int,
+    end: int,
+    kind: _MessageType,
+    tensor_counts: TensorCounts,
+    placed: Container[int] = (),
 ) -> None:
     counts: dict[int, int] = {}
     limits: dict[int, int] = {}
@@ -106,6 +116,8 @@ def _check_message(
             position += 1
             if length > 127:
                 length, position = _read_varint(data, length, position)
+            if placed and position in placed:
+                continue
             start, position = position, position + length
             if position > end:
                 return

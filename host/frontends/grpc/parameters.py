@@ -13,6 +13,7 @@ from host.inference.correlation_id import checked_correlation_text
 from host.inference.request import InferRequest, Parameter
 from host.instances.regions import RegionPart
 
+SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 
 _SHARED_MEMORY_OFFSET = "shared_memory_offset"

@@ -9,7 +9,11 @@ from math import prod
 
 from host.config.model_config import ModelConfig
 from host.errors import HostError, invalid_argument
-from host.frontends.http.inference_header import InferenceHeader, InputHeader
+from host.frontends.http.inference_header import (
+    MAX_CACHED_BYTES,
+    InferenceHeader,
+    InputHeader,
+)
 from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.inference_core import RegionLookup
 from host.inference.request import Buffer, Classification, InferRequest, Tensor
@@ -41,7 +45,8 @@ def to_request(
         flags=head.flags,
         priority=head.priority,
         timeout_us=head.timeout_us,
-        validation_key=head,
+        # A larger head does not recur, and may hold the data of all inputs.
+        validation_key=head if header_length <= MAX_CACHED_BYTES else None,
     )
     at, end = header_length, len(body)
     view: Buffer = body if end < _MIN_VIEW_BYTES else memoryview(body)

@@ -18,7 +18,9 @@ from host.inference.request import Parameter
 from host.instances.regions import RegionPart
 
 _CACHE_SIZE = 2048  # JSON parts; a client often repeats the same one
-_MAX_CACHED_BYTES = 1024  # bytes of a JSON part
+
+MAX_CACHED_BYTES = 1024
+"""Bytes of a JSON part whose InferenceHeader is kept for the next requests with the same."""
 
 MAX_TENSORS = 2048
 """The maximum number of inputs, of outputs, and of parameters; a model with more raises it."""
@@ -89,7 +91,7 @@ class InferenceHeaderReader:
         Raises HostError with the texts of docs/reference/protocol.md, 1.6; SlowText if the text
         must be read with `read_any`.
         """
-        if len(text) <= _MAX_CACHED_BYTES:
+        if len(text) <= MAX_CACHED_BYTES:
             return self._cached_read(text)
         return self._read_small(text)
 

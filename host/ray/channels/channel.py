@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from host.ray.channels.channel_server import BUFFER_BYTES, ChannelAddress
@@ -21,12 +21,12 @@ from host.ray.channels.frames import (
     encode_pickled,
     read_frame,
 )
+from host.ray.channels.keepalive import notice_lost_machine
 from host.ray.channels.messages import Refusal, RequestHead, ResponseHead
 
 _log = logging.getLogger("pbhost")
 
 _CONNECT_SECONDS = 5.0
-_LOST_SECONDS = 10  # without a sign of life from the other machine
 
 Answer = tuple["ResponseHead | None", bool, Sequence[memoryview]]
 """The head of a response, whether it is the last one, and its tensors."""
@@ -71,7 +71,11 @@ class Channel:
             reader, writer = await asyncio.wait_for(opening, _CONNECT_SECONDS)
         except asyncio.TimeoutError:
             raise OSError(f"no connection within {_CONNECT_SECONDS:g} s") from None
-        _notice_lost_machine(writer.get_extra_info("socket"))
+        try:
+            notice_lost_machine(writer.get_extra_info("socket"))
+        except OSError:
+            writer.close()
+            raise
         writer.write(address.token)
         return cls(address, reader, writer)
 
@@ -97,6 +101,7 @@ class Channel:
         self._writer.write(frame)
         unacknowledged = 0
         try:
+            await self._drain()
             while True:
                 answer = await answers.get()
                 if isinstance(answer, _RefusedError):
@@ -129,6 +134,7 @@ class Channel:
         self._calls[number] = answers
         self._writer.write(frame)
         try:
+            await self._drain()
             answer = await answers.get()
         finally:
             if self._calls.pop(number, None) is not None:
@@ -144,20 +150,26 @@ class Channel:
         """Ends the connection; requests in progress end with ChannelLostError."""
         self._task.cancel()
 
+    async def _drain(self) -> None:
+        """Waits for a replica that reads slowly."""
+        with suppress(ConnectionError):  # the answer says how it has ended
+            await self._writer.drain()
+
     def _send(self, kind: FrameKind, number: int) -> None:
         if not self._writer.is_closing():
             self._writer.write(encode_frame(kind, number))
 
     async def _read(self) -> None:
-        closed = False  # by the other side, which has then read what it had said
+        closed = False  # by the other side; all that it had said was read here before
         try:
             while True:
                 self._take_apart(*await read_frame(self._reader))
-        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+        except asyncio.IncompleteReadError:
             closed = True
         except FrameError as error:
             _log.error("a connection to another replica ends: %s", error)
         except OSError as error:
+            # What the other side had said may be lost, so it may have begun each request.
             _log.warning("a connection to another replica ends: %s", error)
         finally:
             self.accepts = False
@@ -177,7 +189,12 @@ class Channel:
             head, buffers = decode_response(contents)
             self._answer(number, (head, final, buffers), final)
         elif kind == FrameKind.RESULT:
-            self._answer(number, decode_pickled(contents), True)
+            result: object
+            try:
+                result = decode_pickled(contents)
+            except FrameError as error:
+                result = CallError(str(error))
+            self._answer(number, result, True)
         elif kind == FrameKind.REFUSAL:
             self._answer(number, _RefusedError(decode_refusal(contents)), True)
         elif kind == FrameKind.NOT_TAKEN:
@@ -200,13 +217,3 @@ class _RefusedError(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
-
-
-def _notice_lost_machine(connection: socket.socket) -> None:
-    """Ends the connection if the other machine is gone, which sends no end itself."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _LOST_SECONDS // 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _LOST_SECONDS // 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_SECONDS * 1000)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from host.errors import HostError
+from host.errors import HostError, unavailable
 from host.inference.request import InferRequest
 from host.ray.channels.frames import (
     RESPONSE_WINDOW,
@@ -28,6 +28,7 @@ from host.ray.channels.frames import (
     encode_refusal,
     read_frame,
 )
+from host.ray.channels.keepalive import notice_lost_machine
 from host.ray.channels.messages import Refusal, RequestHead, pack_response, unpack_request
 from host.remote.provider import ResponseStream
 
@@ -35,6 +36,7 @@ _log = logging.getLogger("pbhost")
 
 _TOKEN_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
+_SEND_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
 """Bytes that a connection reads ahead."""
 
@@ -49,6 +51,9 @@ class ChannelAddress:
     host: str
     port: int
     token: bytes
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 class ChannelServer:
@@ -100,12 +105,13 @@ class ChannelServer:
         assert task is not None
         self._connections[channel] = task
         try:
+            notice_lost_machine(writer.get_extra_info("socket"))
             token = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), _TOKEN_SECONDS)
             if not hmac.compare_digest(token, self._token):
                 _log.warning("a client of the port for replicas has sent a wrong secret")
                 return
             await channel.serve()
-        except (asyncio.IncompleteReadError, asyncio.TimeoutError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError):
             pass  # the client has gone
         except FrameError as error:
             _log.error("a connection to another replica ends: %s", error)
@@ -134,6 +140,7 @@ class _ServedChannel:
         self._windows: dict[int, _Window] = {}
         self._taken = 0
         self._told = False  # whether TAKEN is about to be sent
+        writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all was sent
 
     async def serve(self) -> None:
         """Until the client goes. Raises as `read_frame`, and FrameError."""
@@ -148,9 +155,8 @@ class _ServedChannel:
                 window = self._windows[number] = _Window()
                 self._start(number, self._run(number, head, buffers, window))
             elif kind == FrameKind.CALL:
-                name, arguments = decode_pickled(contents)
                 self._take(number)
-                self._start(number, self._call(number, name, arguments))
+                self._start(number, self._call(number, contents))
             elif kind == FrameKind.CANCEL:
                 if number in self.calls:
                     self.calls[number].cancel()
@@ -170,6 +176,20 @@ class _ServedChannel:
     def _tell(self) -> None:
         self._told = False
         self.send(encode_frame(FrameKind.TAKEN, self._taken))
+
+    async def _taken_sent(self) -> None:
+        """Returns once the client is told, also if this process dies then.
+
+        Raises ConnectionError, and HostError if the client does not read.
+        """
+        if self._writer.transport.get_write_buffer_size() == 0:
+            return
+        try:
+            await asyncio.wait_for(self._writer.drain(), _SEND_SECONDS)
+        except asyncio.TimeoutError:
+            raise unavailable(
+                f"the replica that asks has read nothing for {_SEND_SECONDS:g} s"
+            ) from None
 
     def send(self, frame: bytes) -> None:
         """Sends a frame, if the client is there."""
@@ -200,6 +220,7 @@ class _ServedChannel:
     ) -> None:
         """Answers a request."""
         try:
+            await self._taken_sent()
             request = unpack_request(head, buffers)
             async with aclosing(self._server.infer(request, head.headers)) as responses:
                 async for response, final in responses:
@@ -219,15 +240,21 @@ class _ServedChannel:
             refusal = Refusal("Internal", "unexpected failure of the replica; see its log")
             self.send(encode_refusal(number, refusal))
 
-    async def _call(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+    async def _call(self, number: int, contents: bytes) -> None:
         """Answers the call of a method."""
-        result: object
+        name = ""
         try:
+            await self._taken_sent()
+            name, arguments = decode_pickled(contents)
             result = True, await self._server.methods[name](*arguments)
+            frame = encode_pickled(FrameKind.RESULT, number, result)
+        except ConnectionError:
+            return  # the client has gone
         except Exception as error:  # the top of a call: the caller says what is wrong
             _log.exception("a call of '%s' by another replica failed", name)
-            result = False, f"{type(error).__name__}: {error}"
-        self.send(encode_pickled(FrameKind.RESULT, number, result))
+            failed = False, f"{type(error).__name__}: {error}"
+            frame = encode_pickled(FrameKind.RESULT, number, failed)
+        self.send(frame)
 
 
 class _Window:

@@ -12,17 +12,23 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from host.errors import unavailable
+from host.errors import HostError, unavailable
 from host.ray.channels.channel import CallError, Channel, ChannelLostError, NotTakenError
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer
 
 _log = logging.getLogger("pbhost")
 
 _REFRESH_SECONDS = 2.0
+_MAX_REFRESH_SECONDS = 60.0
+_ATTEMPTS = 2
+"""Connections on which a call is tried that a replica has not taken."""
+_STATUS_SECONDS = 5.0
+_ANSWERING = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
 _SLOT_SECONDS = 1.0
 """How long a replica may take to give its address; then its slots are taken."""
 
@@ -52,6 +58,20 @@ async def broadcast(
     return results
 
 
+async def count_replicas(handle: DeploymentHandle) -> int:
+    """How many replicas of a deployment answer requests, as Ray knows it.
+
+    Raises RayError, RayServeException, and TimeoutError.
+    """
+    status = await asyncio.wait_for(asyncio.to_thread(serve.status), _STATUS_SECONDS)
+    application = status.applications.get(handle.app_name)
+    deployment = application and application.deployments.get(handle.deployment_name)
+    if not deployment:
+        return 0
+    states = {str(getattr(key, "value", key)): n for key, n in deployment.replica_states.items()}
+    return sum(states.get(state, 0) for state in _ANSWERING)
+
+
 class ReplicaChannels:
     """Connects to the replicas of a deployment when they are needed. Belongs to one event loop.
 
@@ -68,9 +88,12 @@ class ReplicaChannels:
         self._own = None if own is None else own[0]
         self._own_address = None if own is None else own[1]
         self._known: set[ChannelAddress | None] = set() if own is None else {own[1]}
+        self.counted = own is None
+        """Whether Ray counts this replica, if it is one of them: it has started."""
         self._channels: dict[ChannelAddress, Channel] = {}
         self._connecting: dict[ChannelAddress, asyncio.Task[Channel]] = {}
         self._refreshed = float("-inf")
+        self._pause = _REFRESH_SECONDS
         self._refreshing: asyncio.Task[None] | None = None
 
     def learn(self, address: ChannelAddress | None) -> None:
@@ -81,10 +104,10 @@ class ReplicaChannels:
         """The connection with the fewest requests in progress; None if there is none now.
 
         Never waits: the first request finds none. While requests come, it asks Ray for the replicas
-        again every two seconds.
+        again every two seconds; less often while one has no free slot, as questions wait there.
         """
         now = time.monotonic()
-        if self._refreshing is None and now - self._refreshed > _REFRESH_SECONDS:
+        if self._refreshing is None and now - self._refreshed > self._pause:
             self._refreshed = now
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
             self._refreshing.add_done_callback(self._refresh_ended)
@@ -95,15 +118,18 @@ class ReplicaChannels:
         """Calls a method of all replicas.
 
         Returns the results of those that live; an empty list while Ray knows of none. Raises
-        TimeoutError after `timeout` seconds, HostError UNAVAILABLE for a replica that cannot be
+        TimeoutError after `timeout` seconds, or if a replica has no free slot to say its address,
+        and no call has told it before. Raises HostError UNAVAILABLE for a replica that cannot be
         reached or whose method fails, and what Ray raises.
         """
+        expected = 0
         try:
             found = await self._ask_addresses(min(timeout, _SLOT_SECONDS))
         except TimeoutError:
             if not self._known:
                 raise
             found = self._known  # some replica has no free slot to say its address
+            expected = await count_replicas(self._get_handle()) + (not self.counted)
         if None in found:
             return await broadcast(self._get_handle(), method, *arguments, timeout=timeout)
         calls = [self._call(address, method, arguments) for address in found if address]
@@ -111,7 +137,10 @@ class ReplicaChannels:
             parts = await asyncio.wait_for(asyncio.gather(*calls), timeout)
         except asyncio.TimeoutError:
             raise TimeoutError(f"'{method}' was not answered within {timeout:g} s") from None
-        return [result for part in parts for result in part]
+        results = [result for part in parts for result in part]
+        if len(results) < expected:
+            raise TimeoutError(f"'{method}' has reached {len(results)} of {expected} replicas")
+        return results
 
     async def call_one(self, method: str, *arguments: Any, timeout: float) -> Any:
         """Calls a method of one replica. Raises as `call_all`."""
@@ -123,7 +152,7 @@ class ReplicaChannels:
             except ChannelLostError:
                 raise unavailable("the replica that answered has died") from None
             except CallError as error:
-                raise unavailable(f"a replica failed to answer '{method}': {error}") from None
+                raise _failed(method, str(error)) from None
             except asyncio.TimeoutError:
                 raise TimeoutError(f"'{method}' was not answered in {timeout:g} s") from None
         response = getattr(self._get_handle(), method).remote(*arguments)
@@ -143,21 +172,32 @@ class ReplicaChannels:
     async def _call(
         self, address: ChannelAddress, method: str, arguments: tuple[Any, ...]
     ) -> list[Any]:
-        """A list of the result; an empty one if the replica has died."""
+        """A list of the result; an empty one if the replica has died. Raises HostError."""
         if self._own is not None and address == self._own_address:
-            return [await self._own.methods[method](*arguments)]
-        try:
-            channel = await self._connect(address)
-            return [await channel.call(method, *arguments)]
-        except (ConnectionRefusedError, ChannelLostError, NotTakenError):
-            self._known.discard(address)
-            return []
-        except OSError as error:
-            raise unavailable(
-                f"the replica at {address.host}:{address.port} cannot be reached: {error}"
-            ) from error
-        except CallError as error:
-            raise unavailable(f"a replica failed to answer '{method}': {error}") from None
+            try:
+                return [await self._own.methods[method](*arguments)]
+            except HostError:
+                raise
+            except Exception as error:  # as that of another replica
+                _log.exception("a call of '%s' failed", method)
+                raise _failed(method, f"{type(error).__name__}: {error}") from error
+        place = f"the replica at {address}"
+        for _ in range(_ATTEMPTS):
+            try:
+                channel = await self._connect(address)
+                return [await channel.call(method, *arguments)]
+            except ConnectionRefusedError:
+                self._known.discard(address)
+                return []
+            except NotTakenError:
+                continue  # the connection has ended before
+            except ChannelLostError:
+                raise unavailable(f"the connection to {place} has ended in '{method}'") from None
+            except OSError as error:
+                raise unavailable(f"{place} cannot be reached: {error}") from error
+            except CallError as error:
+                raise _failed(method, str(error)) from None
+        raise unavailable(f"{place} has not taken '{method}'")
 
     async def _connect(self, address: ChannelAddress) -> Channel:
         """The connection, also for others that ask at the same time. Raises OSError."""
@@ -166,19 +206,29 @@ class ReplicaChannels:
             return channel
         task = self._connecting.get(address)
         if task is None:
-            task = asyncio.get_running_loop().create_task(Channel.connect(address))
+            task = asyncio.get_running_loop().create_task(self._open(address))
             self._connecting[address] = task
             task.add_done_callback(lambda _: self._connecting.pop(address))
         await asyncio.wait([task])
-        self._channels[address] = task.result()
-        return self._channels[address]
+        if task.cancelled():
+            raise ConnectionAbortedError("the connections to replicas are closed")
+        return task.result()
+
+    async def _open(self, address: ChannelAddress) -> Channel:
+        # Stored here: those that wait may be cancelled.
+        channel = self._channels[address] = await Channel.connect(address)
+        name = self._get_handle().deployment_name
+        _log.info("connected to a replica of deployment '%s' at %s", name, address)
+        return channel
 
     async def _refresh(self) -> None:
         try:
             found = await self._ask_addresses(_SLOT_SECONDS)
+            self._pause = _REFRESH_SECONDS
         except (RayError, RayServeException, TimeoutError) as error:
             _log.debug("the addresses of replicas did not come: %s", error)  # handles say why
             found = self._known
+            self._pause = min(2 * self._pause, _MAX_REFRESH_SECONDS)
         connections = await asyncio.gather(
             *(self._connect(one) for one in found if one is not None), return_exceptions=True
         )
@@ -193,8 +243,14 @@ class ReplicaChannels:
         """Closes all connections."""
         if self._refreshing is not None:
             self._refreshing.cancel()
+        for task in self._connecting.values():
+            task.cancel()
         for channel in self._channels.values():
             channel.close()
+
+
+def _failed(method: str, error: str) -> HostError:
+    return unavailable(f"a replica failed to answer '{method}': {error}")
 
 
 def _log_failures(connections: Iterable[Channel | BaseException]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import abc, deque
 
 from host.errors import HostError, invalid_argument
@@ -16,6 +17,18 @@ START, END = 1, 2
 Id = int | str
 
 
+class SlotHolder(CallHolder, ABC):
+    """Has the slots of an instance; each of them is for one sequence."""
+
+    @abstractmethod
+    def slot_ready(self, number: int) -> None:
+        """Called when a slot may have a call to run."""
+
+    @abstractmethod
+    def release_slot(self, number: int) -> None:
+        """Frees a slot whose sequence has ended."""
+
+
 class Sequence:
     """Requests that share a correlation id, from a START to an END, and their slot."""
 
@@ -24,7 +37,7 @@ class Sequence:
     def __init__(self, correlation_id: Id) -> None:
         self.id = correlation_id
         self.calls: deque[SequenceCall] = deque()  # calls that were not passed on yet
-        self.sequence_batch: CallHolder | None = None  # None while the sequence is in the backlog
+        self.sequence_batch: SlotHolder | None = None  # None while the sequence is in the backlog
         self.number = 0
         self.ending = False  # no more requests come: the slot is free once no call is left
         self.overdue = False  # it was idle for too long in the backlog

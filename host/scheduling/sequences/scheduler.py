@@ -146,11 +146,11 @@ class SequenceScheduler(CallHolder):
             self._remove_sequence(sequence)
             sequence.ending = True
         else:
-            self._arrivals[sequence] = self.clock.now()
+            now = self._arrivals[sequence] = self.clock.now()
             self._arrivals.move_to_end(sequence)
             sequence.overdue = False
-            self._alarm.schedule(self._arrivals[next(iter(self._arrivals))] + self._shape.idle)
-        if isinstance(sequence.sequence_batch, SequenceBatch):
+            self._alarm.schedule(now + self._shape.idle)  # sequences before it have scheduled it
+        if sequence.sequence_batch is not None:
             if not self._end_hold():
                 sequence.sequence_batch.slot_ready(sequence.number)
         else:
@@ -208,7 +208,6 @@ class SequenceScheduler(CallHolder):
             self._backlogged -= 1
         elif sequence.calls and sequence.calls[0] is call:
             self.end_sequence(sequence)
-            assert isinstance(sequence.sequence_batch, SequenceBatch)
             sequence.sequence_batch.release_slot(sequence.number)
         return False
 
@@ -225,7 +224,7 @@ class SequenceScheduler(CallHolder):
         if not sequence.ending:
             sequence.ending = True
             sequence_batch = sequence.sequence_batch
-            if isinstance(sequence_batch, SequenceBatch) and not sequence.calls:
+            if sequence_batch is not None and not sequence.calls:
                 sequence_batch.release_slot(sequence.number)
 
     def end_sequence(self, sequence: Sequence, error: HostError | None = None) -> None:

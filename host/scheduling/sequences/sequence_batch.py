@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from host.errors import HostError
-from host.inference.call import Call, CallHolder, FailureReason
+from host.inference.call import Call, FailureReason
 from host.inference.request import InferRequest, Tensor
 from host.scheduling.clock import Clock
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.gate import ExecutionGate
 from host.scheduling.scheduler import InstanceSlot
-from host.scheduling.sequences.call import END, PaddingCall, Sequence, SequenceCall
+from host.scheduling.sequences.call import END, PaddingCall, Sequence, SequenceCall, SlotHolder
 from host.scheduling.sequences.timer import CoalescingTimer
 
 
@@ -54,7 +54,7 @@ class SequenceBatchOwner(Protocol):
         """Called when the model has released a call."""
 
 
-class SequenceBatch(CallHolder, ABC):
+class SequenceBatch(SlotHolder):
     """`count` slots of `instance`, of which at most one batch runs. Base of both strategies."""
 
     def __init__(
@@ -81,10 +81,6 @@ class SequenceBatch(CallHolder, ABC):
     def cancel_call(self, call: Call) -> bool:
         """Withdraws a call that waits in its slot."""
         return self._owner.cancel_call(call)
-
-    @abstractmethod
-    def slot_ready(self, number: int) -> None:
-        """Called when a slot may have a call to run."""
 
     @abstractmethod
     def dispatch(self) -> None:

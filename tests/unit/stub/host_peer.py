@@ -128,7 +128,7 @@ class HostPeer:
         source = m.ModelSource("/models/m", 1, "model.py")
         args = {"model_name": "m", "model_config": "{}"}
         self.send_work(m.Initialize(INSTANCE, source, args, ["OUT"], **options))
-        self.receive(m.Initialized)
+        self._runs_coroutines = self.receive(m.Initialized).runs_coroutines
 
     def send_work(self, *messages: m.ToStub) -> None:
         """Sends one frame to the thread that runs batches."""
@@ -219,7 +219,7 @@ class HostPeer:
 
     def finalize(self) -> m.Finalized:
         """Ends the stub as an unload does."""
-        self.send_work(m.Finalize())
+        (self.send_service if self._runs_coroutines else self.send_work)(m.Finalize())
         return self.receive(m.Finalized)
 
     def set_log_levels(self, levels: int) -> None:

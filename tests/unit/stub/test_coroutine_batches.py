@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -158,23 +159,6 @@ def test_the_end_of_an_earlier_batch_releases_the_instance_that_was_at_its_limit
     assert host.receive(m.BatchDone).batch == 2
 
 
-def test_a_batch_that_may_be_reclaimed_is_returned_if_a_coroutine_at_the_limit_waits(
-    start_stub: StartStub,
-) -> None:
-    gate = Gate()
-
-    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
-        await gate.wait(input_value(requests[0]))
-        return [echo(request) for request in requests]
-
-    host = start_stub(execute, max_concurrent_batches=1)
-    host.send_batch(wire_request(1))
-    host.send_work(m.Execute(2, [wire_request(2)], True))
-    assert host.receive_frame() == [m.BatchReturned(2)]
-    gate.open(1)
-    assert host.receive(m.BatchDone).batch == 1
-
-
 @pytest.mark.parametrize("concurrent", [1, 2])
 def test_a_coroutine_that_does_not_wait_ends_like_a_function(
     start_stub: StartStub, concurrent: int
@@ -188,16 +172,104 @@ def test_a_coroutine_that_does_not_wait_ends_like_a_function(
         assert [type(message) for message in host.receive_frame()] == [m.Response, m.BatchDone]
 
 
-def test_a_model_that_stops_its_event_loop_fails_the_next_batches(start_stub: StartStub) -> None:
+def test_an_event_loop_that_the_model_stops_goes_on_with_the_batches_that_run_and_wait(
+    start_stub: StartStub,
+) -> None:
+    gate = Gate()
+
     async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        await gate.wait(input_value(requests[0]))
         asyncio.get_running_loop().stop()
         return [echo(request) for request in requests]
 
+    host = start_stub(execute, max_concurrent_batches=2)
+    for value in (1, 2, 3):  # the third one waits for the end of another one
+        host.send_batch(wire_request(value))
+    gate.wait_until_reached(1)
+    for value in (2, 3, 1):
+        gate.open(value)
+        assert host.receive(m.BatchDone).batch == value
+    assert [output_value(message) for message in host.received(m.Response)] == [2, 3, 1]
+
+
+def test_a_model_is_finalized_while_its_event_loop_is_blocked(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stub.coroutines._STOP_SECONDS", 0.01)
+    blocked, free = threading.Event(), threading.Event()
+
+    async def execute(requests: Requests) -> None:
+        await asyncio.sleep(0)
+        blocked.set()
+        free.wait(2 * DEADLINE)  # longer than the test waits
+
+    host = start_stub(execute, decoupled=True)
+    host.run_batch(wire_request(1))
+    assert blocked.wait(DEADLINE)
+    try:
+        assert host.finalize() == m.Finalized(None)
+    finally:
+        free.set()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_batch_whose_task_is_cancelled_before_it_begins_fails_and_the_next_one_runs(
+    start_stub: StartStub, decoupled: bool
+) -> None:
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse] | None:
+        value = input_value(requests[0])
+        if value == 1:
+            host.send_batch(wire_request(2))
+            while len(asyncio.all_tasks()) == 1:  # noqa: ASYNC110 - to go on before the new task
+                await asyncio.sleep(0)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+        if not decoupled:
+            return [echo(request) for request in requests]
+        requests[0].get_response_sender().send(response(value), FINAL)
+        return None
+
+    host = start_stub(execute, max_concurrent_batches=2, decoupled=decoupled)
+    host.send_batch(wire_request(1))
+    answers = {message.batch: message for message in map(host.receive, [m.Response] * 2)}
+    assert output_value(answers[1]) == 1
+    assert error_text(answers[2])
+    assert {host.receive(m.BatchDone).batch for _ in range(2)} == {1, 2}
+    host.send_batch(wire_request(3))
+    assert output_value(host.receive(m.Response)) == 3
+
+
+def test_a_model_may_set_a_task_factory_that_runs_the_first_step_of_a_task(
+    start_stub: StartStub,
+) -> None:
+    def run_at_once(loop: asyncio.AbstractEventLoop, coroutine: Any, **_: Any) -> Any:
+        done = loop.create_future()
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            done.set_result(stop.value)
+        return done
+
+    async def execute(requests: Requests) -> list[pb_utils.InferenceResponse]:
+        asyncio.get_running_loop().set_task_factory(run_at_once)
+        return [echo(request) for request in requests]
+
     host = start_stub(execute)
-    assert output_values(host.run_batch(wire_request(1))[0]) == {0: 1}
-    for _ in range(2):
-        responses, _ = host.run_batch(wire_request(2))
-        assert "RuntimeError: Event loop is closed" in error_text(responses[0])
+    for value in (1, 2, 3):
+        assert output_values(host.run_batch(wire_request(value))[0]) == {0: value}
+
+
+def test_a_decoupled_coroutine_that_ends_after_its_batch_sends_no_empty_frame(
+    start_stub: StartStub,
+) -> None:
+    async def execute(requests: Requests) -> None:
+        requests[0].get_response_sender().send(response(1), FINAL)
+        await asyncio.Event().wait()
+
+    host = start_stub(execute, decoupled=True)
+    host.run_batch(wire_request(1))
+    host.send_service(m.Finalize())  # cancels the coroutine first
+    assert host.receive_frame() == [m.Finalized(None)]
 
 
 def test_the_coroutine_of_a_decoupled_model_responds_after_the_end_of_its_batch(

@@ -18,7 +18,7 @@ TWO_LISTS = "int32_false_true: [0, 1] fp32_false_true: [0, 1]"
 CACHE = "response_cache { enable: true } "
 LISTS = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
 ALL_LISTS = "'int32_false_true', 'fp32_false_true' and 'bool_false_true'"
-SET_BACKEND = 'set the backend, as in backend: "python"'
+SET_BACKEND = 'set the backend, for example backend: "python"'
 DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 

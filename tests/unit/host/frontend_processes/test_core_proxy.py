@@ -84,6 +84,19 @@ def test_a_request_that_recurs_is_sent_without_its_fields(core: CoreThread) -> N
     assert [message.id for message in sent[:2]] == ["one", "two"]
 
 
+def test_each_sequence_has_a_template_of_its_own(core: CoreThread) -> None:
+    """Requests of all sequences share a validation key, and the template has the sequence."""
+
+    def test(proxy: CoreProxy) -> None:
+        key = object()
+        for correlation_id, flags in ((1, 1), (1, 0), ("1", 0), (1, 0), ("1", 0), (1, 1)):
+            proxy.infer(request(key, correlation_id=correlation_id, flags=flags))
+
+    sent = run(core, test)
+    assert [type(message) for message in sent] == [*[m.Infer] * 3, *[m.RepeatedInfer] * 3]
+    assert [message.template for message in sent] == [1, 2, 3, 2, 3, 1]
+
+
 def test_the_templates_of_many_requests_are_replaced(core: CoreThread) -> None:
     keys = [object() for _ in range(300)]
 
@@ -119,19 +132,42 @@ def test_a_request_that_is_sent_in_full_takes_no_template_of_another(core: CoreT
 def test_a_tensor_that_was_received_into_the_arena_is_not_copied() -> None:
     async def main() -> None:
         memory = FrontendMemory(1, arena, LIMIT, lambda: None, lambda: None)
-        assert memory.reserve_block(LIMIT // 2 + 1) is None  # the rest is for complete requests
-        first, second = memory.reserve_block(1 << 20), memory.reserve_block(1 << 20)
-        assert first is not None and second is not None
-        block, data = second
+        (_first, _), (block, data) = (memory.reserve_block(1 << 20) for _ in range(2))
         data[:] = b"x" * len(data)
         received = Tensor("INPUT0", "UINT8", [len(data)], block.data, block)
         assert memory.encode_content(received, 8) == block.offset == 1 << 20
         assert memory.encode_content(request(size=1 << 20).inputs[0], 8) == 2 << 20
-        while (taken := memory.reserve_block(1 << 20)) is not None:
-            blocks.append(taken)
-        assert len(blocks) == LIMIT // 2 // (1 << 20) - 3
 
-    blocks: list[object] = []
     arena = create_arena_file("pbhost-test", LIMIT)
     asyncio.run(main())
+    os.close(arena)
+
+
+def test_what_is_being_received_has_a_quarter_of_the_arena() -> None:
+    """The rest is for complete requests: what does not fit in the quarter is copied once."""
+
+    async def main() -> None:
+        memory = FrontendMemory(1, arena, LIMIT, lambda: None, lambda: None)
+        size = LIMIT // 8
+        received = [memory.reserve_block(size) for _ in range(3)]
+        assert [block.arena == 1 for block, _ in received] == [True, True, False]
+        for block, data in received[1:]:
+            data[:] = b"x" * size
+            tensor = Tensor("INPUT0", "UINT8", [size], block.data, block)
+            offset = memory.encode_content(tensor, 8)
+            assert isinstance(offset, int)
+            found = memory.decode_tensor(
+                m.WireTensor("INPUT0", "UINT8", [size], None, 1, offset, size)
+            )
+            assert bytes(found.data) == b"x" * size
+            exported.append(offset)
+        del received[0], block, tensor, found
+        # Neither a request that is complete nor one that has gone counts.
+        received += [memory.reserve_block(size) for _ in range(3)]
+        assert [block.arena == 1 for block, _ in received[2:]] == [True, True, False]
+
+    exported: list[int] = []
+    arena = create_arena_file("pbhost-test", LIMIT)
+    asyncio.run(main())
+    assert exported == [LIMIT // 8, LIMIT // 4]
     os.close(arena)

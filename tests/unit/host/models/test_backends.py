@@ -79,7 +79,8 @@ def test_nothing_found(folder: Path) -> None:
         "unable to find backend library for backend 'none', try specifying runtime on the model "
         "configuration."
     )
-    assert refusal(folder, "pyton").endswith("model configuration. did you mean 'python'?")
+    assert refusal(folder, "pyton").endswith("model configuration. Did you mean 'python'?")
+    assert refusal(folder, "openvin").endswith("model configuration.")  # it cannot be served
     assert refusal(folder, "none", "model.py") == (
         "unable to find Python backend based backend library 'model.py' for model 'm', searched: "
         f"'{folder.parent}/none/model.py'"

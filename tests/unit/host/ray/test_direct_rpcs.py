@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import tritonclient.grpc as grpcclient
 
 from host import Options, Server
 from host.ray import servicer
-from host.ray.direct_rpcs import DirectRpcs
+from host.ray.direct_rpcs import DirectRpcs, run_on
 from host.ray.rpc_methods import RpcMethods
+from host.ray.servicer import Rpc
 from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
 
@@ -164,3 +165,132 @@ def test_a_cancelled_request_cancels_its_model(
         wait_until((tmp_path / "cancelled").exists, "the model to see the cancellation")
         assert "cancel" in str(answers.get(timeout=DEADLINE)).lower()
     wait_until(lambda: rpcs.ongoing == 0, "the request to end")
+
+
+class Stream:
+    """Responses that never come; knows whether they were closed."""
+
+    def __init__(self, messages: AsyncIterator[bytes]) -> None:
+        self.messages = messages
+        self.closed = False
+
+    def __aiter__(self) -> AsyncIterator[list[bytes]]:
+        return self
+
+    async def __anext__(self) -> list[bytes]:
+        await anext(self.messages)
+        raise AssertionError("no message was sent")
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Streams:
+    """Methods of a replica whose streams can be looked at."""
+
+    def __init__(self) -> None:
+        self.opened: list[Stream] = []
+
+    def open_stream(self, rpc: Any, messages: AsyncIterator[bytes], context: Any) -> Stream:
+        self.opened.append(Stream(messages))
+        return self.opened[-1]
+
+
+class Reading:
+    """The messages of grpcio, whose pending read must not be cancelled."""
+
+    def __init__(self) -> None:
+        self.began, self.cancelled = asyncio.Event(), False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        raise AssertionError
+
+
+@pytest.fixture(params=["another loop", "the same loop"])
+def replica_loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop | None]:
+    """The event loop of a replica; None for that of the test."""
+    if request.param == "the same loop":
+        yield None
+        return
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+async def cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def make_rpcs(methods: Any) -> DirectRpcs:
+    return DirectRpcs(methods)
+
+
+async def read_all(rpcs: DirectRpcs, requests: AsyncIterator[bytes]) -> None:
+    async for _ in rpcs.stream(Rpc("service", "Stream", True), requests, None):
+        pass
+
+
+def test_a_cancelled_stream_leaves_the_read_of_grpcio_alone(
+    replica_loop: asyncio.AbstractEventLoop | None,
+) -> None:
+    async def case() -> None:
+        methods, requests = Streams(), Reading()
+        loop = replica_loop or asyncio.get_running_loop()
+        rpcs = await run_on(loop, make_rpcs(methods))
+        task = asyncio.ensure_future(read_all(rpcs, requests))
+        await requests.began.wait()
+        await cancel(task)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not requests.cancelled
+        assert methods.opened[0].closed and rpcs.ongoing == 0
+
+    asyncio.run(asyncio.wait_for(case(), DEADLINE))
+
+
+def test_a_stream_that_is_cancelled_while_it_is_opened_is_closed() -> None:
+    loop = asyncio.new_event_loop()
+    busy, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def block() -> None:
+        busy.set()
+        assert go_on.wait(DEADLINE)
+
+    async def case() -> None:
+        methods = Streams()
+        rpcs = await run_on(loop, make_rpcs(methods))
+        loop.call_soon_threadsafe(block)
+        busy.wait(DEADLINE)
+        task = asyncio.ensure_future(read_all(rpcs, Reading()))
+        await asyncio.sleep(0)  # it asks for the stream now
+        assert rpcs.ongoing == 1
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await run_on(loop, asyncio.sleep(0))
+        assert rpcs.ongoing == 0
+        assert [one.closed for one in methods.opened] in ([], [True])
+
+    asyncio.run(asyncio.wait_for(case(), DEADLINE))
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()

@@ -107,6 +107,34 @@ def test_messages_are_read_when_they_are_taken_unless_an_acknowledgement_is_due(
     run(case())
 
 
+def test_the_last_batch_of_the_window_makes_the_reader_look_for_acknowledgements() -> None:
+    async def case() -> None:
+        source = Source()
+        window = StreamWindow(source.iterate())
+        source.items.put_nowait(b"not taken by the model yet")
+        await settle()
+        for _ in range(WINDOW):
+            await window.wait_for_room()
+        waiting = asyncio.ensure_future(window.wait_for_room())
+        source.items.put_nowait(1)
+        await settle()
+        assert waiting.done()
+
+    run(case())
+
+
+def test_an_error_of_the_proxy_is_not_a_cancellation() -> None:
+    async def case() -> None:
+        source = Source()
+        window = StreamWindow(source.iterate())
+        source.items.put_nowait(ConnectionError("the proxy has gone"))
+        with pytest.raises(HostError, match="the proxy has gone") as caught:
+            await anext(window.messages())
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+
+    run(case())
+
+
 def test_a_client_that_sends_and_never_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_window, "MAX_WAITING_BYTES", 10)
 

@@ -161,9 +161,13 @@ def test_the_policy_selects_versions(policy: str, chosen: list[int]) -> None:
 @pytest.mark.parametrize(
     ("policy", "available", "there"),
     [
-        ("", [], "it has no folder of a version, as '1'"),
+        ("", [], "it has no version folder, such as '1' (its name must be a number)"),
         ("version_policy { latest {} }", [1], "its versions are 1"),
-        ("version_policy { all {} }", [], "it has no folder of a version, as '1'"),
+        (
+            "version_policy { all {} }",
+            [],
+            "it has no version folder, such as '1' (its name must be a number)",
+        ),
         ("version_policy { specific { versions: 2 } }", [3, 1], "its versions are 1, 3"),
     ],
 )

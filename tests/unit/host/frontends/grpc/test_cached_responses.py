@@ -129,16 +129,28 @@ def test_a_second_id_is_not_mistaken_for_the_rest() -> None:
     assert cached.respond(data[: start + 3] + b"\x1a\x01b" + data[start + 3 :]) is None
 
 
-def test_an_evicted_response_is_not_repeated() -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_an_evicted_response_is_not_repeated(replaced: bool) -> None:
     core = CachingCore()
     cached = CachedResponses(core)
     remember(core, cached, simple())
     assert cached.respond(simple()) is not None
     core.evict()
+    if replaced:
+        core.store.insert(KEY, [Tensor("y", "UINT8", [3], b"321")], lambda error: None)
     assert cached.respond(simple("a")) is None
-    core.store.insert(KEY, [Tensor("y", "UINT8", [3], b"321")], lambda error: None)
-    assert cached.respond(simple()) is None, "the cache has another response now"
     assert core.hits == 1
+
+
+def test_a_request_that_ends_in_its_id_is_not_answered() -> None:
+    core = CachingCore()
+    cached = CachedResponses(core)
+    data = pb.ModelInferRequest(model_name="m", model_version="1", id="ab").SerializeToString()
+    remember(core, cached, data)
+    assert cached.respond(data) is not None
+    with pytest.raises(HostError):
+        parse_infer_request(data[:-1])
+    assert cached.respond(data[:-1]) is None
 
 
 def test_large_requests_and_responses_are_not_remembered() -> None:

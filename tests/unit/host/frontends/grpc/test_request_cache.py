@@ -34,6 +34,10 @@ def requests(draw: Any) -> pb.ModelInferRequest:
     for name in draw(st.sets(st.sampled_from(["p", "q", "timeout", "priority", "sequence_id"]))):
         message.parameters[name].int64_param = draw(st.integers(0, 300))
     if draw(st.booleans()):
+        message.parameters["sequence_id"].string_param = draw(NAMES)
+    for name in draw(st.sets(st.sampled_from(["sequence_start", "sequence_end"]))):
+        message.parameters[name].bool_param = draw(st.booleans())
+    if draw(st.booleans()):
         message.parameters["triton_enable_empty_final_response"].bool_param = True
     return message
 
@@ -68,6 +72,8 @@ def looked_up(request_cache: RequestCache, data: bytes) -> InferRequest | None:
         return None
     request, said = known
     whole = parse_infer_request(data)
+    for name in ("sequence_id", "sequence_start", "sequence_end"):
+        whole.parameters.pop(name, None)
     assert dataclasses.replace(said, id=whole.id, raw=whole.raw) == whole
     return request
 
@@ -175,6 +181,65 @@ def test_requests_of_a_load_generator_hit_the_cache() -> None:
     request_cache = RequestCache()
     remember(request_cache, message.SerializeToString())
     assert looked_up(request_cache, again(message, "7", [8])) is not None
+
+
+def sequence_request(*parameters: tuple[str, str, object]) -> bytes:
+    """A request with parameters in this order: name, field and value."""
+    message = pb.ModelInferRequest(model_name="m", id="7")
+    tensor = pb.ModelInferRequest(raw_input_contents=[bytes(8)])
+    tensor.inputs.add(name="x", datatype="FP32", shape=[2])
+    data = bytes(message.SerializeToString())
+    for name, field, value in parameters:
+        entry = pb.ModelInferRequest()
+        setattr(entry.parameters[name], field, value)
+        data += entry.SerializeToString()
+    return data + bytes(tensor.SerializeToString())
+
+
+WANTS_END = ("triton_enable_empty_final_response", "bool_param", True)
+CUSTOM = ("custom", "int64_param", 5)
+
+
+@pytest.mark.parametrize("field, first, other", [
+    ("int64_param", 1, -1), ("int64_param", 1 << 62, 7), ("string_param", "a", "ä" * 64),
+])  # fmt: skip
+def test_all_sequences_share_a_template(field: str, first: object, other: object) -> None:
+    """A new sequence hits the cache, at its start and end, with parameters in any order."""
+    request_cache = RequestCache()
+    begin = (("sequence_start", "bool_param", True), ("sequence_end", "bool_param", False))
+    remember(request_cache, sequence_request(WANTS_END, CUSTOM, ("sequence_id", field, first)))
+    for parameters in (
+        [("sequence_id", field, other), *begin, WANTS_END, CUSTOM],
+        [begin[0], CUSTOM, ("sequence_id", field, other), WANTS_END],
+        [CUSTOM, ("sequence_end", "bool_param", True), WANTS_END, ("sequence_id", field, first)],
+        [WANTS_END, CUSTOM],
+    ):
+        data = sequence_request(*parameters)
+        known = looked_up(request_cache, data)
+        assert known is not None, parameters
+        assert plain(known) == plain(parsed(data))
+    assert len(request_cache._templates) == 1
+
+
+@pytest.mark.parametrize("parameter", [
+    ("sequence_id", "bool_param", True), ("sequence_id", "string_param", "x" * 129),
+    ("sequence_start", "int64_param", 1), ("custom", "string_param", "x" * 1000),
+])  # fmt: skip
+def test_invalid_and_long_parameters_miss_the_cache(parameter: tuple[str, str, object]) -> None:
+    request_cache = RequestCache()
+    remember(request_cache, sequence_request(("sequence_id", "int64_param", 1)))
+    assert looked_up(request_cache, sequence_request(parameter)) is None
+
+
+def test_the_last_one_of_equal_parameters_applies() -> None:
+    request_cache = RequestCache()
+    remember(request_cache, sequence_request(("sequence_id", "int64_param", 1)))
+    starts = [("sequence_start", "bool_param", value) for value in (True, False)]
+    data = sequence_request(("sequence_id", "int64_param", 2), *starts)
+    known = looked_up(request_cache, data)
+    assert known is not None
+    assert (known.correlation_id, known.flags) == (2, 0)
+    assert plain(known) == plain(parsed(data))
 
 
 def test_alternating_requests_all_hit_the_cache() -> None:

@@ -24,7 +24,7 @@ from host.frontends.http.compression import choose_encoding, compress, decompres
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.infer_request import raw_request, to_request
 from host.frontends.http.infer_response import encode_infer_response
-from host.frontends.http.inference_header import InferenceHeaderReader
+from host.frontends.http.inference_header import MAX_CACHED_BYTES, InferenceHeaderReader
 from host.frontends.http.routes import find_route
 from host.frontends.http.settings import trace_change
 from host.frontends.http.steps import run_in_turns
@@ -333,6 +333,15 @@ def test_a_damaged_request_is_parsed_or_rejected(
         at = length if length is None else min(length, len(some))
         decoded_or_refused(some, at)
         decoded_or_refused(some, data.draw(st.integers(1, max(1, len(some)))))
+
+
+@pytest.mark.parametrize("values", [10, 1000])
+def test_a_long_json_part_is_no_validation_key(values: int) -> None:
+    """It does not recur, and holds the data of its inputs: models keep such keys."""
+    entry = {"name": "x", "datatype": "INT32", "shape": [values], "data": [1] * values}
+    body = json.dumps({"inputs": [entry]}).encode()
+    assert (decode(body).validation_key is not None) == (len(body) <= MAX_CACHED_BYTES)
+    assert (len(body) <= MAX_CACHED_BYTES) == (values == 10)
 
 
 @given(st.binary(max_size=50))

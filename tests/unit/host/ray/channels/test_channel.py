@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+import threading
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -12,8 +15,8 @@ import pytest
 from host.errors import ErrorCode, HostError
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.ray.channels.channel import CallError, Channel, ChannelLostError, NotTakenError
-from host.ray.channels.channel_server import ChannelAddress, ChannelServer
-from host.ray.channels.frames import RESPONSE_WINDOW
+from host.ray.channels.channel_server import ChannelAddress, ChannelServer, Methods
+from host.ray.channels.frames import RESPONSE_WINDOW, FrameKind, encode_frame, encode_message
 from host.ray.channels.messages import Refusal, pack_request, unpack_response
 from tests.conftest import DEADLINE
 
@@ -58,13 +61,35 @@ async def add(left: int, right: int) -> int:
     return left + right
 
 
+async def make_function() -> object:
+    return lambda: None
+
+
+class Unreadable:
+    """Can be pickled, and raises an error when it is read."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+async def make_unreadable() -> object:
+    return Unreadable()
+
+
 async def fail() -> None:
     raise ValueError("it has failed")
 
 
 @asynccontextmanager
 async def connected(model: Model) -> AsyncGenerator[tuple[ChannelServer, Channel], None]:
-    server = ChannelServer(model.infer, {"add": add, "fail": fail, "hang": model.hang})
+    methods: Methods = {
+        "add": add,
+        "fail": fail,
+        "hang": model.hang,
+        "make_function": make_function,
+        "make_unreadable": make_unreadable,
+    }
+    server = ChannelServer(model.infer, methods)
     channel = await Channel.connect(await server.start("127.0.0.1"))
     try:
         yield server, channel
@@ -191,6 +216,93 @@ def test_a_request_that_never_reached_the_server_may_be_sent_to_another_one() ->
         with pytest.raises(NotTakenError):
             await ask(channel, request())
         server.close()
+
+    run(case())
+
+
+def test_a_request_whose_connection_is_reset_is_not_sent_again() -> None:
+    """What the server has said last, that it has taken the request, may be lost then."""
+
+    def serve(listener: socket.socket, reset: threading.Event) -> None:
+        connection, _ = listener.accept()
+        connection.recv(33, socket.MSG_WAITALL)
+        connection.sendall(encode_frame(FrameKind.TAKEN, 1))
+        linger = struct.pack("ii", 1, 0)  # as the kernel ends a process that has not read all
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        connection.close()
+        reset.set()
+
+    async def case() -> None:
+        reset = threading.Event()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=serve, args=(listener, reset))
+            thread.start()
+            port = listener.getsockname()[1]
+            channel = await Channel.connect(ChannelAddress("127.0.0.1", port, bytes(32)))
+            asked = asyncio.ensure_future(ask(channel, request()))
+            await asyncio.sleep(0)  # it sends the request
+            assert reset.wait(DEADLINE)  # and reads nothing meanwhile
+            later = [asyncio.ensure_future(ask(channel, request())) for _ in range(2)]
+            for one in (asked, *later):
+                with pytest.raises(ChannelLostError):
+                    await one
+            thread.join()
+
+    run(case())
+
+
+def test_a_request_begins_when_the_client_can_know_it() -> None:
+    async def case() -> None:
+        model = Model()
+        server = ChannelServer(model.infer, {})
+        address = await server.start("127.0.0.1")
+        with socket.create_connection((address.host, address.port)) as client:
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            large = Tensor("A", "UINT8", [32 << 20], bytes(32 << 20))  # more than the kernel holds
+            head, *buffers = pack_request(InferRequest("model", [large]), {})
+            await loop.sock_sendall(client, address.token)
+            await loop.sock_sendall(client, encode_message(FrameKind.REQUEST, 1, head, buffers))
+            await model.began.wait()
+            model.began.clear()
+            head, *buffers = pack_request(request(), {})
+            await loop.sock_sendall(client, encode_message(FrameKind.REQUEST, 2, head, buffers))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert server.ongoing == 1  # the first one has ended, its response is on its way
+            assert not model.began.is_set()
+            while not model.began.is_set():
+                await loop.sock_recv(client, 1 << 20)
+        await server.close()
+
+    run(case())
+
+
+def test_a_call_that_cannot_be_encoded_or_decoded_is_answered() -> None:
+    async def case() -> None:
+        async with connected(Model()) as (server, channel):
+            with pytest.raises(CallError, match="pickle"):
+                await channel.call("make_function")
+            with pytest.raises(CallError, match="decoded"):
+                await channel.call("add", Unreadable(), 1)
+            with pytest.raises(CallError, match="decoded"):
+                await channel.call("make_unreadable")
+            assert await channel.call("add", 1, 2) == 3
+
+    run(case())
+
+
+def test_both_ends_notice_a_machine_that_is_gone() -> None:
+    async def case() -> None:
+        async with connected(Model()) as (server, channel):
+            assert await channel.call("add", 1, 2) == 3
+            for writer in (channel._writer, *(one._writer for one in server._connections)):
+                connection = writer.get_extra_info("socket")
+                for level, option in (
+                    (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+                ):
+                    assert connection.getsockopt(level, option) > 0
 
     run(case())
 

@@ -68,7 +68,7 @@ def test_a_message_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     def no_memory(size: int) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(receive_buffer, "_FilledMessage", no_memory)
+    monkeypatch.setattr(receive_buffer, "FilledMessage", no_memory)
     reader = MessageReader(1 << 31, ReceiveBudget())
     with pytest.raises(RpcError, match="no memory for a message of 16777216 bytes"):
         reader.feed(PREFIX.pack(0, 16 * MIB) + bytes(8 * MIB))
