@@ -327,11 +327,10 @@ class BatchTracker:
         self._log(m.LogLine(2, "executor.py", 0, text), calls)
 
     def finish_unsent(self, batch: Batch) -> None:
-        """Ends a batch of which no call could be sent."""
-        now = time.monotonic_ns()
-        batch.instance_free = True
-        batch.on_done(batch, ExecutionTimes(now, now, now, now))
-        batch.on_released()
+        """Ends a batch of which no call could be sent, unless the stub has died since."""
+        if self._batches.pop(batch.number, None) is not None:
+            batch.on_done(batch, None)
+            self._release_instance(batch)
 
     def accepts_prefetch(self, call: Call) -> bool:
         """Whether the call may be sent while another batch runs."""
@@ -354,7 +353,10 @@ class BatchTracker:
 
     def withdraw_batch(self, number: int) -> Sequence[Call]:
         """Forgets a batch that the stub will not run; returns its calls."""
-        return self._batches.pop(number).calls
+        calls = self._batches.pop(number).calls
+        for call in calls:
+            call.record_compute_times(None)
+        return calls
 
     def handle_returned(self, message: m.BatchReturned) -> Action:
         """The stub has set out to wait in `execute` and returns a batch that was sent ahead."""
@@ -386,6 +388,8 @@ class BatchTracker:
         batches, self._batches = self._batches, {}
         for batch in batches.values():
             if batch not in started:
+                for call in batch.calls:
+                    call.record_compute_times(None)
                 self._prefetched += batch.calls
         for batch in started:
             for call in batch.calls:

@@ -262,7 +262,8 @@ class Instance:
     def execute(self, batch: Batch) -> None:
         """Runs a batch. Calls whose tensors do not fit into memory fail; the others run.
 
-        A batch that may be returned may also be reclaimed.
+        A batch that may be returned may also be reclaimed. If no call can be sent, the batch ends
+        later; but of a prefetched one, the scheduler sees that its calls have failed.
         """
         if self.exit_reason:  # the scheduler has not heard of its end yet
             for call in batch.calls:
@@ -272,25 +273,32 @@ class Instance:
         transfer = self._transfer
         requests: list[WireRequest] = []
         calls: list[Call] = []
+        failed: list[tuple[Call, HostError]] = []
         batch_requests = len(batch.calls)
         for call in batch.calls:
             try:
                 requests.append(transfer.encode_request(call.request, WORK, frame, batch_requests))
             except ArenaFull as full:
-                call.fail(arena_full_error(full))
+                failed.append((call, arena_full_error(full)))
             except Exception as error:
                 _log.exception(
                     "a request cannot be sent to the model", extra={"instance": self.label}
                 )
-                call.fail(unexpected_failure(error))
+                failed.append((call, unexpected_failure(error)))
             else:
                 calls.append(call)
         batch.calls = calls
-        if not calls:
+        if calls:
+            self._send_batch(batch, requests, frame)
+        elif not self.batches.running:
+            self.batches.add_batch(batch)
             asyncio.get_running_loop().call_soon(self.batches.finish_unsent, batch)
-            return
+        for call, failure in failed:
+            call.fail(failure)
+
+    def _send_batch(self, batch: Batch, requests: list[WireRequest], frame: list[m.ToStub]) -> None:
         number = self.batches.add_batch(batch)
-        block_releases = transfer.collect_releases()
+        block_releases = self._transfer.collect_releases()
         if block_releases is not None:
             frame.append(block_releases)
         if batch.on_returned is None:

@@ -193,14 +193,6 @@ class Supervisor(InstanceSlot):
             and self.instance.batches.accepts_reclaimable(call)
         )
 
-    def accepts_one_reclaimable(self, call: Call) -> bool:
-        """Whether the stub may prefetch this call while all instances of the model are busy."""
-        return (
-            self._mean_ns < _PREFETCH_NS
-            and self.permit is None
-            and self.instance.batches.accepts_reclaimable(call)
-        )
-
     def run_reclaimable(
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:

@@ -117,10 +117,7 @@ class TensorTransfer:
 
     def fits_inline(self, request: InferRequest) -> bool:
         """Whether no tensor of the request needs shared memory of the host."""
-        size = 0
-        for tensor in request.inputs:
-            if tensor.owner is None:
-                size += len(tensor.data)
+        size = _movable_bytes(request.inputs)
         return size <= INLINE_ALWAYS or size <= self._inline_limit()
 
     def encode_response(
@@ -150,7 +147,10 @@ class TensorTransfer:
         limit = INLINE_ALWAYS
         if socket != SERVICE:  # the ring's limit; other messages leave room for each other
             room = self._inline_limit if socket == WORK else self._bls_inline_limit
-            limit = max(limit, room() // (batch_requests * max(1, len(tensors))))
+            limit = room() // batch_requests
+            if _movable_bytes(tensors) <= limit:
+                return
+            limit = max(INLINE_ALWAYS, limit // len(tensors))
         for tensor in tensors:
             self._arenas.place_tensor(tensor, limit)
 
@@ -276,6 +276,15 @@ class TensorTransfer:
         if self._stub_arena is not None:
             self._stub_arena.set_drop_handler(None)
             self._stub_arena = None
+
+
+def _movable_bytes(tensors: Sequence[Tensor]) -> int:
+    """The bytes of tensors that are not in shared memory of the host or of a stub."""
+    size = 0
+    for tensor in tensors:
+        if tensor.owner is None or not isinstance(tensor.owner, Block):
+            size += len(tensor.data)
+    return size
 
 
 def _release_message(request: InferRequest) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import takewhile
 from operator import attrgetter
 
-from host.errors import HostError
+from host.errors import HostError, unavailable
 from host.inference.call import Call
 from host.scheduling.clock import Clock, LoopClock, Timer
 from host.scheduling.queue import InstanceQueue, start_batch
@@ -18,9 +19,6 @@ from host.scheduling.waiting import FifoQueue
 
 _RECLAIM_INTERVAL_NS = 2_000_000
 """Prefetched calls are reclaimed from an instance that has started none of them for so long."""
-
-_MAX_CHECKS = 5
-"""After so many of these intervals they are reclaimed even if no instance is idle."""
 
 
 class DirectScheduler(InstanceQueue):
@@ -31,10 +29,9 @@ class DirectScheduler(InstanceQueue):
     another instance is being replaced, which may be free earlier.
 
     Of several instances, only the one that was given work last gets calls in advance, and only if
-    it is so fast that they start earlier than on an instance that has to wake up. While at least as
-    many calls are queued as there are instances, each instance gets the call after its next one. If
-    an instance becomes slow, these calls are reclaimed for others
-    (docs/explanation/decisions/0038). `cpus`: the number that the server and its instances may use.
+    it is so fast that they start earlier than on an instance that has to wake up. If it becomes
+    slow, the calls are reclaimed for other instances (docs/explanation/decisions/0038). `cpus`: the
+    number that the server and its instances may use.
     """
 
     def __init__(self, clock: Clock | None = None, cpus: float = math.inf) -> None:
@@ -45,8 +42,8 @@ class DirectScheduler(InstanceQueue):
         self._recent: InstanceSlot | None = None  # the one that was given work last, if it is busy
         self._ahead: dict[InstanceSlot, deque[Call]] = {}  # the prefetched calls, where they are
         self._timer: Timer | None = None
-        # The first of `_ahead`, and the number of checks since it is the first.
-        self._next_calls: dict[InstanceSlot, tuple[Call, int]] = {}
+        # The first and the last of `_ahead` at the last check.
+        self._checked: dict[InstanceSlot, tuple[Call, Call]] = {}
 
     def reserve(self, call: Call) -> None:
         """Does nothing, as responses have no order."""
@@ -73,7 +70,6 @@ class DirectScheduler(InstanceQueue):
         self._add_instance(instance)
         if instance in self._ahead:
             self._start_prefetched(instance)
-            self._recent = instance
         else:
             self._free.append(instance)
             if instance is self._recent:
@@ -149,10 +145,8 @@ class DirectScheduler(InstanceQueue):
         if len(self.instances) == 1:
             accepts = not self.may_recover() and instance.accepts_prefetch(call, prefetched)
         else:
-            count, idle = len(self.instances), len(self._free)
-            accepts = instance.accepts_reclaimable(call, prefetched, count - idle < self._useful)
-            if not accepts and not prefetched and not idle and len(self._queue) >= count:
-                accepts = instance.accepts_one_reclaimable(call)
+            busy = len(self.instances) - len(self._free)
+            accepts = instance.accepts_reclaimable(call, prefetched, busy < self._useful)
         return instance if accepts else None
 
     def _prefetch(self, instance: InstanceSlot, call: Call) -> None:
@@ -167,6 +161,8 @@ class DirectScheduler(InstanceQueue):
             instance.run_reclaimable(call, self._on_returned)
             if self._timer is None:
                 self._timer = self._clock.call_later(_RECLAIM_INTERVAL_NS, self._check_progress)
+        if call.finished:  # it could not be sent
+            self._remove_prefetched(instance, call)
 
     def _start_prefetched(self, instance: InstanceSlot) -> None:
         """Called when the instance starts the next prefetched call."""
@@ -180,16 +176,16 @@ class DirectScheduler(InstanceQueue):
     def _check_progress(self) -> None:
         """Reclaims the calls of instances that have started none since the last check.
 
-        While no instance is idle, it waits for some more checks.
+        While another instance is idle, also those of instances that have not started all of them.
         """
         self._timer = None
-        before, self._next_calls = self._next_calls, {}
+        before, self._checked = self._checked, {}
         reclaimed: list[Call] = []
         for instance, ahead in tuple(self._ahead.items()):
-            call, checks = before.get(instance, (None, 0))
-            checks = checks + 1 if call is ahead[0] else 0
-            self._next_calls[instance] = ahead[0], checks
-            if checks and len(self.instances) > 1 and (self._free or checks >= _MAX_CHECKS):
+            first, last = before.get(instance, (None, None))
+            self._checked[instance] = ahead[0], ahead[-1]
+            waits = first is ahead[0] or (self._free and last in ahead)
+            if waits and len(self.instances) > 1:
                 reclaimed += self._reclaim(instance)
         if self._ahead:
             self._timer = self._clock.call_later(_RECLAIM_INTERVAL_NS, self._check_progress)
@@ -212,7 +208,12 @@ class DirectScheduler(InstanceQueue):
             self._remove_prefetched(instance, call)
         if instance is self._recent:
             self._recent = None
-        self._queue_again([call])
+        if self.instances or self.may_recover():
+            self._queue_again([call])
+        else:
+            reason = "the instance that had this request is being unloaded, and no other is left"
+            call.holder = None
+            call.abort(call.cancellation_error or unavailable(reason))
 
     def _remove_prefetched(self, instance: InstanceSlot, call: Call) -> None:
         ahead = self._ahead[instance]
@@ -221,13 +222,29 @@ class DirectScheduler(InstanceQueue):
             del self._ahead[instance]
 
     def _queue_again(self, calls: list[Call]) -> None:
-        """Calls that did not start run before all others, on free instances if there are any."""
-        calls = sorted((call for call in calls if not call.finished), key=attrgetter("queued_ns"))
+        """Calls that did not start run before younger ones, on free instances if there are any.
+
+        Those whose stub was told to cancel them end.
+        """
         if not calls:
             return
-        for call in reversed(calls):
+        cancelled: list[tuple[Call, HostError]] = []
+        again: list[Call] = []
+        for call in calls:
+            if call.cancellation_error is not None:
+                call.holder = None
+                cancelled.append((call, call.cancellation_error))
+            elif not call.finished:
+                again.append(call)
+        if again:
+            newest = max(call.queued_ns for call in again)
+            again += takewhile(lambda call: call.queued_ns < newest, self._queue)
+        again.sort(key=attrgetter("queued_ns"))
+        for call in reversed(again):
             self._enqueue(call)
             self._waiting.move_to_front(call)
+        for call, error in cancelled:
+            call.abort(error)
         while self._queue and self._free and self._start_oldest():
             pass
         self.dispatch()

@@ -34,10 +34,6 @@ class InstanceSlot(CallHolder, ABC):
         """
         return False
 
-    def accepts_one_reclaimable(self, call: Call) -> bool:
-        """Whether it takes this call as its only prefetched one, while all instances are busy."""
-        return False
-
     def run_reclaimable(
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:

@@ -16,6 +16,7 @@ from host.instances.block_releases import ReleaseTimer
 from host.instances.bls_requests import BlsRequests
 from host.instances.pool import StubPool
 from host.instances.transfer import TensorTransfer
+from host.tracing.trace import Trace, TraceTree
 from stub.wire import messages as m
 from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT, WireError, WireResponse, WireTensor
 from tests.conftest import DEADLINE
@@ -462,8 +463,10 @@ def test_batch_that_could_not_be_sent_ends_and_frees_the_instance() -> None:
             lambda batch, times: t.events.append("done" if times else "lost"),
             lambda batch, times: t.events.append("counted"),
         )
+        t.tracker.add_batch(batch)
         t.tracker.finish_unsent(batch)
-        assert t.events == ["done", "released"]
+        assert t.events == ["lost", "released"]  # no execution is counted
+        assert t.tracker.idle
 
     tracked(test)
 
@@ -493,6 +496,35 @@ def test_a_returned_batch_is_forgotten_and_its_call_goes_back() -> None:
         assert t.tracker.idle
 
     tracked(test)
+
+
+def test_trace_of_a_prefetched_call_that_the_stub_does_not_run_ends_with_the_call() -> None:
+    def withdraw(t: Tracked) -> None:
+        t.tracker.withdraw_batch(2)
+
+    def give_back(t: Tracked) -> None:
+        t.tracker.handle_returned(m.BatchReturned(2))()
+
+    def die(t: Tracked) -> None:
+        t.tracker.stub_exited("It was killed")
+
+    for end in (withdraw, give_back, die):
+
+        def test(t: Tracked, end: Callable[[Tracked], None] = end) -> None:
+            t.batch("runs")
+            batch, (call,) = t.batch("ahead")
+            batch.on_returned = lambda call: None
+            written: list[TraceTree] = []
+            tree = TraceTree(written.append)
+            call.request.trace = trace = Trace(lambda trace: 1, tree)
+            trace.start_inference(call.request, "m", 1, 0)
+            trace.start_compute()
+            end(t)
+            assert written == []  # the call may run elsewhere
+            call.cancel()
+            assert written == [tree], end.__name__
+
+        tracked(test)
 
 
 def test_only_a_prefetched_batch_may_be_returned() -> None:

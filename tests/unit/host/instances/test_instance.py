@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -200,6 +201,35 @@ def test_batch_of_which_nothing_fits_into_memory_is_not_sent_and_ends() -> None:
         await refusal(call)
         await eventually(lambda: events == ["done", "released"], "the end of the batch")
         assert not any(isinstance(message, m.Execute) for message in setup.peer.received)
+
+    with_peer(test)
+
+
+def test_prefetched_batch_that_cannot_be_sent_does_not_free_the_instance() -> None:
+    async def test(setup: Setup) -> None:
+        instance = await setup.start()
+        events: list[str] = []
+
+        def batch(datatype: str, name: str) -> tuple[Batch, Call]:
+            call = Call(InferRequest("m", [Tensor("x", datatype, [1], b"a")]))
+            released, done = partial(events.append, f"{name} released"), f"{name} done"
+            return Batch(
+                [call], released, lambda *end: events.append(done), lambda *end: None
+            ), call
+
+        first, second, third = (
+            batch(datatype, name)
+            for datatype, name in (
+                ("NO_SUCH_TYPE", "started"),
+                ("NO_SUCH_TYPE", "prefetched"),
+                ("UINT8", "sent"),
+            )
+        )
+        for one, _ in (first, second, third):
+            instance.execute(one)
+        assert first[1].finished and second[1].finished and events == []
+        assert data(await third[1]) == b"a"
+        assert events == ["started done", "started released", "sent done", "sent released"]
 
     with_peer(test)
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from host.inference.call import Call
-from host.scheduling.direct import _MAX_CHECKS, _RECLAIM_INTERVAL_NS, DirectScheduler
+from host.errors import ErrorCode, HostError, unavailable
+from host.inference.call import Call, CallState
+from host.scheduling.direct import _RECLAIM_INTERVAL_NS, DirectScheduler
 from host.scheduling.scheduler import InstanceSlot, Scheduler
-from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, call_of
+from tests.unit.host.scheduling.fake_instances import (
+    TICK,
+    Clock,
+    FakeInstanceSlot,
+    call_of,
+    error_of,
+)
 
 INTERVAL = _RECLAIM_INTERVAL_NS // TICK  # ticks between two checks
 
@@ -22,7 +30,6 @@ class FastSlot(FakeInstanceSlot):
     def __init__(self, scheduler: Scheduler, batches: list[list[Call]], fast: int) -> None:
         super().__init__(scheduler, batches, fast)
         self.taken = 0
-        self.steady = False  # accepts one while all are busy
         self.cores: list[bool] = []
         self._on_returned: Callable[[InstanceSlot, Call], None] | None = None
 
@@ -34,17 +41,16 @@ class FastSlot(FakeInstanceSlot):
         assert prefetched == len(self.next)
         return prefetched < self.eager
 
-    def accepts_one_reclaimable(self, call: Call) -> bool:
-        assert not self.next
-        return self.steady
-
     def run_reclaimable(
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:
-        assert self.running and not call.finished
-        assert len(self.next) < max(self.eager, self.steady)
+        assert self.running and len(self.next) < self.eager and not call.finished
         self._on_returned = on_returned
         self.next.append([call])
+
+    def run(self, calls: Sequence[Call]) -> None:
+        assert all(call.state is CallState.RUNNING for call in calls), "runs a cancelled call"
+        super().run(calls)
 
     def reclaim_prefetched(self, most: int) -> Sequence[Call]:
         assert most >= len(self.next)
@@ -56,17 +62,22 @@ class FastSlot(FakeInstanceSlot):
     def return_prefetched(self) -> None:
         """Sets out to wait in `execute`, which needs the messages behind these calls."""
         while self.next:
-            (call,) = self.next.popleft()
-            assert self._on_returned is not None
-            self._on_returned(self, call)
+            self.return_next()
+
+    def return_next(self) -> None:
+        (call,) = self.next.popleft()
+        assert self._on_returned is not None
+        self._on_returned(self, call)
 
 
 class Scene:
-    def __init__(self, fast: int = 1, instances: int = 2, cpus: float = 16) -> None:
+    def __init__(
+        self, fast: int = 1, instances: int = 2, cpus: float = 16, slot: type[FastSlot] = FastSlot
+    ) -> None:
         self.clock = Clock()
         self.scheduler = DirectScheduler(self.clock, cpus)
         self.batches: list[list[Call]] = []
-        self.instances = [FastSlot(self.scheduler, self.batches, fast) for _ in range(instances)]
+        self.instances = [slot(self.scheduler, self.batches, fast) for _ in range(instances)]
         for instance in reversed(self.instances):  # the last one that was ready gets the next call
             self.scheduler.instance_ready(instance)
 
@@ -124,15 +135,39 @@ def test_a_call_behind_a_slow_one_is_reclaimed_for_an_idle_instance() -> None:
 def test_calls_of_an_instance_that_makes_progress_are_not_reclaimed() -> None:
     scene = Scene(fast=8)
     first, second = scene.instances
-    calls = scene.submit(8)
-    for number in range(7):
+    for _ in range(8):
+        calls = scene.submit(2)
         scene.clock.advance(INTERVAL)
-        assert first.running == [calls[number]]
+        assert (first.running, first.ahead) == (calls[:1], calls[1:])
         first.finish()
-    first.finish()
+        first.finish()
+    assert second.batches is first.batches and len(first.batches) == 16
     assert second.running == []
     scene.clock.advance(2 * INTERVAL)
     assert scene.clock.armed == 0
+
+
+def test_last_calls_behind_a_slow_instance_that_makes_progress_are_reclaimed() -> None:
+    scene = Scene(fast=10)
+    first, second = scene.instances
+    calls = scene.submit(11)
+    scene.clock.advance(INTERVAL)
+    first.finish()
+    assert (first.running, first.ahead) == (calls[1:2], calls[2:])
+    scene.clock.advance(INTERVAL)
+    assert second.running == calls[2:3]
+    assert first.ahead == []
+
+
+def test_calls_of_an_instance_that_makes_progress_stay_while_no_other_is_idle() -> None:
+    scene = Scene(fast=4)
+    first, second = scene.instances
+    calls = scene.submit(6)
+    assert second.running == calls[5:]
+    for number in range(1, 5):
+        scene.clock.advance(INTERVAL)
+        first.finish()
+        assert (first.running, first.ahead) == (calls[number : number + 1], calls[number + 1 : 5])
 
 
 def test_call_that_the_stub_was_taking_is_reclaimed_at_the_next_check() -> None:
@@ -156,54 +191,84 @@ def test_returned_call_runs_on_an_idle_instance_at_once() -> None:
     assert calls[1].holder is second
 
 
+def test_calls_that_come_back_run_in_the_order_in_which_they_arrived() -> None:
+    scene = Scene(fast=2)
+    first, second = scene.instances
+    calls = scene.submit(7)
+    assert (first.ahead, second.ahead) == (calls[1:3], calls[4:6])
+    second.return_prefetched()
+    first.return_next()
+    first.return_next()
+    assert list(scene.scheduler._queue) == [*calls[1:3], *calls[4:]]
+    first.finish()
+    assert first.running == calls[1:2]
+
+
+@pytest.mark.parametrize("how", ["returned", "left", "died", "reclaimed"])
+def test_cancelled_call_that_comes_back_ends(how: str) -> None:
+    scene = Scene(fast=1)
+    first, second = scene.instances
+    calls = scene.submit(2)
+    calls[1].request_cancellation(HostError(ErrorCode.CANCELLED, "gone"))
+    assert calls[1].state is CallState.CANCELLING
+    if how == "returned":
+        first.return_prefetched()
+    elif how == "left":
+        first.leave()
+    elif how == "died":
+        first.die()
+    else:
+        scene.clock.advance(2 * INTERVAL)
+    assert second.running == []
+    error = error_of(calls[1])
+    assert error is not None and error.message == "gone" and calls[1].cancelled
+    assert first.cancelled == calls[1:]
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_call_that_a_leaving_instance_returns_fails_if_no_other_will_come(recovers: bool) -> None:
+    scene = Scene(fast=1)
+    first, second = scene.instances
+    calls = scene.submit(2)
+    first.taken = 1
+    second.leave()
+    first.leave()
+    scene.scheduler.may_recover = lambda: recovers
+    first.return_prefetched()
+    assert calls[1].finished != recovers
+    if not recovers:
+        error = error_of(calls[1])
+        assert error is not None and error.code is ErrorCode.UNAVAILABLE
+        assert "no other is left" in error.message
+
+
+def test_prefetched_call_that_cannot_be_sent_is_not_the_one_that_starts_next() -> None:
+    class Unsendable(FastSlot):
+        def run_reclaimable(
+            self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+        ) -> None:
+            if call.request.id == "unsendable":
+                call.fail(unavailable("it cannot be sent"))
+            else:
+                super().run_reclaimable(call, on_returned)
+
+    scene = Scene(fast=3, slot=Unsendable)
+    first, second = scene.instances
+    (running,) = scene.submit(1)
+    scene.scheduler.submit(call_of(kind="unsendable"))
+    (behind,) = scene.submit(1)
+    assert first.ahead == [behind] and scene.scheduler.queued == 1
+    scene.clock.advance(2 * INTERVAL)
+    assert (first.running, second.running) == ([running], [behind])
+    assert behind.holder is second
+
+
 def test_prefetched_calls_of_a_leaving_instance_run_on_the_others() -> None:
     scene = Scene(fast=1)
     first, second = scene.instances
     calls = scene.submit(2)
     first.leave()
     assert second.running == calls[1:]
-
-
-def saturated_scene() -> tuple[Scene, list[Call]]:
-    """Two instances that are not fast; each runs a call, and the first has the next one."""
-    scene = Scene(fast=0)
-    first, second = scene.instances
-    first.steady = second.steady = True
-    calls = scene.submit(6)
-    assert (first.ahead, second.ahead) == ([], [])  # one of them ends first, and it is not known
-    first.finish()
-    assert (first.running, first.ahead) == (calls[2:3], calls[3:4])
-    return scene, calls
-
-
-def test_instances_of_a_long_queue_get_the_call_after_the_next_one() -> None:
-    scene, calls = saturated_scene()
-    first, second = scene.instances
-    second.finish()
-    assert (second.running, second.ahead) == (calls[4:5], [])  # the queue is short
-    first.finish()
-    assert (first.running, first.ahead) == (calls[3:4], [])
-
-
-def test_call_behind_a_slow_one_is_reclaimed_though_no_instance_is_idle() -> None:
-    scene, calls = saturated_scene()
-    first, second = scene.instances
-    scene.clock.advance(_MAX_CHECKS * INTERVAL)
-    assert first.ahead == calls[3:4]
-    scene.clock.advance(INTERVAL)
-    assert first.ahead == []
-    second.finish()
-    assert second.running == calls[3:4]
-
-
-def test_call_behind_another_is_reclaimed_when_an_instance_is_idle() -> None:
-    scene, calls = saturated_scene()
-    first, second = scene.instances
-    for _ in range(3):
-        second.finish()
-    assert (first.ahead, second.running) == (calls[3:4], [])
-    scene.clock.advance(2 * INTERVAL)
-    assert second.running == calls[3:4]
 
 
 class PrefetchMachine(RuleBasedStateMachine):
@@ -226,7 +291,6 @@ class PrefetchMachine(RuleBasedStateMachine):
     @rule(fast=st.integers(0, 3))
     def instance_joins(self, fast: int) -> None:
         instance = FastSlot(self.scheduler, self.batches, fast)
-        instance.steady = True
         self.instances.append(instance)
         self.scheduler.instance_ready(instance)
 
@@ -257,12 +321,30 @@ class PrefetchMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.calls)).cancel()
 
-    @rule()
-    def time_passes(self) -> None:
-        self.clock.advance(3 * INTERVAL)
-        if any(not instance.running for instance in self.instances) and len(self.instances) > 1:
-            stuck = [call for one in self.instances for call in one.ahead[one.taken :]]
-            assert not stuck, "waits behind a slow call while an instance is idle"
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def ask_for_cancellation(self, data: st.DataObject) -> None:
+        error = HostError(ErrorCode.CANCELLED, "")
+        data.draw(st.sampled_from(self.calls)).request_cancellation(error)
+
+    @property
+    def has_idle_instance(self) -> bool:
+        return any(not instance.running for instance in self.instances)
+
+    @rule(data=st.data())
+    def time_passes(self, data: st.DataObject) -> None:
+        before = [(one, call) for one in self.instances for call in one.ahead]
+        idle = self.has_idle_instance and len(self.instances) > 1
+        for _ in range(3):
+            self.clock.advance(INTERVAL)
+            idle = idle and self.has_idle_instance
+            for instance in self.instances:
+                finishes = data.draw(st.booleans())
+                if instance.running and finishes:
+                    instance.taken = 0
+                    instance.finish()
+        stuck = [call for one, call in before if call in one.ahead[one.taken :]]
+        assert not (stuck and idle), "waits behind slow calls while an instance is idle"
 
     @invariant()
     def each_call_is_in_one_place(self) -> None:
