@@ -46,7 +46,7 @@ examples:
   pbhost replay out/ --against=http://localhost:9000
 
 exit status: 0 the requests were recorded, or Ctrl-C has ended that; 1 the server does not record,
-or the files cannot be written; 2 the command line is invalid"""
+the files cannot be written, or nothing was recorded; 2 the command line is invalid"""
 
 
 def _check_positive(number: float) -> None:
@@ -101,7 +101,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
         sys.stderr.write(f"pbhost record: {error.message}\n")
         sys.exit(1)
     except KeyboardInterrupt:
-        pass
+        if not download.began:
+            sys.stderr.write(
+                "pbhost record: interrupted before the recording began; nothing is recorded\n"
+            )
+            sys.exit(1)
     if download.lost:
         sys.stderr.write(
             f"pbhost record: '{directory}' was removed meanwhile, and the recording with it\n"
@@ -114,6 +118,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _read_header(source: BinaryIO) -> RecordingHeader | None:
     """The first line of a recording; None if this is none. Raises HostError for another format."""
     text = source.readline(MAX_LINE_BYTES + 1)
+    if not text:
+        raise unavailable("the server has ended the recording early; nothing is recorded")
     try:
         line = parse_line(text)
     except HostError:
@@ -125,19 +131,19 @@ def _read_header(source: BinaryIO) -> RecordingHeader | None:
 
 
 class _Download:
-    """Receives a recording and writes it."""
+    """Receives a recording and writes it. `began`: whether its folder has been opened."""
 
     def __init__(self, directory: Path, options: RecordOptions) -> None:
         self._directory = directory
         self._options = options
         self._requests = self._size = 0
         self._end: RecordingEnd | None = None
-        self._began = False
+        self.began = False
 
     @property
     def lost(self) -> bool:
         """Whether the files that were written are no longer in the directory."""
-        return self._began and not (self._directory / LINES_NAME).exists()
+        return self.began and not (self._directory / LINES_NAME).exists()
 
     def run(self, client: ServerClient) -> None:
         """Raises HostError."""
@@ -158,10 +164,10 @@ class _Download:
                 if header is None:
                     raise client.unexpected_answer()
                 with RecordingWriter(self._directory) as writer:
-                    self._began = True
+                    self.began = True
                     writer.write_line(header)
                     self._write(source, writer)
-            except http.client.HTTPException as error:
+            except (http.client.HTTPException, ConnectionError) as error:
                 raise unavailable(f"the server has ended the recording early: {error}") from error
             except TimeoutError as error:
                 raise unavailable("the server sends nothing any more") from error

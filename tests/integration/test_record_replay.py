@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -537,3 +539,57 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(host: RunningHost, tmp_
         assert (status, out) == (1, "")
         assert error.startswith(f"pbhost replay: no answer from {url}: ")
         assert error.count("\n") == 1
+
+
+@contextmanager
+def record_from(
+    answer: bytes, folder: Path
+) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """`pbhost record` at a server that has sent this answer, and the server's connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(DEADLINE)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with (
+            command("record", url, folder, "--model=scale") as process,
+            server.accept()[0] as connection,
+        ):
+            connection.settimeout(DEADLINE)
+            assert connection.recv(1 << 16).startswith(b"POST /v2/models/scale/record ")
+            connection.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + answer)
+            yield process, connection
+
+
+def test_ctrl_c_before_the_server_has_begun_to_record_is_told(tmp_path: Path) -> None:
+    with record_from(b"", tmp_path / "out") as (process, _):
+        process.send_signal(signal.SIGINT)
+        status, out, error = finish(process)
+    assert (status, out) == (1, "")
+    assert error == "pbhost record: interrupted before the recording began; nothing is recorded\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_that_ends_before_it_has_begun_to_record_is_told(tmp_path: Path) -> None:
+    with record_from(b"", tmp_path / "out") as (process, connection):
+        connection.close()
+        status, out, error = finish(process)
+    assert (status, out) == (1, "")
+    assert error == (
+        "pbhost record: the server has ended the recording early; nothing is recorded\n"
+    )
+
+
+def test_a_server_that_resets_the_connection_ends_a_recording(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    header = (
+        b'{"kind":"recording","format":"pbhost recording 1","started":"2026-01-01T00:00:00Z"}\n'
+    )
+    with record_from(header, folder) as (process, connection):
+        wait_until((folder / "recording.jsonl").exists, "the recording")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        status, out, error = finish(process)
+    assert (status, out) == (1, "")
+    assert error == (
+        "pbhost record: the server has ended the recording early: [Errno 104] Connection reset by"
+        " peer\n"
+    )
