@@ -11,12 +11,15 @@ import pytest
 
 from host.errors import ErrorCode, HostError
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer
+from host.ray.channels.handshake import SECRET_BYTES, accept_client
 from tests.conftest import DEADLINE
 
 ray = pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
 from host.ray.channels import replica_channels  # noqa: E402
 from host.ray.channels.replica_channels import ReplicaChannels  # noqa: E402
+
+SECRET = bytes(SECRET_BYTES)
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -101,11 +104,12 @@ def test_only_a_replica_that_refuses_connections_has_died() -> None:
         async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal ended
             ended += 1
-            await reader.readexactly(33)  # the secret, and the beginning of the call
+            assert await accept_client(reader, writer, SECRET)
+            await reader.readexactly(1)  # the beginning of the call
             writer.close()
 
         server = await asyncio.start_server(end, "127.0.0.1", 0)
-        address = ChannelAddress("127.0.0.1", server.sockets[0].getsockname()[1], bytes(32))
+        address = ChannelAddress("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
         handle = Handle([address])
         channels = ReplicaChannels(lambda: handle)
         with pytest.raises(HostError, match="not taken") as caught:

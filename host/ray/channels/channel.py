@@ -21,6 +21,7 @@ from host.ray.channels.frames import (
     encode_pickled,
     read_frame,
 )
+from host.ray.channels.handshake import greet_server
 from host.ray.channels.keepalive import notice_lost_machine
 from host.ray.channels.messages import Refusal, RequestHead, ResponseHead
 
@@ -65,18 +66,14 @@ class Channel:
 
     @classmethod
     async def connect(cls, address: ChannelAddress) -> Channel:
-        """Connects to a replica. Raises OSError, also if it does not answer in time."""
-        opening = asyncio.open_connection(address.host, address.port, limit=BUFFER_BYTES)
+        """Connects to a replica.
+
+        Raises OSError, also if it does not answer in time, or does not know the secret.
+        """
         try:
-            reader, writer = await asyncio.wait_for(opening, _CONNECT_SECONDS)
+            reader, writer = await asyncio.wait_for(_open(address), _CONNECT_SECONDS)
         except asyncio.TimeoutError:
             raise OSError(f"no connection within {_CONNECT_SECONDS:g} s") from None
-        try:
-            notice_lost_machine(writer.get_extra_info("socket"))
-        except OSError:
-            writer.close()
-            raise
-        writer.write(address.token)
         return cls(address, reader, writer)
 
     @property
@@ -217,3 +214,15 @@ class _RefusedError(Exception):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
+
+
+async def _open(address: ChannelAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError."""
+    reader, writer = await asyncio.open_connection(address.host, address.port, limit=BUFFER_BYTES)
+    try:
+        notice_lost_machine(writer.get_extra_info("socket"))
+        await greet_server(reader, writer, address.secret)
+    except BaseException:  # also if it takes too long
+        writer.close()
+        raise
+    return reader, writer

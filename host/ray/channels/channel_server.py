@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import secrets
 import socket
@@ -17,7 +16,6 @@ from host.inference.request import InferRequest
 from host.ray.channels.frames import (
     RESPONSE_WINDOW,
     RESPONSES_PER_ACKNOWLEDGEMENT,
-    TOKEN_BYTES,
     FrameError,
     FrameKind,
     decode_pickled,
@@ -28,13 +26,14 @@ from host.ray.channels.frames import (
     encode_refusal,
     read_frame,
 )
+from host.ray.channels.handshake import SECRET_BYTES, accept_client
 from host.ray.channels.keepalive import notice_lost_machine
 from host.ray.channels.messages import Refusal, RequestHead, pack_response, unpack_request
 from host.remote.provider import ResponseStream
 
 _log = logging.getLogger("pbhost")
 
-_TOKEN_SECONDS = 5.0
+_HANDSHAKE_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 _SEND_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
@@ -50,7 +49,7 @@ class ChannelAddress:
 
     host: str
     port: int
-    token: bytes
+    secret: bytes
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -65,7 +64,7 @@ class ChannelServer:
     def __init__(self, infer: Infer, methods: Methods) -> None:
         self._infer = infer
         self.methods = methods
-        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._secret = secrets.token_bytes(SECRET_BYTES)
         self._connections: dict[_ServedChannel, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self.stopping = False
@@ -81,7 +80,7 @@ class ChannelServer:
             self._serve, host, 0, limit=BUFFER_BYTES, family=socket.AF_UNSPEC
         )
         port = self._server.sockets[0].getsockname()[1]
-        return ChannelAddress(host, port, self._token)
+        return ChannelAddress(host, port, self._secret)
 
     def say_goodbye(self) -> None:
         """Takes no new requests; those in progress go on."""
@@ -106,9 +105,9 @@ class ChannelServer:
         self._connections[channel] = task
         try:
             notice_lost_machine(writer.get_extra_info("socket"))
-            token = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), _TOKEN_SECONDS)
-            if not hmac.compare_digest(token, self._token):
-                _log.warning("a client of the port for replicas has sent a wrong secret")
+            accepting = accept_client(reader, writer, self._secret)
+            if not await asyncio.wait_for(accepting, _HANDSHAKE_SECONDS):
+                _log.warning("a client of the port for replicas does not know its secret")
                 return
             await channel.serve()
         except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError):

@@ -1,7 +1,7 @@
 """Frames of the connections between replicas: a header, the head of a message, and its tensors.
 
-Heads are MessagePack. Calls of methods and their results are pickled, as Ray does it; the server
-reads them only from clients that know its secret, and clients know the server from Ray.
+Heads are MessagePack. Calls of methods and their results are pickled, as Ray does it. Either end
+reads them only after the handshake, from replicas of the same application.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from host.ray.channels.messages import Refusal, RequestHead, ResponseHead
 _HEADER = struct.Struct("<IQB")  # bytes that follow, number of the call, kind
 _LENGTH = struct.Struct("<I")
 _MAX_FRAME = (1 << 32) - 1
-
-TOKEN_BYTES = 32
-"""A client begins with a secret of this size, which the replica has given to it through Ray."""
 
 
 class FrameKind(enum.IntEnum):

@@ -16,10 +16,26 @@ from host.errors import ErrorCode, HostError
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.ray.channels.channel import CallError, Channel, ChannelLostError, NotTakenError
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer, Methods
-from host.ray.channels.frames import RESPONSE_WINDOW, FrameKind, encode_frame, encode_message
+from host.ray.channels.frames import (
+    RESPONSE_WINDOW,
+    FrameKind,
+    encode_frame,
+    encode_message,
+    encode_pickled,
+)
+from host.ray.channels.handshake import (
+    ANSWER_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    SECRET_BYTES,
+    accept_client,
+    answer_client,
+    answer_server,
+)
 from host.ray.channels.messages import Refusal, pack_request, unpack_response
 from tests.conftest import DEADLINE
 
+SECRET = bytes(SECRET_BYTES)
 Responses = AsyncGenerator[tuple[InferResponse | None, bool], None]
 
 
@@ -207,12 +223,13 @@ def test_a_server_that_stops_takes_no_new_request_and_ends_those_in_progress() -
 def test_a_request_that_never_reached_the_server_may_be_sent_to_another_one() -> None:
     async def case() -> None:
         async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readexactly(33)  # the secret, and the beginning of the request
+            assert await accept_client(reader, writer, SECRET)
+            await reader.readexactly(1)  # the beginning of the request
             writer.close()
 
         server = await asyncio.start_server(end, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        channel = await Channel.connect(ChannelAddress("127.0.0.1", port, bytes(32)))
+        channel = await Channel.connect(ChannelAddress("127.0.0.1", port, SECRET))
         with pytest.raises(NotTakenError):
             await ask(channel, request())
         server.close()
@@ -225,7 +242,9 @@ def test_a_request_whose_connection_is_reset_is_not_sent_again() -> None:
 
     def serve(listener: socket.socket, reset: threading.Event) -> None:
         connection, _ = listener.accept()
-        connection.recv(33, socket.MSG_WAITALL)
+        nonce = connection.recv(NONCE_BYTES, socket.MSG_WAITALL)
+        connection.sendall(answer_client(SECRET, nonce))
+        connection.recv(PROOF_BYTES + 1, socket.MSG_WAITALL)  # and the beginning of the request
         connection.sendall(encode_frame(FrameKind.TAKEN, 1))
         linger = struct.pack("ii", 1, 0)  # as the kernel ends a process that has not read all
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -238,7 +257,7 @@ def test_a_request_whose_connection_is_reset_is_not_sent_again() -> None:
             thread = threading.Thread(target=serve, args=(listener, reset))
             thread.start()
             port = listener.getsockname()[1]
-            channel = await Channel.connect(ChannelAddress("127.0.0.1", port, bytes(32)))
+            channel = await Channel.connect(ChannelAddress("127.0.0.1", port, SECRET))
             asked = asyncio.ensure_future(ask(channel, request()))
             await asyncio.sleep(0)  # it sends the request
             assert reset.wait(DEADLINE)  # and reads nothing meanwhile
@@ -261,7 +280,10 @@ def test_a_request_begins_when_the_client_can_know_it() -> None:
             loop = asyncio.get_running_loop()
             large = Tensor("A", "UINT8", [32 << 20], bytes(32 << 20))  # more than the kernel holds
             head, *buffers = pack_request(InferRequest("model", [large]), {})
-            await loop.sock_sendall(client, address.token)
+            nonce = bytes(NONCE_BYTES)
+            await loop.sock_sendall(client, nonce)
+            answer = await loop.sock_recv(client, ANSWER_BYTES)
+            await loop.sock_sendall(client, answer_server(address.secret, nonce, answer))
             await loop.sock_sendall(client, encode_message(FrameKind.REQUEST, 1, head, buffers))
             await model.began.wait()
             model.began.clear()
@@ -307,17 +329,44 @@ def test_both_ends_notice_a_machine_that_is_gone() -> None:
     run(case())
 
 
-def test_a_wrong_secret_ends_the_connection() -> None:
+def test_a_client_that_does_not_know_the_secret_is_not_served() -> None:
     async def case() -> None:
         model = Model()
         server = ChannelServer(model.infer, {})
         address = await server.start("127.0.0.1")
-        wrong = ChannelAddress(address.host, address.port, bytes(32))
-        channel = await Channel.connect(wrong)
-        with pytest.raises(NotTakenError):
-            await ask(channel, request())
+        with pytest.raises(PermissionError, match="does not know the secret"):
+            await Channel.connect(ChannelAddress(address.host, address.port, SECRET))
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(bytes(NONCE_BYTES))
+        await reader.readexactly(ANSWER_BYTES)
+        head, *buffers = pack_request(request(), {})
+        writer.write(bytes(PROOF_BYTES) + encode_message(FrameKind.REQUEST, 1, head, buffers))
+        assert not await reader.read()
         assert not model.began.is_set()
+        writer.close()
         await server.close()
+
+    run(case())
+
+
+def test_a_client_reads_nothing_of_a_server_that_does_not_know_the_secret() -> None:
+    """The port of a replica that has ended may belong to any process."""
+
+    async def case() -> None:
+        async def repeat_proof(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(NONCE_BYTES)
+            writer.write(other + encode_pickled(FrameKind.RESULT, 1, (True, Unreadable())))
+            assert not await reader.read()
+            writer.close()
+            ended.set()
+
+        other, ended = answer_client(SECRET, bytes(NONCE_BYTES)), asyncio.Event()
+        server = await asyncio.start_server(repeat_proof, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(PermissionError, match="does not know the secret"):
+            await Channel.connect(ChannelAddress("127.0.0.1", port, SECRET))
+        await ended.wait()
+        server.close()
 
     run(case())
 
