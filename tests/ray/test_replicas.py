@@ -287,7 +287,7 @@ def test_autoscaling_follows_the_load(served: Replicas) -> None:
 def test_a_lost_node_costs_each_client_a_request_at_most(
     cluster: RayCluster, served: Replicas
 ) -> None:
-    scale(served, 2, ray_actor_options={"num_cpus": 1}, max_replicas_per_node=1)
+    scale(served, 2, ray_actor_options={"num_cpus": 1})
     nodes = {replica["node_id"] for replica in served.running()}
     assert len(nodes) == 2
     with Load() as load:
