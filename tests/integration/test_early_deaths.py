@@ -69,7 +69,7 @@ model_warmup [ {
 
 
 def watched(host: RunningHost) -> int:
-    """How many stubs the host takes for alive: it has a descriptor of each of their processes."""
+    """How many processes the host takes for alive: it has a descriptor of each of them."""
     count = 0
     for file in Path(f"/proc/{host.process.pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed just now
@@ -88,8 +88,9 @@ def test_a_stub_that_dies_while_another_one_describes_its_model_ends_the_load(
         told = pool.submit(infer_error, client.load_model, "slow", client_timeout=DEADLINE)
         busy = int(host.wait_for(r"completing in (\d+)").group(1))
         (idle,) = [stub for stub in host.stubs() if stub.pid != busy]
+        before = watched(host)
         idle.kill()
-        wait_until(lambda: watched(host) == 1, "the host to know that the stub is dead")
+        wait_until(lambda: watched(host) == before - 1, "the host to know that the stub is dead")
         go.touch()
         status, text = told.result(DEADLINE)
     assert status == "StatusCode.INVALID_ARGUMENT"

@@ -96,7 +96,7 @@ def test_a_model_that_runs_out_of_memory_is_told_so(
         wait_until(lambda: client.is_model_ready("script"), "the model to be replaced")
         assert run_script(client, "return 1") == 1
         assert host.stubs("identity_0") == before
-        array = np.zeros(100 << 20, np.float32)  # more than a quarter of the limit
+        array = np.zeros(LIMIT // 3 // 4, np.float32)  # more than a quarter of the limit
         text = infer_error(client.infer, "identity", [tensor("INPUT0", array)])[1]
         assert "Failed to increase the shared memory pool size" in text
         assert client.is_server_live()
