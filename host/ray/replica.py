@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 from ray import serve
@@ -65,19 +66,14 @@ class ServerReplica(RpcMethods):
         self._failing_since: dict[tuple[str, int], float] = {}
         self._direct: DirectRpcs | None = None
         self._queue = (0, 0.0)  # what queues had counted when last asked
-        try:
+        async with AsyncExitStack() as opened:  # closed if the start fails or is cancelled
+            opened.push_async_callback(self._channel_server.close)
             self._server = self.make_server(read_options(arguments))
             await self._server.start()
-        except BaseException:
-            await self._channel_server.close()
-            raise
-        self._control.server = self._server
-        try:
+            opened.push_async_callback(self._server.stop)
+            self._control.server = self._server
             await self._control.catch_up()
-        except BaseException:  # a cancelled start must not leave processes behind either
-            await self._server.stop()
-            await self._channel_server.close()
-            raise
+            opened.pop_all()
         self._peers.channels.counted = True
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1

@@ -30,7 +30,8 @@ class InstanceSlot(CallHolder, ABC):
     def accepts_reclaimable(self, call: Call, prefetched: int, finds_core: bool) -> bool:
         """Whether it takes this call as prefetch although the model has other instances.
 
-        `finds_core`: whether there is a core for one more of them. Only a fast instance accepts.
+        `finds_core`: whether there is a core for one more of them. Only a fast instance accepts;
+        by default none does, and then `run_reclaimable` is not called.
         """
         return False
 
