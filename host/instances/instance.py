@@ -290,9 +290,12 @@ class Instance:
         batch.calls = calls
         if calls:
             self._send_batch(batch, requests, frame)
-        elif not self.batches.running:
-            self.batches.add_batch(batch)
-            asyncio.get_running_loop().call_soon(self.batches.finish_unsent, batch)
+        else:
+            if frame:  # arenas that count as announced
+                self._send_work(frame)
+            if not self.batches.running:
+                self.batches.add_batch(batch)
+                asyncio.get_running_loop().call_soon(self.batches.finish_unsent, batch)
         for call, failure in failed:
             call.fail(failure)
 
