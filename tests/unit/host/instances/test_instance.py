@@ -507,7 +507,7 @@ def test_arena_is_announced_although_no_request_of_its_batch_can_be_encoded() ->
         broken = Tensor("x", "NO_SUCH_TYPE", [1], b"a")
         for inputs in ([foreign, broken], [foreign]):
             call = Call(InferRequest("m", inputs))
-            instance.execute(
+            instance.batch_sender.send_batch(
                 Batch([call], lambda: None, lambda batch, times: None, lambda batch, times: None)
             )
         await setup.peer.receives(m.Execute)
