@@ -150,8 +150,8 @@ def main() -> None:
         for count in options.counts:
             with serving(count, 1) as server:
                 started = megabytes(server)
-                found = [started, *memory_of_traffic(server, options.seconds)]
-                for when, sizes in zip(_WHEN, found, strict=True):
+                memory = [started, *memory_of_traffic(server, options.seconds)]
+                for when, sizes in zip(_WHEN, memory, strict=True):
                     rounded = {kind: round(size, 1) for kind, size in sizes.items()}
                     print(f"N={count}: MB per process, {when}: {rounded}", flush=True)
                 each = idle_connections(server, options.connections)
