@@ -95,12 +95,18 @@ def test_the_help_of_a_command_looks_like_that_of_serve(command: str) -> None:
         (("config", "a", "--", "--b"), "Unexpected argument: --b"),
         (("version", "x"), "Unexpected argument: x"),
         (
+            ("new", "d", "--kind=decopled"),
+            """Bad option: "--kind"; invalid argument for --kind; got 'decopled', did you mean \
+'decoupled'?; --kind <string>: One of plain, batched, decoupled, bls, image, onnx, chat. \
+Default: plain""",
+        ),
+        (
             ("run", "m", "--co=x"),
             """Bad option: "--count"; Invalid option value. Got x; --count <integer>: Number of \
 executions. Default: 1""",
         ),
     ],
-    ids=["value", "misspelt", "nothing", "two", "one too many", "number"],
+    ids=["value", "misspelt", "nothing", "two", "one too many", "choice", "number"],
 )
 def test_every_command_reads_flags_as_serve_does_and_says_in_one_line_what_is_wrong(
     arguments: tuple[str, ...], error: str
