@@ -69,9 +69,12 @@ class BatchSender:
         batch.calls = calls
         if calls:
             self._send(batch, requests, frame)
-        elif not self._batches.running:
-            self._batches.add_batch(batch)
-            asyncio.get_running_loop().call_soon(self._batches.finish_unsent, batch)
+        else:
+            if frame:  # arenas that count as announced
+                self._connection.send_work(frame)
+            if not self._batches.running:
+                self._batches.add_batch(batch)
+                asyncio.get_running_loop().call_soon(self._batches.finish_unsent, batch)
         for call, failure in failed:
             call.fail(failure)
 

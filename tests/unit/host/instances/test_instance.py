@@ -498,6 +498,25 @@ def test_request_that_cannot_be_encoded_fails_with_an_internal_error_and_the_oth
     with_peer(test)
 
 
+def test_arena_is_announced_although_no_request_of_its_batch_can_be_encoded() -> None:
+    async def test(setup: Setup) -> None:
+        instance = await setup.start()
+        other = setup.pool.arenas.create_arena()
+        block = other.block(0, 8)
+        foreign = Tensor("x", "UINT8", [8], block.data, block)
+        broken = Tensor("x", "NO_SUCH_TYPE", [1], b"a")
+        for inputs in ([foreign, broken], [foreign]):
+            call = Call(InferRequest("m", inputs))
+            instance.batch_sender.send_batch(
+                Batch([call], lambda: None, lambda batch, times: None, lambda batch, times: None)
+            )
+        await setup.peer.receives(m.Execute)
+        announced = [one.arena for one in setup.peer.received if isinstance(one, m.OpenArena)]
+        assert announced == [other.number]
+
+    with_peer(test, well_behaved)
+
+
 def test_the_group_of_a_process_that_leads_none_is_neither_watched_nor_killed() -> None:
     """A bound function runs in the caller's process, whose group is not the host's to kill."""
 
