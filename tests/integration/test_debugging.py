@@ -217,10 +217,15 @@ def test_outputs_of_every_kind_can_be_read(repository: RepositoryBuilder) -> Non
             pb_utils.Logger.log_warn("see above")
             return [pb_utils.InferenceResponse(tensors, parameters={"cost": 3})]
     """
-    outputs = {"TEXT": "STRING", "LONG": "INT64", "NONE": "BOOL", "HALF": "BF16"}
+    outputs = {
+        "TEXT": ("STRING", "[ 1, 2 ]"),
+        "LONG": ("INT64", "[ -1 ]"),
+        "NONE": ("BOOL", "[ -1, 3 ]"),
+        "HALF": ("BF16", "[ 1 ]"),
+    }
     config = 'input { name: "HALF" data_type: TYPE_BF16 dims: [ 1 ] }' + "".join(
-        f'output {{ name: "{name}" data_type: TYPE_{kind} dims: [ -1 ] }}'
-        for name, kind in outputs.items()
+        f'output {{ name: "{name}" data_type: TYPE_{kind} dims: {dims} }}'
+        for name, (kind, dims) in outputs.items()
     )
     done = run(repository.add("m", source, config), "--input", "HALF=1.5")
     assert done.returncode == 0, done.stderr
