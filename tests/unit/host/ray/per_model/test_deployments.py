@@ -74,12 +74,23 @@ def test_what_cannot_be_deployed_is_named(
         model_deployments(options, given)
 
 
-def test_instances_on_several_gpus_are_refused_with_the_way_out(models: Path) -> None:
-    (models / "on_gpu" / "config.pbtxt").write_text(
-        "instance_group [{kind: KIND_GPU gpus: [0, 1]}]"
-    )
-    with pytest.raises(ValueError, match=r"'on_gpu': instance_group names the GPUs \[0, 1\]"):
-        model_deployments(read_options({"model_repository": str(models)}), {})
+@pytest.mark.parametrize(
+    ("groups", "gpus", "cpus"),
+    [
+        ("{kind: KIND_GPU gpus: [0, 1]}", 2, 0.2),
+        ("{kind: KIND_GPU count: 2 gpus: [1]}, {kind: KIND_CPU}", 2, 0.3),
+        ("{gpus: [0]}", 1, 0.1),
+        ("{kind: KIND_GPU count: 2}, {kind: KIND_GPU gpus: [0, 1, 2]}", 3, 0.5),
+        ("{kind: KIND_CPU count: 2}", 0, 0.2),
+    ],
+)
+def test_a_replica_has_the_gpus_that_its_groups_name(
+    models: Path, groups: str, gpus: int, cpus: float
+) -> None:
+    (models / "on_gpu" / "config.pbtxt").write_text(f"instance_group [{groups}]")
+    options = read_options({"model_repository": str(models), **EXPLICIT, "load_model": "on_gpu"})
+    (only,) = model_deployments(options, {})
+    assert only.settings["ray_actor_options"] == {"num_cpus": cpus, "num_gpus": gpus}
 
 
 def test_a_configuration_that_cannot_be_read_names_its_model(models: Path) -> None:
