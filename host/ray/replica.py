@@ -21,10 +21,19 @@ from host.ray.arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS, UNCOUNTED_REQUESTS
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer
 from host.ray.channels.listening import listen
+from host.ray.channels.replica_method import ReplicaMethod
 from host.ray.deployment_options import behind_haproxy
 from host.ray.direct_rpcs import DirectRpcs
 from host.ray.metrics import MetricsExporter
-from host.ray.model_changes import Failure, ModelChange, ReplicaStamps, SharedModelControl
+from host.ray.model_changes import (
+    APPLY_CHANGES,
+    LIST_STAMPS,
+    SEND_CHANGES,
+    Failure,
+    ModelChange,
+    ReplicaStamps,
+    SharedModelControl,
+)
 from host.ray.peers import Peers
 from host.ray.rpc_methods import RpcMethods
 from host.ray.sequence_guard import SequenceGuard
@@ -40,6 +49,10 @@ _MENDING_SECONDS = 60.0
 _LOAD_SECONDS = 600.0
 _STATISTICS_SECONDS = 10.0
 
+OWN_STATISTICS = ReplicaMethod[list[ModelStatistics]](
+    "own_statistics", tuple[str, str], list[ModelStatistics]
+)
+
 
 class ServerReplica(RpcMethods):
     """One server in one replica. `arguments`: see `host.ray.arguments`.
@@ -47,8 +60,8 @@ class ServerReplica(RpcMethods):
     Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`.
     """
 
-    methods_for_replicas: tuple[str, ...] = (
-        "apply_changes", "list_stamps", "own_statistics", "send_changes",
+    methods_for_replicas: tuple[ReplicaMethod[Any], ...] = (
+        APPLY_CHANGES, LIST_STAMPS, OWN_STATISTICS, SEND_CHANGES,
     )  # fmt: skip
     """What other replicas call."""
 
@@ -58,30 +71,38 @@ class ServerReplica(RpcMethods):
     async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]
         self._channel_server = ChannelServer(
             lambda request, headers: self._server.own_models.infer(request, headers),
-            {name: getattr(self, name) for name in self.methods_for_replicas},
+            lambda message, metadata, done: self.rpcs.start_infer(message, metadata, done),
+            {method: getattr(self, method.name) for method in self.methods_for_replicas},
         )
-        self._peers = Peers(self._channel_server, await listen(self._channel_server))
-        self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
         self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
         self._direct: DirectRpcs | None = None
         self._queue = (0, 0.0)  # what queues had counted when last asked
         async with AsyncExitStack() as opened:  # closed if the start fails or is cancelled
-            opened.push_async_callback(self._channel_server.close)
-            self._server = self.make_server(read_options(arguments))
-            await self._server.start()
-            opened.push_async_callback(self._server.stop)
-            self._control.server = self._server
-            await self._control.catch_up()
-            opened.pop_all()
+            await self._open(arguments, opened)
+            self._opened = opened.pop_all()
         self._peers.channels.counted = True
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
-        self._metrics = MetricsExporter(self._server)
         if behind_haproxy():
             self._direct = DirectRpcs(self)
             answer_locally(self._direct)
+
+    async def _open(self, arguments: Mapping[str, Any], opened: AsyncExitStack) -> None:
+        """Starts the server and what it needs; `opened` closes them in the opposite order."""
+        opened.push_async_callback(self._channel_server.close)
+        self._peers = Peers(self._channel_server, await listen(self._channel_server))
+        opened.callback(self._peers.channels.close)
+        self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
+        self._server = self.make_server(read_options(arguments))
+        await self._server.start()
+        opened.push_async_callback(self._server.stop)
+        self._metrics = MetricsExporter(self._server)
+        opened.push_async_callback(self._metrics.stop)
+        opened.push_async_callback(self._control.stop)
+        self._control.server = self._server
+        await self._control.catch_up()
 
     @property
     def _guards(self) -> bool:
@@ -118,11 +139,7 @@ class ServerReplica(RpcMethods):
     async def stop(self) -> None:
         """Finishes requests in progress, and stops the server."""
         self._channel_server.say_goodbye()
-        await self._control.stop()
-        await self._metrics.stop()
-        await self._server.stop()
-        self._peers.channels.close()
-        await self._channel_server.close()
+        await self._opened.aclose()
 
     async def check_health(self) -> None:
         """Raises RuntimeError if a model that was ready has had no instance for a minute.
@@ -222,7 +239,7 @@ class ServerReplica(RpcMethods):
 
     async def _collect_statistics(self, name: str, version: str) -> list[ModelStatistics]:
         own = self._server.core.statistics(name, version)  # raises for a wrong name
-        call = self._peers.call("own_statistics", name, version, timeout=_STATISTICS_SECONDS)
+        call = self._peers.call(OWN_STATISTICS, name, version, timeout=_STATISTICS_SECONDS)
         return add_statistics(await call) or own
 
 

@@ -10,7 +10,9 @@ from host.frontends.forwarding import Header
 from host.frontends.grpc.async_stream import serve_stream
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
+    Cancellable,
     Method,
+    ResponseCallback,
     StreamMethod,
     UnaryMethod,
     retry_milliseconds,
@@ -58,6 +60,7 @@ class GrpcApplication:
             for name, methods in service.services().items()
             for method in methods
         }
+        self._start_infer = service.start_infer
 
     @property
     def methods(self) -> list[GrpcMethod]:
@@ -81,6 +84,20 @@ class GrpcApplication:
         except HostError:
             raise
         except Exception as error:  # the top of a call: a defect is logged and answered
+            raise to_host_error(error) from error
+
+    def start_infer(
+        self, message: bytes, metadata: Sequence[Header], done: ResponseCallback
+    ) -> Cancellable:
+        """ModelInfer without a coroutine: calls `done` once, maybe before it returns.
+
+        Cancelling what is returned cancels the request. Raises HostError.
+        """
+        try:
+            return self._start_infer(message, done, _Metadata(metadata))
+        except HostError:
+            raise
+        except Exception as error:  # the top of a call, as above
             raise to_host_error(error) from error
 
     async def stream(

@@ -24,7 +24,17 @@ from host.ray.channels.messages import (
     unpack_request,
 )
 from host.ray.per_model.connection import Connection, RoutedModelControl
+from host.ray.per_model.methods import (
+    DESCRIBE_MODEL,
+    INDEX_ENTRIES,
+    IS_READY,
+    LOAD_FOR_CLIENT,
+    MODEL_STATISTICS,
+    REFRESH_MODEL,
+    UNLOAD_FOR_CLIENT,
+)
 from host.ray.replica import ServerReplica
+from host.ray.servicer import Rpc
 from host.server.server import Server
 
 _Arguments = ParamSpec("_Arguments")
@@ -53,7 +63,7 @@ class ConnectedReplica(ServerReplica):
     """
 
     routes_sequences = True
-    methods_for_replicas = (*ServerReplica.methods_for_replicas, "refresh_model")
+    methods_for_replicas = (*ServerReplica.methods_for_replicas, REFRESH_MODEL)
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Mapping[str, Any], model: str, deployments: Mapping[str, str]
@@ -63,7 +73,11 @@ class ConnectedReplica(ServerReplica):
         self._asking: asyncio.Task[None] | None = None
         context = serve.get_replica_context()
         self._connection = Connection(deployments, model, context.app_name)
-        await super().__init__(arguments)
+        try:
+            await super().__init__(arguments)
+        except BaseException:  # also a cancelled start leaves no connection
+            self._connection.close()
+            raise
         self._started = True
 
     async def stop(self) -> None:
@@ -98,8 +112,8 @@ class ModelReplica(ConnectedReplica):
 
     methods_for_replicas = (
         *ConnectedReplica.methods_for_replicas,
-        "describe_model", "index_entries", "is_ready", "load_for_client", "model_statistics",
-        "unload_for_client",
+        DESCRIBE_MODEL, INDEX_ENTRIES, IS_READY, LOAD_FOR_CLIENT, MODEL_STATISTICS,
+        UNLOAD_FOR_CLIENT,
     )  # fmt: skip
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
@@ -191,6 +205,23 @@ class IngressReplica(ConnectedReplica):
     ) -> None:
         """`bound`: the other deployments; Ray Serve deploys what is bound to the ingress."""
         await super().__init__(arguments, "", deployments)
+        self._counts_clients = bool(self._server.options.api_key_file)
+
+    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> bytes:
+        """As that of the base class, but passes requests on undecoded where that is possible."""
+        if (
+            rpc.name == "ModelInfer"
+            and not self._counts_clients
+            and not self._server.core.handles_requests
+        ):
+            try:
+                metadata = context.invocation_metadata()
+                answer = await self._connection.forward_infer(message, metadata)
+            except HostError as error:
+                return self.refuse(context, error)
+            if answer is not None:
+                return answer
+        return await super().answer_rpc(rpc, message, context)
 
 
 Ingress = serve.ingress()(IngressReplica)
