@@ -112,8 +112,8 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
         wait_for(OWN_PORT, 2) if mode == "port" else wait_for(PORT)
         yield [
             process.pid
-            for process in psutil.process_iter()
-            if "ServeReplica:pbhost" in " ".join(process.cmdline())
+            for process in psutil.process_iter(["cmdline"])
+            if "ServeReplica:pbhost" in " ".join(process.info["cmdline"] or ())
         ]
     finally:
         serve.shutdown()
@@ -203,7 +203,7 @@ class CpuTimes:
 
     def _read(self) -> dict[str, float]:
         groups = {"client": {self._own}, "servers": self._replicas}
-        groups["proxies"] = {one for one in self._others if "haproxy" in one.name()}
+        groups["proxies"] = {one for one in self._others if "haproxy" in _name_of(one)}
         groups["others"] = self._others - groups["proxies"]
         return {name: sum(map(_seconds_of, group)) for name, group in groups.items()}
 
@@ -220,6 +220,13 @@ def _families(pids: Sequence[int]) -> set[psutil.Process]:
     """Processes with their children."""
     found = {psutil.Process(pid) for pid in pids}
     return found.union(*(one.children(recursive=True) for one in found))
+
+
+def _name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:  # also a zombie
+        return ""
 
 
 def _seconds_of(process: psutil.Process) -> float:

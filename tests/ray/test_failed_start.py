@@ -36,6 +36,10 @@ class TritonPythonModel:
 """
 
 
+POOL = "asyncio_", "ThreadPoolExecutor-"
+"""Names of threads of the event loop's pool."""
+
+
 def make_probe(arguments: dict[str, Any], model: str, began: Path) -> Any:
     """A deployment that starts a replica, and cancels that once a file is there.
 
@@ -91,9 +95,7 @@ def make_probe(arguments: dict[str, Any], model: str, began: Path) -> Any:
                 "memory": Counter(one for one in files if "memfd" in one or "/dev/shm" in one),
                 "tasks": Counter(str(one.get_coro()) for one in asyncio.all_tasks()),
                 "threads": Counter(
-                    one.name
-                    for one in threading.enumerate()
-                    if not one.name.startswith("asyncio_")  # the pool of the event loop
+                    one.name for one in threading.enumerate() if not one.name.startswith(POOL)
                 ),
             }
 
@@ -106,7 +108,7 @@ def make_probe(arguments: dict[str, Any], model: str, began: Path) -> Any:
 @pytest.mark.parametrize(
     ("model", "text", "ended"),
     [
-        ("", BROKEN, "it cannot start"),
+        ("", BROKEN, "failed to load all models"),
         ("", WAITS, "cancelled"),
         ("waits", WAITS, "cancelled"),
     ],
@@ -124,7 +126,10 @@ def test_a_start_that_ends_half_way_leaves_nothing_open(
     began = tmp_path / "began"
     repository.copy("identity")
     repository.add("waits", text.format(began=str(began)), "instance_group [{kind: KIND_CPU}]")
-    arguments = {"model_repository": str(repository.path), "model_control_mode": "explicit"}
+    arguments: dict[str, Any] = {
+        "model_repository": str(repository.path),
+        "model_control_mode": "explicit",
+    }
     arguments["load_model"] = [model] if model else ["identity", "waits"]
     with cluster.deploy(make_probe(arguments, model, began)) as replicas:
         handle = serve.get_app_handle(replicas.name)

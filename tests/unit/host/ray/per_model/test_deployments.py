@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,12 @@ def models(repository: RepositoryBuilder) -> Path:
     return repository.path
 
 
+def needed(settings: dict[str, Any]) -> tuple[float, int]:
+    """CPUs and GPUs."""
+    actor = settings["ray_actor_options"]
+    return actor["num_cpus"], actor["num_gpus"]
+
+
 def test_options_follow_from_the_configurations(models: Path) -> None:
     found = model_deployments(read_options({"model_repository": str(models)}), {})
     settings = {one.model: one.settings for one in found}
@@ -38,10 +45,10 @@ def test_options_follow_from_the_configurations(models: Path) -> None:
         "sequences": 32,
         "chain": 256,
     }
-    resources = {name: one["ray_actor_options"] for name, one in settings.items()}
-    assert resources["batching"] == {"num_cpus": 0.3, "num_gpus": 0}
-    assert resources["on_gpu"] == {"num_cpus": 0.2, "num_gpus": 1}
-    assert resources["chain"]["num_gpus"] == 0
+    resources = {name: needed(one) for name, one in settings.items()}
+    assert resources["batching"] == (0.3, 0)
+    assert resources["on_gpu"] == (0.2, 1)
+    assert resources["chain"] == (0.1, 0)
     assert [name for name, one in settings.items() if "request_router_config" in one] == [
         "sequences"
     ]
@@ -56,6 +63,20 @@ def test_given_options_come_first_and_scaling_gets_the_policy(models: Path) -> N
     policy = {"policy_function": "host.ray.autoscaling:choose_replicas"}
     assert only.settings["autoscaling_config"] == {"policy": policy, **scaling}
     assert ingress_settings(options, {"num_replicas": 2})["num_replicas"] == 2
+
+
+def test_replicas_run_on_the_event_loop_of_ray_unless_their_environment_says_otherwise(
+    models: Path,
+) -> None:
+    options = read_options({"model_repository": str(models), **EXPLICIT, "load_model": "identity"})
+    own = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "1", "NAME": "value"}
+    for given, expected in (
+        ({}, {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}),
+        ({"ray_actor_options": {"num_cpus": 2, "runtime_env": {"env_vars": own}}}, own),
+    ):
+        (only,) = model_deployments(options, {"identity": given})
+        for settings in (only.settings, ingress_settings(options, given)):
+            assert settings["ray_actor_options"]["runtime_env"]["env_vars"] == expected
 
 
 @pytest.mark.parametrize(
@@ -90,7 +111,7 @@ def test_a_replica_has_the_gpus_that_its_groups_name(
     (models / "on_gpu" / "config.pbtxt").write_text(f"instance_group [{groups}]")
     options = read_options({"model_repository": str(models), **EXPLICIT, "load_model": "on_gpu"})
     (only,) = model_deployments(options, {})
-    assert only.settings["ray_actor_options"] == {"num_cpus": cpus, "num_gpus": gpus}
+    assert needed(only.settings) == (cpus, gpus)
 
 
 def test_a_configuration_that_cannot_be_read_names_its_model(models: Path) -> None:
