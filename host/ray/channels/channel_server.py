@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from host.errors import HostError, unavailable
+from host.errors import HostError, internal, unavailable
 from host.frontends.forwarding import Header
 from host.frontends.grpc.methods import Cancellable, ResponseCallback
 from host.inference.request import InferRequest
@@ -218,7 +218,8 @@ class _ServedChannel:
     async def _begin_when_sent(self) -> None:
         """Begins once the client is told, also if this process dies then."""
         try:
-            await asyncio.wait_for(self._writer.drain(), _SEND_SECONDS)
+            while self._writer.transport.get_write_buffer_size():
+                await asyncio.wait_for(self._writer.drain(), _SEND_SECONDS)
         except ConnectionError:
             return  # the client has gone
         except asyncio.TimeoutError:
@@ -233,18 +234,13 @@ class _ServedChannel:
     def _begin(self) -> None:
         waiting, self._waiting = self._waiting, []
         for kind, number, contents in waiting:
-            try:
-                if kind == FrameKind.RPC:
-                    self._begin_rpc(number, contents)
-                elif kind == FrameKind.CALL:
-                    self._start(number, self._call(number, contents))
-                else:
-                    window = self._windows[number] = _Window()
-                    self._start(number, self._run(number, contents, window))
-            except FrameError as error:
-                _log.error("a connection to another replica ends: %s", error)
-                self._writer.transport.abort()
-                return
+            if kind == FrameKind.RPC:
+                self._begin_rpc(number, contents)
+            elif kind == FrameKind.CALL:
+                self._start(number, self._call(number, contents))
+            else:
+                window = self._windows[number] = _Window()
+                self._start(number, self._run(number, contents, window))
 
     def send(self, frame: bytes) -> None:
         """Sends a frame, if the client is there."""
@@ -266,7 +262,8 @@ class _ServedChannel:
             self._cancel(number)
 
     def _cancel(self, number: int) -> None:
-        self._waiting = [frame for frame in self._waiting if frame[1] != number]
+        if self._waiting:
+            self._waiting = [frame for frame in self._waiting if frame[1] != number]
         work = self._work.get(number)
         if work is not None:
             if number in self._rpcs:
@@ -274,8 +271,7 @@ class _ServedChannel:
             work.cancel()
 
     def _begin_rpc(self, number: int, contents: bytes) -> None:
-        """Answers a ModelInfer of a client. Raises FrameError."""
-        message, metadata = decode_rpc(contents)
+        """Answers a ModelInfer of a client."""
 
         def done(answer: bytes | HostError) -> None:
             if number not in self._rpcs:
@@ -288,7 +284,11 @@ class _ServedChannel:
 
         self._rpcs.add(number)
         try:
+            message, metadata = decode_rpc(contents)
             work = self._server.start_infer(message, metadata, done)
+        except FrameError as error:
+            done(internal(str(error)))
+            return
         except HostError as error:
             done(error)
             return
