@@ -18,12 +18,6 @@ ROUTER = {
     "request_router_kwargs": {"num_fallback_replicas": 0},
 }
 
-_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-"""Runs a replica on the event loop of Ray, which a server never blocks.
-
-On a loop of its own, each request would change threads twice.
-"""
-
 STOP_MARGIN = 10.0  # seconds of a replica's stop beside the exit timeout of its server
 
 
@@ -44,16 +38,8 @@ def derive_options(
     }
     if found.sequence_models and not behind_haproxy():
         derived["request_router_config"] = ROUTER  # HAProxy has no routers, and Ray refuses one
-    return complete_options({**derived, **given})
-
-
-def complete_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the policy of autoscaling, and the environment of replicas."""
-    actor = dict(settings.get("ray_actor_options") or {})
-    runtime = dict(actor.get("runtime_env") or {})
-    runtime["env_vars"] = {**_ENVIRONMENT, **(runtime.get("env_vars") or {})}
-    completed = {**settings, "ray_actor_options": {**actor, "runtime_env": runtime}}
-    scaling = settings.get("autoscaling_config")
+    derived.update(given)
+    scaling = derived.get("autoscaling_config")
     if isinstance(scaling, Mapping):
-        completed["autoscaling_config"] = {"policy": POLICY, **scaling}
-    return completed
+        derived["autoscaling_config"] = {"policy": POLICY, **scaling}
+    return derived

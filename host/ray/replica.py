@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -12,9 +12,18 @@ from ray import serve
 
 from host.config.schema import is_ensemble
 from host.errors import HostError
+from host.frontends.forwarding import Header
+from host.frontends.grpc.methods import (
+    INFERENCE_SERVICE,
+    Cancellable,
+    ResponseCallback,
+    RpcContext,
+    Services,
+    UnaryMethod,
+)
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
-from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_budget import ReceiveBudget, ReservedBytes
 from host.inference.metadata import ModelStatistics
 from host.options.options import Options
 from host.ray.arguments import read_options
@@ -23,7 +32,6 @@ from host.ray.channels.channel_server import ChannelAddress, ChannelServer
 from host.ray.channels.listening import listen
 from host.ray.channels.replica_method import ReplicaMethod
 from host.ray.deployment_options import behind_haproxy
-from host.ray.direct_rpcs import DirectRpcs
 from host.ray.metrics import MetricsExporter
 from host.ray.model_changes import (
     APPLY_CHANGES,
@@ -35,9 +43,9 @@ from host.ray.model_changes import (
     SharedModelControl,
 )
 from host.ray.peers import Peers
+from host.ray.replica_port import serve_replica_port
 from host.ray.rpc_methods import RpcMethods
 from host.ray.sequence_guard import SequenceGuard
-from host.ray.servicer import Rpc, answer_locally
 from host.ray.statistics import add_statistics
 from host.server.server import Server
 
@@ -48,6 +56,8 @@ _MENDING_SECONDS = 60.0
 
 _LOAD_SECONDS = 600.0
 _STATISTICS_SECONDS = 10.0
+
+INFER_PATH = f"/{INFERENCE_SERVICE}/ModelInfer"
 
 OWN_STATISTICS = ReplicaMethod[list[ModelStatistics]](
     "own_statistics", tuple[str, str], list[ModelStatistics]
@@ -76,7 +86,6 @@ class ServerReplica(RpcMethods):
         )
         self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
-        self._direct: DirectRpcs | None = None
         self._queue = (0, 0.0)  # what queues had counted when last asked
         async with AsyncExitStack() as opened:  # closed if the start fails or is cancelled
             await self._open(arguments, opened)
@@ -85,9 +94,9 @@ class ServerReplica(RpcMethods):
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
-        if behind_haproxy():
-            self._direct = DirectRpcs(self)
-            answer_locally(self._direct)
+        self._has_port = behind_haproxy()
+        if self._has_port:
+            serve_replica_port(self)
 
     async def _open(self, arguments: Mapping[str, Any], opened: AsyncExitStack) -> None:
         """Starts the server and what it needs; `opened` closes them in the opposite order."""
@@ -114,14 +123,35 @@ class ServerReplica(RpcMethods):
             options, control_hook=self._control, collect_statistics=self._collect_statistics
         )
 
-    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> bytes:
+    async def call_rpc(self, path: str, message: bytes, metadata: Sequence[Header]) -> bytes:
         """As that of the base class, but refuses requests that belong to another replica."""
-        if self._guards and rpc.name == "ModelInfer":
-            try:
+        if self._guards and path == INFER_PATH:
+            self._guard.check_rpc(message, metadata)
+        return await super().call_rpc(path, message, metadata)
+
+    def services(self) -> Services:
+        """The gRPC methods, for the port of this replica."""
+        services = self.rpcs.services()
+        others = [one for one in services[INFERENCE_SERVICE] if one.name != "ModelInfer"]
+        return {**services, INFERENCE_SERVICE: [self.infer_method(), *others]}
+
+    def infer_method(self) -> UnaryMethod:
+        """ModelInfer as `call_rpc` answers it."""
+
+        def start(
+            message: bytes,
+            done: ResponseCallback,
+            context: RpcContext,
+            reserved: ReservedBytes | None,
+        ) -> Cancellable:
+            if self._guards:
                 self._guard.check_rpc(message, context.invocation_metadata())
-            except HostError as error:
-                return self.refuse(context, error)
-        return await super().answer_rpc(rpc, message, context)
+            return self.rpcs.start_infer(message, context.invocation_metadata(), done, reserved)
+
+        return UnaryMethod("ModelInfer", self._infer, "inference", start)
+
+    async def _infer(self, message: bytes, context: RpcContext) -> bytes:
+        return await self.call_rpc(INFER_PATH, message, context.invocation_metadata())
 
     async def answer_http(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answers an HTTP request, an ASGI application."""
@@ -206,7 +236,7 @@ class ServerReplica(RpcMethods):
 
     def uncounted_requests(self) -> int:
         """Requests in progress that Ray Serve does not count."""
-        direct = 0 if self._direct is None else self._direct.ongoing
+        direct = self.rpcs.open_requests if self._has_port else 0
         return direct + self._channel_server.ongoing
 
     async def exchange_address(self, other: ChannelAddress | None) -> ChannelAddress | None:

@@ -316,8 +316,7 @@ def test_a_recording_at_the_ingress_has_the_requests_of_clients(
     with urllib.request.urlopen(url, settings, timeout=DEADLINE) as recording:  # it has begun
         for _ in range(2):
             client.infer("identity", [tensor("INPUT0", floats(2))])
-        last = recording.read().splitlines()[-1]
-    assert json.loads(last)["reason"] == "the limit of requests was reached"
+        assert b"the limit of requests was reached" in recording.read()
 
 
 def test_sequences_stay_on_their_replica(client: grpcclient.InferenceServerClient) -> None:

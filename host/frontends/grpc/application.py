@@ -13,12 +13,14 @@ from host.frontends.grpc.methods import (
     Cancellable,
     Method,
     ResponseCallback,
+    Services,
     StreamMethod,
     UnaryMethod,
     retry_milliseconds,
     to_host_error,
 )
 from host.frontends.grpc.service import GrpcService
+from host.frontends.receive_budget import ReservedBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class GrpcApplication:
             for name, methods in service.services().items()
             for method in methods
         }
-        self._start_infer = service.start_infer
+        self._service = service
 
     @property
     def methods(self) -> list[GrpcMethod]:
@@ -69,6 +71,15 @@ class GrpcApplication:
             GrpcMethod(path.split("/")[1], method.name, isinstance(method, StreamMethod))
             for path, method in self._methods.items()
         ]
+
+    def services(self) -> Services:
+        """The methods of each service, for an `H2Frontend`."""
+        return self._service.services()
+
+    @property
+    def open_requests(self) -> int:
+        """Number of open inference RPCs."""
+        return self._service.open_requests
 
     async def call(self, path: str, message: bytes, metadata: Sequence[Header] = ()) -> bytes:
         """Answers a call of a method without streams. Cancelling it cancels the request.
@@ -87,14 +98,19 @@ class GrpcApplication:
             raise to_host_error(error) from error
 
     def start_infer(
-        self, message: bytes, metadata: Sequence[Header], done: ResponseCallback
+        self,
+        message: bytes,
+        metadata: Sequence[Header],
+        done: ResponseCallback,
+        reserved: ReservedBytes | None = None,
     ) -> Cancellable:
         """ModelInfer without a coroutine: calls `done` once, maybe before it returns.
 
-        Cancelling what is returned cancels the request. Raises HostError.
+        `reserved`: the memory of the message, if it is counted. Cancelling what is returned cancels
+        the request. Raises HostError.
         """
         try:
-            return self._start_infer(message, done, _Metadata(metadata))
+            return self._service.start_infer(message, done, _Metadata(metadata), reserved)
         except HostError:
             raise
         except Exception as error:  # the top of a call, as above

@@ -169,7 +169,7 @@ class Channel:
 
     async def _drain(self) -> None:
         """Waits for a replica that reads slowly."""
-        with suppress(ConnectionError):  # the answer says how it has ended
+        with suppress(OSError):  # the answer says how the connection has ended
             await self._writer.drain()
 
     def _send(self, kind: FrameKind, number: int) -> None:

@@ -220,13 +220,13 @@ class _ServedChannel:
         try:
             while self._writer.transport.get_write_buffer_size():
                 await asyncio.wait_for(self._writer.drain(), _SEND_SECONDS)
-        except ConnectionError:
-            return  # the client has gone
         except asyncio.TimeoutError:
             error = unavailable(f"the replica that asks has read nothing for {_SEND_SECONDS:g} s")
             waiting, self._waiting = self._waiting, []
             for _, number, _ in waiting:
                 self.send(encode_refusal(number, Refusal.from_error(error)))
+        except OSError:
+            return  # the client has gone
         finally:
             self._beginning = None
         self._begin()
@@ -324,7 +324,7 @@ class _ServedChannel:
                     await window.response_sent()
         except HostError as error:
             self.send(encode_refusal(number, Refusal.from_error(error)))
-        except ConnectionError:
+        except OSError:
             pass  # the client has gone
         except Exception:  # the top of a call: a defect is logged and answered
             _log.exception("unexpected failure of a request of another replica")

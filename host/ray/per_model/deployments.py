@@ -11,7 +11,7 @@ from host.config.model_config import read_unchecked_config
 from host.config.schema import ModelConfig, is_ensemble
 from host.errors import HostError
 from host.options.options import Options
-from host.ray.deployment_options import DEPLOYMENT, ROUTER, STOP_MARGIN, complete_options
+from host.ray.deployment_options import DEPLOYMENT, POLICY, ROUTER, STOP_MARGIN
 from host.ray.requirements import (
     LEAST_ONGOING,
     count_gpus,
@@ -42,7 +42,7 @@ def deployment_name(model: str) -> str:
 
 def ingress_settings(options: Options, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the ingress; `given` come first."""
-    return complete_options(
+    return _with_policy(
         {
             "max_ongoing_requests": _INGRESS_ONGOING,
             "graceful_shutdown_timeout_s": options.exit_timeout_secs + STOP_MARGIN,
@@ -102,7 +102,7 @@ def model_settings(
     if is_ensemble(config):
         settings["max_ongoing_requests"] = _ENSEMBLE_ONGOING
         settings["ray_actor_options"] = {"num_cpus": _CPUS_PER_INSTANCE, "num_gpus": 0}
-        return complete_options({**settings, **given})
+        return _with_policy({**settings, **given})
     settings["max_ongoing_requests"] = max(LEAST_ONGOING, count_ongoing_requests(config))
     settings["ray_actor_options"] = {
         "num_cpus": round(_CPUS_PER_INSTANCE * count_instances(config), 3),
@@ -110,7 +110,14 @@ def model_settings(
     }
     if config.HasField("sequence_batching"):
         settings["request_router_config"] = ROUTER
-    return complete_options({**settings, **given})
+    return _with_policy({**settings, **given})
+
+
+def _with_policy(settings: dict[str, Any]) -> dict[str, Any]:
+    scaling = settings.get("autoscaling_config")
+    if isinstance(scaling, Mapping):
+        settings["autoscaling_config"] = {"policy": POLICY, **scaling}
+    return settings
 
 
 INGRESS = DEPLOYMENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import wraps
@@ -11,6 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 from ray import serve
 
 from host.errors import HostError
+from host.frontends.forwarding import Header
+from host.frontends.grpc.methods import UnaryMethod
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.model_control.hook import LoadParameters
 from host.options.options import Options
@@ -33,8 +36,7 @@ from host.ray.per_model.methods import (
     REFRESH_MODEL,
     UNLOAD_FOR_CLIENT,
 )
-from host.ray.replica import ServerReplica
-from host.ray.servicer import Rpc
+from host.ray.replica import INFER_PATH, ServerReplica
 from host.server.server import Server
 
 _Arguments = ParamSpec("_Arguments")
@@ -204,24 +206,29 @@ class IngressReplica(ConnectedReplica):
         self, arguments: Mapping[str, Any], deployments: Mapping[str, str], *bound: object
     ) -> None:
         """`bound`: the other deployments; Ray Serve deploys what is bound to the ingress."""
+        self._forwarding = 0
         await super().__init__(arguments, "", deployments)
         self._counts_clients = bool(self._server.options.api_key_file)
 
-    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> bytes:
+    async def call_rpc(self, path: str, message: bytes, metadata: Sequence[Header]) -> bytes:
         """As that of the base class, but passes requests on undecoded where that is possible."""
-        if (
-            rpc.name == "ModelInfer"
-            and not self._counts_clients
-            and not self._server.core.handles_requests
-        ):
+        if path == INFER_PATH and not (self._counts_clients or self._server.core.handles_requests):
+            self._forwarding += 1
             try:
-                metadata = context.invocation_metadata()
                 answer = await self._connection.forward_infer(message, metadata)
-            except HostError as error:
-                return self.refuse(context, error)
+            finally:
+                self._forwarding -= 1
             if answer is not None:
                 return answer
-        return await super().answer_rpc(rpc, message, context)
+        return await super().call_rpc(path, message, metadata)
+
+    def infer_method(self) -> UnaryMethod:
+        """As that of the base class, but a request may be waited for."""
+        return dataclasses.replace(super().infer_method(), callback_handler=None)
+
+    def uncounted_requests(self) -> int:
+        """As that of the base class, with those that are passed on."""
+        return super().uncounted_requests() + (self._forwarding if self._has_port else 0)
 
 
 Ingress = serve.ingress()(IngressReplica)

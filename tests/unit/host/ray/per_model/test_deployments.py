@@ -65,20 +65,6 @@ def test_given_options_come_first_and_scaling_gets_the_policy(models: Path) -> N
     assert ingress_settings(options, {"num_replicas": 2})["num_replicas"] == 2
 
 
-def test_replicas_run_on_the_event_loop_of_ray_unless_their_environment_says_otherwise(
-    models: Path,
-) -> None:
-    options = read_options({"model_repository": str(models), **EXPLICIT, "load_model": "identity"})
-    own = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "1", "NAME": "value"}
-    for given, expected in (
-        ({}, {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}),
-        ({"ray_actor_options": {"num_cpus": 2, "runtime_env": {"env_vars": own}}}, own),
-    ):
-        (only,) = model_deployments(options, {"identity": given})
-        for settings in (only.settings, ingress_settings(options, given)):
-            assert settings["ray_actor_options"]["runtime_env"]["env_vars"] == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "given", "text"),
     [
