@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import queue
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 
@@ -187,12 +187,13 @@ def test_a_port_that_closes_finishes_open_requests(served: Served) -> None:
         assert answers.get(timeout=DEADLINE)[1] is None
         stopped = asyncio.run_coroutine_threadsafe(served.port.stop(DEADLINE), served.ray_loop)
 
-        def refused() -> bool:
-            host, port = served.address.split(":")
-            with socket.socket() as other:
-                return other.connect_ex((host, int(port))) == errno.ECONNREFUSED
+        number = int(served.address.split(":")[1])
 
-        wait_until(refused, "the port to accept no more connections")
+        def closed() -> bool:
+            sockets = psutil.Process().net_connections()
+            return all(one.status != "LISTEN" or one.laddr.port != number for one in sockets)
+
+        wait_until(closed, "the port to accept no more connections")
         assert not stopped.done() and served.open_requests == 1
         client.stop_stream(cancel_requests=True)
         stopped.result(DEADLINE)
