@@ -79,7 +79,12 @@ ONE_PLACE = {
         *(
             f"host.ray.{name}"
             for name in (
-                "application", "metrics", "peers", "replica", "replica_port", "running",
+                "application",
+                "metrics",
+                "peers",
+                "replica",
+                "replica_port",
+                "running",
                 "sequence_router",
             )  # fmt: skip
         ),
