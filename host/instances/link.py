@@ -102,7 +102,7 @@ class Link:
         if not self._open:
             return
         frame = encode(messages)
-        start = self._ring.position
+        start = 0 if reclaimed is None else self._ring.position
         if self._ring.try_write(frame):
             if reclaimed is not None:
                 self._reclaimable.append((start, reclaimed))
