@@ -9,7 +9,9 @@ from one client process with 8 requests in progress; client, proxy and replicas 
 `alone` is one server without Ray, `two-alone` are two on one port; `models` has two replicas of
 each model's deployment, behind one of the ingress. It prints requests per second (the median of
 three runs), milliseconds for each response of a stream of 1,000, the time from the start to the
-first answer, and the memory of each replica with its stubs. It needs root, as the tests of Ray do.
+first answer, the memory of each replica with its stubs, and the CPU time that a request costs the
+client, the servers with their stubs, HAProxy and all other processes. It needs root, as the tests
+of Ray do.
 """
 
 from __future__ import annotations
@@ -110,8 +112,8 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
         wait_for(OWN_PORT, 2) if mode == "port" else wait_for(PORT)
         yield [
             process.pid
-            for process in psutil.process_iter()
-            if "ServeReplica:pbhost" in " ".join(process.cmdline())
+            for process in psutil.process_iter(["cmdline"])
+            if "ServeReplica:pbhost" in " ".join(process.info["cmdline"] or ())
         ]
     finally:
         serve.shutdown()
@@ -190,6 +192,51 @@ def memory_of(pid: int) -> float:
     return sum(proportional_bytes(each) or 0 for each in processes) / 1e6
 
 
+class CpuTimes:
+    """CPU time of processes since the start, by what they do."""
+
+    def __init__(self, replicas: Sequence[int]) -> None:
+        self._own = psutil.Process()
+        self._replicas = _families(replicas)
+        self._others = _families([self._own.pid]) - self._replicas - {self._own}
+        self._start = self._read()
+
+    def _read(self) -> dict[str, float]:
+        groups = {"client": {self._own}, "servers": self._replicas}
+        groups["proxies"] = {one for one in self._others if "haproxy" in _name_of(one)}
+        groups["others"] = self._others - groups["proxies"]
+        return {name: sum(map(_seconds_of, group)) for name, group in groups.items()}
+
+    def per_request(self, requests: float) -> str:
+        """Microseconds of each group for a request."""
+        now = self._read()
+        return ", ".join(
+            f"{name} {(now[name] - before) / requests * 1e6:.0f}"
+            for name, before in self._start.items()
+        )
+
+
+def _families(pids: Sequence[int]) -> set[psutil.Process]:
+    """Processes with their children."""
+    found = {psutil.Process(pid) for pid in pids}
+    return found.union(*(one.children(recursive=True) for one in found))
+
+
+def _name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:  # also a zombie
+        return ""
+
+
+def _seconds_of(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def main() -> None:
     """Measures each mode, and prints a line for it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -213,13 +260,15 @@ def main() -> None:
         started = time.monotonic() - began
         port = OWN_PORT if mode == "port" else PORT
         asyncio.run(count_requests(port, 1.0))
+        times = CpuTimes(replicas)
         rates = [asyncio.run(count_requests(port, options.seconds)) for _ in range(3)]
+        cpu = times.per_request(sum(rates) * options.seconds)
         streams = [asyncio.run(time_stream(port, 1000)) for _ in range(3)]
         memory = [round(memory_of(pid)) for pid in replicas]
         print(
             f"{mode}: {statistics.median(rates):.0f} requests/s, "
             f"{statistics.median(streams):.2f} ms a response, ready after {started:.1f} s, "
-            f"MB of each replica: {memory}",
+            f"MB of each replica: {memory}, µs of CPU for a request: {cpu}",
             flush=True,
         )
 

@@ -71,15 +71,8 @@ def main() -> None:
     if arguments[:1] in (["--help"], ["-h"]):
         sys.stdout.write(_USAGE)
         sys.exit(0)
-    if arguments[:1] in (["version"], ["--version"]):
-        from importlib.metadata import version  # imported here because they are slow
-
-        from host.core import VERSION
-
-        sys.stdout.write(f"pbhost {version('pbhost')} (as Triton {VERSION})\n")
-        sys.exit(0)
     sys.stderr.write(_describe_misuse(arguments))
-    sys.exit(1)
+    sys.exit(2)
 
 
 def _run(command: str, arguments: list[str]) -> None:
@@ -111,6 +104,8 @@ def _run(command: str, arguments: list[str]) -> None:
             from host.cli.ray import main
         case "completion":
             from host.cli.completion import main
+        case "version" | "--version":
+            from host.cli.version import main
         case _:
             return
     main(arguments)

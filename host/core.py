@@ -171,6 +171,18 @@ class Core:
             return False
 
     @property
+    def handles_requests(self) -> bool:
+        """Whether something is done here to requests of any model: tracing, recording, splitting.
+
+        Otherwise those of models of other servers can be passed on as they are.
+        """
+        return (
+            self.request_tracer is not None
+            or self._recorder.active
+            or self.traffic.changed_by_client
+        )
+
+    @property
     def loads_on_demand(self) -> bool:
         """Whether `start_when_loaded` can load models."""
         return self._on_demand is not None

@@ -27,7 +27,12 @@ def read_inputs(given: Sequence[Tuple[str, str]], config: Mapping[str, Any]) -> 
     texts: Dict[str, str] = {}
     for name, text in given:
         if name not in wanted:
-            known = "\n".join(f"  {reader}" for reader in wanted.values()) or "  none"
+            if not wanted:
+                raise InvalidInput(
+                    f"the model has no input '{name}', as it declares none: add its inputs to"
+                    " config.pbtxt, or to auto_complete_config in model.py"
+                )
+            known = "\n".join(f"  {reader}" for reader in wanted.values())
             raise InvalidInput(f"the model has no input '{name}'; its inputs are\n{known}")
         if name in texts:
             raise InvalidInput(f"input '{name}' is given twice")

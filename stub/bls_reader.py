@@ -31,6 +31,10 @@ class BlsReader:
         # Wakes the leader if another thread has read its response. Writing to `event` would not do:
         # other readers of it would take that away.
         self._leader_wake, self._wake_leader = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        readable = select.poll()
+        readable.register(event, select.POLLIN)
+        readable.register(self._leader_wake, select.POLLIN)
+        self._poll = readable.poll  # a poll object has one caller at a time: the leader
 
     @property
     def descriptors(self) -> Tuple[int, int]:
@@ -112,11 +116,8 @@ class BlsReader:
         """Reads responses on this thread if the waiter is the leader."""
         if self._leader is not waiter:
             return
-        readable = select.poll()
-        readable.register(self._event, select.POLLIN)
-        readable.register(self._leader_wake, select.POLLIN)
         while not waiter.notified:
-            for descriptor, _ in readable.poll():
+            for descriptor, _ in self._poll():
                 if descriptor == self._event:
                     self._read()
                 else:

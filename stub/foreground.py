@@ -20,11 +20,12 @@ import traceback  # noqa: E402
 from contextlib import ExitStack, closing  # noqa: E402
 from cProfile import Profile  # noqa: E402
 from types import TracebackType  # noqa: E402
-from typing import Any, Dict, List, Optional  # noqa: E402
+from typing import Any, Dict, List, Optional, Sequence  # noqa: E402
 
 import pb_utils  # noqa: E402
 from pb_utils import testing  # noqa: E402
 from pb_utils._literals import InvalidInput, read_inputs  # noqa: E402
+from pb_utils._output_check import find_mismatches  # noqa: E402
 from pb_utils._response_text import format_response  # noqa: E402
 from stub.bls_models import BlsModels  # noqa: E402
 from stub.module_isolation import isolate_modules  # noqa: E402
@@ -112,8 +113,16 @@ def _read_recorded_inputs(
 
 
 def _print_exception(error: BaseException, job: Job) -> None:
-    """Prints an exception of the model with its traceback; starts pdb if the job says so."""
+    """Prints an exception of the model with its traceback; starts pdb if the job says so.
+
+    What the model returned, or lacks, has no line of its own; the message says all.
+    """
     trace = _skip_own_frames(error.__traceback__)
+    known = isinstance(error, pb_utils.TritonModelException) and error.__cause__ is None
+    if trace is None and known:
+        print(f"pbhost run: {error}", file=sys.stderr)
+        return
+    trace = trace or error.__traceback__
     traceback.print_exception(type(error), error, trace)
     if job.debug:
         pdb.post_mortem(trace)
@@ -127,7 +136,7 @@ def _execute(model: testing.ModelHarness, fields: Dict[str, Any], job: Job) -> N
     profile = Profile() if job.profile else None
     times: List[float] = []
     for turn in range(job.count):
-        responses = _ResponsePrinter(show=turn == 0)
+        responses = _ResponsePrinter(turn == 0, model.config, fields.get("requested_outputs", ()))
         request = model.request(**fields)
         if profile is not None:
             profile.enable()
@@ -166,10 +175,15 @@ def _print_log(record: testing.LogRecord) -> None:
 
 
 class _ResponsePrinter:
-    """Prints the responses to one request as they arrive."""
+    """Prints the responses to one request as they arrive.
 
-    def __init__(self, show: bool) -> None:
+    It warns of outputs that differ from the configuration: a server would pass them on.
+    """
+
+    def __init__(self, show: bool, config: Dict[str, Any], requested: Sequence[str]) -> None:
         self._show = show
+        self._config = config
+        self._requested = requested
         self._count = 0
         self._errors: List[str] = []
 
@@ -180,7 +194,9 @@ class _ResponsePrinter:
             # Printed at the end: if the model raises an exception, its traceback says more.
             self._errors.append(f"response {self._count}: error: {error.message()}")
         elif self._show:
-            print(format_response(self._count, response))
+            print(format_response(self._count, response), flush=True)
+            for text in find_mismatches(response, self._config, self._requested):
+                print(f"warning: {text}", file=sys.stderr)
 
     def finish(self) -> None:
         """Prints the errors after the last response. Raises ModelFailed if there are any."""
@@ -193,12 +209,12 @@ class _ResponsePrinter:
 
 
 def _skip_own_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:
-    """Returns the traceback from the first frame of the model on; all frames if it has none."""
+    """Returns the traceback from the first frame of the model on; None if it has none."""
     ours = (_here + os.sep, os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep)
     part = trace
     while part is not None and part.tb_frame.f_code.co_filename.startswith(ours):
         part = part.tb_next
-    return part or trace
+    return part
 
 
 if __name__ == "__main__":

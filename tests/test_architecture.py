@@ -61,7 +61,12 @@ LAYERS = [
 
 ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
-    "grpc": {"host.cli.grpc_inference", "host.frontends.grpc.aio", "host.ray.servicer"},
+    "grpc": {
+        "host.cli.grpc_inference",
+        "host.frontends.grpc.aio",
+        "host.ray.replica_port",
+        "host.ray.servicer",
+    },
     "hpack": {"host.frontends.grpc.h2.headers"},
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.child"},
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
@@ -73,7 +78,15 @@ ONE_PLACE = {
     "ray": {
         *(
             f"host.ray.{name}"
-            for name in ("application", "metrics", "peers", "replica", "running", "sequence_router")
+            for name in (
+                "application",
+                "metrics",
+                "peers",
+                "replica",
+                "replica_port",
+                "running",
+                "sequence_router",
+            )  # fmt: skip
         ),
         *(f"host.ray.channels.{name}" for name in ("listening", "replica_channels")),
         *(f"host.ray.per_model.{name}" for name in ("application", "connection", "replicas")),

@@ -40,7 +40,7 @@ def parse_texts(
     line.
     """
     command, *names = synopsis.split()
-    repeated = names[-1] == "..."
+    repeated = names[-1:] == ["..."]
     required = names[:-1] if repeated else names
     flags = flags_of(owner)
     try:

@@ -45,6 +45,8 @@ examples:
   pbhost infer http://localhost:8000 add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=random
   pbhost infer grpc://localhost:8001 repeat --input IN=hello --parameter 'max_tokens=20'
   pbhost infer http://localhost:8000 classify --input IMAGE=@cat.png --header 'api-key: secret'
+  pbhost infer http://localhost:8000 sum --input X=1 --parameter sequence_id=7 \\
+    --parameter sequence_start=true
 
 exit status: 0 all responses are successful; 1 a response is an error, or the server does not
 answer; 2 the command line is invalid, or the inputs do not match the model"""

@@ -22,10 +22,9 @@ from host.recording.format import (
     RecordedRequest,
     RecordingEnd,
     RecordingHeader,
-    check_format,
     damaged,
+    decode_header,
     decode_line,
-    parse_line,
 )
 from host.recording.recorder import RecordingSettings
 
@@ -116,18 +115,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _read_header(source: BinaryIO) -> RecordingHeader | None:
-    """The first line of a recording; None if this is none. Raises HostError for another format."""
+    """The first line of a recording; as `decode_header`."""
     text = source.readline(MAX_LINE_BYTES + 1)
     if not text:
         raise unavailable("the server has ended the recording early; nothing is recorded")
-    try:
-        line = parse_line(text)
-    except HostError:
-        return None
-    if not isinstance(line, RecordingHeader):
-        return None
-    check_format(line)
-    return line
+    return decode_header(text)
 
 
 class _Download:

@@ -1,4 +1,4 @@
-"""Checks a model's Python file without running it: syntax, and class `TritonPythonModel`."""
+"""Checks a model's Python file without running it: syntax, class and method of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from host.lint.problem import Problem
 from host.system.regular_file import read_file
 
 _CLASS = "TritonPythonModel"
-_COMPLETES = "auto_complete_config"
+_COMPLETES, _EXECUTE = "auto_complete_config", "execute"
 
 
 class PythonFile:
@@ -49,8 +49,12 @@ class PythonFile:
             self.problems.append(Problem(path, text, advice=advice))
         own = places[0] if len(places) == 1 else None
         if isinstance(own, ast.ClassDef) and not (own.bases or own.decorator_list or own.keywords):
-            inside = (node for part in own.body for node in ast.walk(part))
+            inside = [node for part in own.body for node in ast.walk(part)]
             self.may_complete = any(_may_bind(node, _COMPLETES) for node in inside)
+            if not any(_may_bind(node, _EXECUTE) for node in inside):
+                text, advice = f"{_CLASS} has no method {_EXECUTE}", "every request will fail"
+                at = own.lineno, own.col_offset + 1
+                self.problems.append(Problem(path, text, advice=advice, position=at, warning=True))
 
 
 def _may_bind(node: ast.AST, name: str) -> bool:

@@ -189,7 +189,10 @@ class Choices:
     def __call__(self, value: Any) -> None:
         """Raises InvalidValue for another value."""
         if value not in self.choices:
-            raise InvalidValue(f"invalid argument for --{self.flag}")
+            choices = {choice.lower(): choice for choice in self.choices}
+            close = difflib.get_close_matches(str(value).lower(), choices, n=1)
+            meant = f", did you mean '{choices[close[0]]}'?" if close else ""
+            raise InvalidValue(f"invalid argument for --{self.flag}", f"got '{value}'{meant}")
 
 
 def one_of(flag: str, *choices: str) -> Choices:
@@ -283,9 +286,8 @@ def parse_flags(
 
 def _invalid_flag_value(flag: Flag | DeprecatedFlag, error: InvalidValue) -> InvalidValue:
     """Returns the error for an invalid value of a flag."""
-    return InvalidValue(
-        f'Bad option: "--{flag.name}".\n{error}', error.advice or _usage_advice(flag)
-    )
+    advice = "\n".join(filter(None, (error.advice, _usage_advice(flag))))
+    return InvalidValue(f'Bad option: "--{flag.name}".\n{error}', advice)
 
 
 def _usage_advice(flag: Flag | DeprecatedFlag) -> str:

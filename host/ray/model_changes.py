@@ -7,14 +7,17 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from host.errors import ErrorCode, HostError, unavailable
 from host.model_control.hook import LoadParameters
+from host.ray.channels.replica_method import ReplicaMethod
 from host.server.server import Server
 
 _log = logging.getLogger("pbhost")
+
+_Result = TypeVar("_Result")
 
 _QUESTION_SECONDS = 10.0
 
@@ -27,13 +30,13 @@ class ModelChange:
     """A load or an unload of a model.
 
     `stamp`: orders the changes of all replicas; it is the time in nanoseconds since 1970, or a
-    later one where newer changes are known, and the replica that was asked. `parameters`: of a
-    load, None for an unload.
+    later one where newer changes are known, and the replica that was asked. `parameters`: the
+    LoadParameters of a load, None for an unload.
     """
 
     name: str
     stamp: tuple[int, str]
-    parameters: LoadParameters | None = None
+    parameters: Mapping[str, Any] | None = None
     unload_dependents: bool = False
 
 
@@ -50,12 +53,23 @@ class Failure:
         return HostError(ErrorCode(self.code), f"replica {self.replica}: {self.message}")
 
 
+APPLY_CHANGES = ReplicaMethod[Failure | None](
+    "apply_changes", tuple[list[ModelChange]], Failure | None
+)
+LIST_STAMPS = ReplicaMethod[ReplicaStamps]("list_stamps", tuple[()], ReplicaStamps)
+SEND_CHANGES = ReplicaMethod[list[ModelChange]](
+    "send_changes", tuple[dict[str, str]], list[ModelChange]
+)
+
+
 class ReplicaCalls(Protocol):
     """Calls the replicas of a deployment, see `host.ray.peers.Peers`."""
 
     own_id: str
 
-    async def call(self, method: str, *arguments: object, timeout: float) -> list[Any]:
+    async def call(
+        self, method: ReplicaMethod[_Result], *arguments: object, timeout: float
+    ) -> list[_Result]:
         """The results of a method. Raises HostError UNAVAILABLE."""
 
 
@@ -141,7 +155,7 @@ class SharedModelControl:
         if self.server is None:
             return  # a model that changes others as it starts; it does so in every replica
         try:
-            failures = await self.peers.call("apply_changes", [change], timeout=self.load_seconds)
+            failures = await self.peers.call(APPLY_CHANGES, [change], timeout=self.load_seconds)
         except HostError as error:
             raise unavailable(
                 f"model '{change.name}' has changed in this replica, but perhaps not in all others:"
@@ -149,7 +163,7 @@ class SharedModelControl:
                 " check"
             ) from error
         for failure in failures:
-            if isinstance(failure, Failure):
+            if failure is not None:
                 raise failure.to_error()
 
     def record(self, name: str, loaded: bool) -> None:
@@ -229,9 +243,7 @@ class SharedModelControl:
     async def _find_missed(self) -> tuple[int, dict[str, str]]:
         """The number of replicas; and the models with news, each with the replica that knows."""
         try:
-            known: list[ReplicaStamps] = await self.peers.call(
-                "list_stamps", timeout=_QUESTION_SECONDS
-            )
+            known = await self.peers.call(LIST_STAMPS, timeout=_QUESTION_SECONDS)
         except HostError as error:
             _log.warning("loads and unloads of other replicas are not known: %s", error.message)
             return 0, {}
@@ -246,7 +258,7 @@ class SharedModelControl:
         if not missed:
             return
         try:
-            parts = await self.peers.call("send_changes", missed, timeout=self.load_seconds)
+            parts = await self.peers.call(SEND_CHANGES, missed, timeout=self.load_seconds)
         except HostError as error:
             _log.warning("loads and unloads of other replicas did not come: %s", error.message)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 from ray import serve
 from ray.exceptions import RayError
@@ -10,6 +10,9 @@ from ray.exceptions import RayError
 from host.errors import unavailable
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer
 from host.ray.channels.replica_channels import ReplicaChannels
+from host.ray.channels.replica_method import ReplicaMethod
+
+_Result = TypeVar("_Result")
 
 
 class Peers:
@@ -29,18 +32,20 @@ class Peers:
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self.channels = ReplicaChannels(lambda: handle, (server, address))
 
-    async def call(self, method: str, *arguments: object, timeout: float) -> list[Any]:
+    async def call(
+        self, method: ReplicaMethod[_Result], *arguments: object, timeout: float
+    ) -> list[_Result]:
         """The results of those that live. Raises HostError UNAVAILABLE if one does not answer."""
         try:
             return await self.channels.call_all(method, *arguments, timeout=timeout)
         except TimeoutError:
             raise unavailable(
-                f"not all replicas of deployment '{self._deployment}' answered '{method}' within"
-                f" {timeout:g} s"
+                f"not all replicas of deployment '{self._deployment}' answered '{method.name}'"
+                f" within {timeout:g} s"
             ) from None
         except RayError as error:
             reason = (str(error).strip().splitlines() or [""])[-1]
             raise unavailable(
-                f"a replica of deployment '{self._deployment}' failed to answer '{method}':"
+                f"a replica of deployment '{self._deployment}' failed to answer '{method.name}':"
                 f" {type(error).__name__}: {reason}"
             ) from error

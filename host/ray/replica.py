@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -12,23 +12,40 @@ from ray import serve
 
 from host.config.schema import is_ensemble
 from host.errors import HostError
+from host.frontends.forwarding import Header
+from host.frontends.grpc.methods import (
+    INFERENCE_SERVICE,
+    Cancellable,
+    ResponseCallback,
+    RpcContext,
+    Services,
+    UnaryMethod,
+)
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
-from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_budget import ReceiveBudget, ReservedBytes
 from host.inference.metadata import ModelStatistics
 from host.options.options import Options
 from host.ray.arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS, UNCOUNTED_REQUESTS
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer
 from host.ray.channels.listening import listen
+from host.ray.channels.replica_method import ReplicaMethod
 from host.ray.deployment_options import behind_haproxy
-from host.ray.direct_rpcs import DirectRpcs
 from host.ray.metrics import MetricsExporter
-from host.ray.model_changes import Failure, ModelChange, ReplicaStamps, SharedModelControl
+from host.ray.model_changes import (
+    APPLY_CHANGES,
+    LIST_STAMPS,
+    SEND_CHANGES,
+    Failure,
+    ModelChange,
+    ReplicaStamps,
+    SharedModelControl,
+)
 from host.ray.peers import Peers
+from host.ray.replica_port import serve_replica_port
 from host.ray.rpc_methods import RpcMethods
 from host.ray.sequence_guard import SequenceGuard
-from host.ray.servicer import Rpc, answer_locally
 from host.ray.statistics import add_statistics
 from host.server.server import Server
 
@@ -40,6 +57,12 @@ _MENDING_SECONDS = 60.0
 _LOAD_SECONDS = 600.0
 _STATISTICS_SECONDS = 10.0
 
+INFER_PATH = f"/{INFERENCE_SERVICE}/ModelInfer"
+
+OWN_STATISTICS = ReplicaMethod[list[ModelStatistics]](
+    "own_statistics", tuple[str, str], list[ModelStatistics]
+)
+
 
 class ServerReplica(RpcMethods):
     """One server in one replica. `arguments`: see `host.ray.arguments`.
@@ -47,8 +70,8 @@ class ServerReplica(RpcMethods):
     Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`.
     """
 
-    methods_for_replicas: tuple[str, ...] = (
-        "apply_changes", "list_stamps", "own_statistics", "send_changes",
+    methods_for_replicas: tuple[ReplicaMethod[Any], ...] = (
+        APPLY_CHANGES, LIST_STAMPS, OWN_STATISTICS, SEND_CHANGES,
     )  # fmt: skip
     """What other replicas call."""
 
@@ -58,30 +81,37 @@ class ServerReplica(RpcMethods):
     async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]
         self._channel_server = ChannelServer(
             lambda request, headers: self._server.own_models.infer(request, headers),
-            {name: getattr(self, name) for name in self.methods_for_replicas},
+            lambda message, metadata, done: self.rpcs.start_infer(message, metadata, done),
+            {method: getattr(self, method.name) for method in self.methods_for_replicas},
         )
-        self._peers = Peers(self._channel_server, await listen(self._channel_server))
-        self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
         self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
-        self._direct: DirectRpcs | None = None
         self._queue = (0, 0.0)  # what queues had counted when last asked
         async with AsyncExitStack() as opened:  # closed if the start fails or is cancelled
-            opened.push_async_callback(self._channel_server.close)
-            self._server = self.make_server(read_options(arguments))
-            await self._server.start()
-            opened.push_async_callback(self._server.stop)
-            self._control.server = self._server
-            await self._control.catch_up()
-            opened.pop_all()
+            await self._open(arguments, opened)
+            self._opened = opened.pop_all()
         self._peers.channels.counted = True
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
+        self._has_port = behind_haproxy()
+        if self._has_port:
+            serve_replica_port(self)
+
+    async def _open(self, arguments: Mapping[str, Any], opened: AsyncExitStack) -> None:
+        """Starts the server and what it needs; `opened` closes them in the opposite order."""
+        opened.push_async_callback(self._channel_server.close)
+        self._peers = Peers(self._channel_server, await listen(self._channel_server))
+        opened.callback(self._peers.channels.close)
+        self._control = SharedModelControl(self._peers, _LOAD_SECONDS)
+        self._server = self.make_server(read_options(arguments))
+        await self._server.start()
+        opened.push_async_callback(self._server.stop)
         self._metrics = MetricsExporter(self._server)
-        if behind_haproxy():
-            self._direct = DirectRpcs(self)
-            answer_locally(self._direct)
+        opened.push_async_callback(self._metrics.stop)
+        opened.push_async_callback(self._control.stop)
+        self._control.server = self._server
+        await self._control.catch_up()
 
     @property
     def _guards(self) -> bool:
@@ -93,14 +123,35 @@ class ServerReplica(RpcMethods):
             options, control_hook=self._control, collect_statistics=self._collect_statistics
         )
 
-    async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> bytes:
+    async def call_rpc(self, path: str, message: bytes, metadata: Sequence[Header]) -> bytes:
         """As that of the base class, but refuses requests that belong to another replica."""
-        if self._guards and rpc.name == "ModelInfer":
-            try:
+        if self._guards and path == INFER_PATH:
+            self._guard.check_rpc(message, metadata)
+        return await super().call_rpc(path, message, metadata)
+
+    def services(self) -> Services:
+        """The gRPC methods, for the port of this replica."""
+        services = self.rpcs.services()
+        others = [one for one in services[INFERENCE_SERVICE] if one.name != "ModelInfer"]
+        return {**services, INFERENCE_SERVICE: [self.infer_method(), *others]}
+
+    def infer_method(self) -> UnaryMethod:
+        """ModelInfer as `call_rpc` answers it."""
+
+        def start(
+            message: bytes,
+            done: ResponseCallback,
+            context: RpcContext,
+            reserved: ReservedBytes | None,
+        ) -> Cancellable:
+            if self._guards:
                 self._guard.check_rpc(message, context.invocation_metadata())
-            except HostError as error:
-                return self.refuse(context, error)
-        return await super().answer_rpc(rpc, message, context)
+            return self.rpcs.start_infer(message, context.invocation_metadata(), done, reserved)
+
+        return UnaryMethod("ModelInfer", self._infer, "inference", start)
+
+    async def _infer(self, message: bytes, context: RpcContext) -> bytes:
+        return await self.call_rpc(INFER_PATH, message, context.invocation_metadata())
 
     async def answer_http(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answers an HTTP request, an ASGI application."""
@@ -118,11 +169,7 @@ class ServerReplica(RpcMethods):
     async def stop(self) -> None:
         """Finishes requests in progress, and stops the server."""
         self._channel_server.say_goodbye()
-        await self._control.stop()
-        await self._metrics.stop()
-        await self._server.stop()
-        self._peers.channels.close()
-        await self._channel_server.close()
+        await self._opened.aclose()
 
     async def check_health(self) -> None:
         """Raises RuntimeError if a model that was ready has had no instance for a minute.
@@ -189,7 +236,7 @@ class ServerReplica(RpcMethods):
 
     def uncounted_requests(self) -> int:
         """Requests in progress that Ray Serve does not count."""
-        direct = 0 if self._direct is None else self._direct.ongoing
+        direct = self.rpcs.open_requests if self._has_port else 0
         return direct + self._channel_server.ongoing
 
     async def exchange_address(self, other: ChannelAddress | None) -> ChannelAddress | None:
@@ -222,7 +269,7 @@ class ServerReplica(RpcMethods):
 
     async def _collect_statistics(self, name: str, version: str) -> list[ModelStatistics]:
         own = self._server.core.statistics(name, version)  # raises for a wrong name
-        call = self._peers.call("own_statistics", name, version, timeout=_STATISTICS_SECONDS)
+        call = self._peers.call(OWN_STATISTICS, name, version, timeout=_STATISTICS_SECONDS)
         return add_statistics(await call) or own
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from host.config.model_config import read_unchecked_config
+from host.config.model_config import ModelConfig, read_unchecked_config
 from host.errors import HostError
 from host.options.options import Options
 from host.repository.repository import ModelDirectory, Repository
 
-_LEAST_ONGOING = 32
+LEAST_ONGOING = 32
 _BATCHES_PER_INSTANCE = 2  # one runs, and one waits
 
 
@@ -52,7 +52,7 @@ def read_requirements(options: Options) -> ModelRequirements:
             ongoing += _add_model(found, directory, options.model_config_name or None, variables)
         except HostError as error:
             found.unreadable[name] = error.message
-    found.ongoing_requests = max(_LEAST_ONGOING, ongoing)
+    found.ongoing_requests = max(LEAST_ONGOING, ongoing)
     return found
 
 
@@ -64,12 +64,28 @@ def _add_model(
 ) -> int:
     """Adds a model; returns its share of the ongoing requests. Raises HostError."""
     config = read_unchecked_config(directory.path, config_name, variables)
-    # Counted without the GPUs of this machine: replicas may run on others.
-    groups = config.instance_group
-    instances = sum(max(1, group.count) * max(1, len(group.gpus)) for group in groups) or 1
     if config.HasField("sequence_batching"):
         found.sequence_models.append(directory.name)
-    for group in groups:
-        needed = int(group.kind == group.KIND_GPU)
-        found.gpus = max(found.gpus, needed, *(gpu + 1 for gpu in group.gpus))
-    return _BATCHES_PER_INSTANCE * instances * max(1, int(config.max_batch_size))
+    found.gpus = max(found.gpus, count_gpus(config))
+    return count_ongoing_requests(config)
+
+
+def count_instances(config: ModelConfig) -> int:
+    """The instances of a model, without the GPUs of this machine: replicas may run on others."""
+    groups = config.instance_group
+    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in groups) or 1
+
+
+def count_ongoing_requests(config: ModelConfig) -> int:
+    """Requests that keep all instances of a model busy, with a full batch waiting for each."""
+    return _BATCHES_PER_INSTANCE * count_instances(config) * max(1, int(config.max_batch_size))
+
+
+def count_gpus(config: ModelConfig) -> int:
+    """The GPUs that a model needs, whose numbers begin at 0 in a replica.
+
+    Those up to the highest number that a group names; one for groups of KIND_GPU that name none.
+    """
+    groups = config.instance_group
+    named = [gpu + 1 for group in groups for gpu in group.gpus]
+    return max(named, default=int(any(group.kind == group.KIND_GPU for group in groups)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from host.errors import HostError
+from host.frontends.forwarding import Header
 from host.frontends.grpc.application import GrpcApplication
 from host.frontends.grpc.methods import RETRY_METADATA
 from host.ray.response_batches import ResponseBatches
@@ -47,14 +48,14 @@ class RpcMethods:
     async def answer_rpc(self, rpc: Rpc, message: bytes, context: Any) -> bytes:
         """Answers a unary RPC; an error is in the status of the context."""
         try:
-            return await self.rpcs.call(rpc.path, message, context.invocation_metadata())
+            return await self.call_rpc(rpc.path, message, context.invocation_metadata())
         except HostError as error:
-            return self.refuse(context, error)
+            self.set_error(context, error)
+            return b""
 
-    def refuse(self, context: Any, error: HostError) -> bytes:
-        """The answer to a unary RPC that ends with an error."""
-        self.set_error(context, error)
-        return b""
+    async def call_rpc(self, path: str, message: bytes, metadata: Sequence[Header]) -> bytes:
+        """The response to a unary RPC. Raises HostError."""
+        return await self.rpcs.call(path, message, metadata)
 
     def open_stream(
         self, rpc: Rpc, messages: AsyncIterator[bytes], context: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from host.core import Core
 from host.errors import HostError, unsupported
@@ -38,7 +39,7 @@ class SequenceGuard:
             algorithm[len(_BY_HEADER) : -1].lower() if algorithm.startswith(_BY_HEADER) else ""
         )  # requests have names of headers in lower case
 
-    def check_rpc(self, message: bytes, metadata: list[Header]) -> None:
+    def check_rpc(self, message: bytes, metadata: Sequence[Header]) -> None:
         """Checks a ModelInfer request. Raises HostError UNSUPPORTED."""
         if not self._haproxy or b"sequence_id" not in message:
             return

@@ -1,7 +1,4 @@
-"""Tells Ray Serve's gRPC servers about the methods of the inference protocol.
-
-Runs in the proxies, and in replicas that Ray's HAProxy reaches directly.
-"""
+"""Tells the gRPC servers of Ray Serve's proxies about the methods of the inference protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import dataclasses
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -40,27 +37,6 @@ class Rpc:
     def path(self) -> str:
         """The path in requests."""
         return f"/{self.service}/{self.name}"
-
-
-class LocalRpcs(Protocol):
-    """Answers the RPCs that HAProxy sends to a replica, see `host.ray.direct_rpcs`."""
-
-    async def call(self, rpc: Rpc, request: bytes, context: Any) -> bytes:
-        """Answers a unary RPC; an error is in the status of the context."""
-
-    def stream(
-        self, rpc: Rpc, requests: AsyncIterator[bytes], context: Any
-    ) -> AsyncIterator[bytes]:
-        """Yields the responses of a stream; an error is in the status of the context."""
-
-
-_local_rpcs: LocalRpcs | None = None
-
-
-def answer_locally(rpcs: LocalRpcs) -> None:
-    """Lets the replica of this process answer its RPCs without Ray Serve in between."""
-    global _local_rpcs
-    _local_rpcs = rpcs
 
 
 def list_rpcs() -> Iterator[Rpc]:
@@ -108,17 +84,11 @@ class _MethodHandler:
         unary, stream = changes["unary_unary"], changes["stream_stream"]
 
         async def answer(request: bytes, context: Any) -> bytes:
-            if _local_rpcs is not None:
-                return await _local_rpcs.call(self.rpc, request, context)
             response: bytes = await unary(request, context)
             _report_lost_replica(context)
             return response
 
         async def answer_stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
-            if _local_rpcs is not None:
-                async for response in _local_rpcs.stream(self.rpc, requests, context):
-                    yield response
-                return
             messages = AcknowledgedMessages(requests)
             try:
                 async for batch in _read_ahead(stream(messages, _StreamContext(context))):

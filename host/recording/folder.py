@@ -21,6 +21,7 @@ from host.recording.format import (
     RecordingEnd,
     RecordingHeader,
     damaged,
+    decode_header,
     decode_line,
     encode_line,
 )
@@ -97,11 +98,14 @@ class RecordingReader:
             self._lines.close()
             raise
         self._size = os.fstat(self._tensors.fileno()).st_size
-        first = self._next_line()
-        if not isinstance(first, RecordingHeader):
+        try:
+            header = decode_header(self._read_text())
+            if header is None:
+                raise damaged("its first line is not that of a recording")
+        except HostError:
             self.close()
-            raise damaged("its first line is not that of a recording")
-        self.header = first
+            raise
+        self.header = header
 
     def requests(self) -> Iterator[RecordedRequest]:
         """Its requests. Raises HostError INVALID_ARG for a damaged one."""
@@ -115,13 +119,17 @@ class RecordingReader:
                 self.end = line
 
     def _next_line(self) -> Line | None:
+        text = self._read_text()
+        return decode_line(text) if text else None
+
+    def _read_text(self) -> bytes:
         try:
             text = self._lines.readline(MAX_LINE_BYTES + 1)
         except OSError as error:
             raise damaged(f"{LINES_NAME} cannot be read: {error.strerror}") from error
         if len(text) > MAX_LINE_BYTES:
             raise damaged(f"a line has more than {MAX_LINE_BYTES} bytes")
-        return decode_line(text) if text else None
+        return text
 
     def read_tensor(self, tensor: RecordedTensor) -> bytes:
         """The bytes of a tensor; any thread may call. Raises HostError INVALID_ARG."""

@@ -51,6 +51,10 @@ class RecordingHeader(msgspec.Struct, frozen=True, tag_field="kind", tag="record
     started: str
 
 
+class _Format(msgspec.Struct):
+    format: str
+
+
 class RecordedRequest(msgspec.Struct, frozen=True, tag_field="kind", tag="request"):
     """A request. `time`: seconds since the start of the recording; `seconds`: until its end.
 
@@ -94,29 +98,34 @@ def encode_line(line: Line) -> bytes:
 
 
 def decode_line(text: bytes) -> Line:
-    """Reads a line. Raises HostError INVALID_ARG if it is damaged or of another format."""
-    line = parse_line(text)
-    if isinstance(line, RecordingHeader):
-        check_format(line)
+    """Reads a line. Raises HostError INVALID_ARG if it is damaged."""
+    try:
+        line: Line = msgspec.json.decode(text, type=Line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_argument(f"a line of the recording is damaged: {error}") from error
     if isinstance(line, RecordedRequest):
         for tensor in line.tensors():
             _check_tensor(tensor)
     return line
 
 
-def parse_line(text: bytes) -> Line:
-    """Reads a line as it is. Raises HostError INVALID_ARG if it is damaged."""
+def decode_header(text: bytes) -> RecordingHeader | None:
+    """Reads the first line; None if it has no format, so that this is no recording.
+
+    The header of another format may have other fields, so the format is read first. Raises
+    HostError INVALID_ARG for another format, and for a damaged line.
+    """
     try:
-        line: Line = msgspec.json.decode(text, type=Line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid_argument(f"a line of the recording is damaged: {error}") from error
-    return line
-
-
-def check_format(header: RecordingHeader) -> None:
-    """Raises HostError INVALID_ARG for a recording of another format."""
-    if header.format != FORMAT:
-        raise invalid_argument(f"the recording has the format '{header.format}', not '{FORMAT}'")
+        found = msgspec.json.decode(text, type=_Format).format
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if found != FORMAT:
+        raise invalid_argument(
+            f"the recording has the format '{found}', expected '{FORMAT}': use the version of"
+            " pbhost that recorded it"
+        )
+    header = decode_line(text)
+    return header if isinstance(header, RecordingHeader) else None
 
 
 def _check_tensor(tensor: RecordedTensor) -> None:

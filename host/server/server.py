@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
@@ -309,7 +309,7 @@ class Server:
             try:
                 return await self._finish_work()
             finally:  # also if this is cancelled: no process outlives the server
-                await self._release_resources()
+                await _run_to_end(self._release_resources())
 
     async def _finish_work(self) -> bool:
         components = self._components
@@ -390,6 +390,20 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
+
+
+async def _run_to_end(work: Coroutine[None, None, None]) -> None:
+    """Runs work that ends by itself; a cancellation takes effect at its end."""
+    running = asyncio.ensure_future(work)
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            cancelled = True
+    running.result()
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def _log_in_flight(lifecycle: ModelLifecycle, left: float) -> None:

@@ -101,6 +101,11 @@ class TrafficSplits:
         self._changed.add(known)
         self._registry.state_changed()
 
+    @property
+    def changed_by_client(self) -> bool:
+        """Whether a client has changed how requests are split."""
+        return bool(self._changed)
+
     def follow_configuration(self, known: str) -> None:
         """Splits the requests to a model as its configuration says, whatever was changed before."""
         if known in self._changed:

@@ -114,7 +114,11 @@ class _ModelImports:
             module = importlib.import_module(f"{self._version}.{path.stem}")
         else:
             module = _import_plain_module(path)
-        model_class: type[Any] = module.TritonPythonModel
+        model_class: type[Any] | None = getattr(module, "TritonPythonModel", None)
+        if model_class is None:
+            raise TritonModelException(
+                f"'{path}' has no class TritonPythonModel; a model must define this class"
+            )
         return model_class
 
     def remove_modules(self) -> None:

@@ -113,4 +113,4 @@ def test_a_repository_that_vanishes_harms_no_loaded_model(
             with host.client() as client:
                 assert run_script(client, "return 1") == 1
             away.rename(repository.path)
-            assert serves(host, "identity")
+            wait_until(lambda: serves(host, "identity"), "the model to be served")

@@ -54,12 +54,12 @@ def test_help_lists_the_flags() -> None:
 )
 def test_a_wrong_command_is_told_in_one_line(arguments: tuple[str, ...], said: str) -> None:
     done = run(*arguments)
-    assert (done.returncode, done.stderr) == (1, f"pbhost: {said}\n")
+    assert (done.returncode, done.stderr) == (2, f"pbhost: {said}\n")
 
 
 def test_without_a_command_the_usage_is_shown() -> None:
     done = run()
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Usage: pbhost serve" in done.stderr
     assert done.stderr.splitlines()[-1] == "a command must be given"
 
@@ -93,13 +93,20 @@ def test_the_help_of_a_command_looks_like_that_of_serve(command: str) -> None:
         (("check", "--strct", "."), "unrecognized option '--strct', did you mean '--strict'?"),
         (("config",), "the following arguments are required: MODEL_DIR|FILE"),
         (("config", "a", "--", "--b"), "Unexpected argument: --b"),
+        (("version", "x"), "Unexpected argument: x"),
+        (
+            ("new", "d", "--kind=decopled"),
+            """Bad option: "--kind"; invalid argument for --kind; got 'decopled', did you mean \
+'decoupled'?; --kind <string>: One of plain, batched, decoupled, bls, image, onnx, chat. \
+Default: plain""",
+        ),
         (
             ("run", "m", "--co=x"),
             """Bad option: "--count"; Invalid option value. Got x; --count <integer>: Number of \
 executions. Default: 1""",
         ),
     ],
-    ids=["value", "misspelt", "nothing", "two", "number"],
+    ids=["value", "misspelt", "nothing", "two", "one too many", "choice", "number"],
 )
 def test_every_command_reads_flags_as_serve_does_and_says_in_one_line_what_is_wrong(
     arguments: tuple[str, ...], error: str

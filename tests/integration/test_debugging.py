@@ -217,10 +217,15 @@ def test_outputs_of_every_kind_can_be_read(repository: RepositoryBuilder) -> Non
             pb_utils.Logger.log_warn("see above")
             return [pb_utils.InferenceResponse(tensors, parameters={"cost": 3})]
     """
-    outputs = {"TEXT": "STRING", "LONG": "INT64", "NONE": "BOOL", "HALF": "BF16"}
+    outputs = {
+        "TEXT": ("STRING", "[ 1, 2 ]"),
+        "LONG": ("INT64", "[ -1 ]"),
+        "NONE": ("BOOL", "[ -1, 3 ]"),
+        "HALF": ("BF16", "[ 1 ]"),
+    }
     config = 'input { name: "HALF" data_type: TYPE_BF16 dims: [ 1 ] }' + "".join(
-        f'output {{ name: "{name}" data_type: TYPE_{kind} dims: [ -1 ] }}'
-        for name, kind in outputs.items()
+        f'output {{ name: "{name}" data_type: TYPE_{kind} dims: {dims} }}'
+        for name, (kind, dims) in outputs.items()
     )
     done = run(repository.add("m", source, config), "--input", "HALF=1.5")
     assert done.returncode == 0, done.stderr
@@ -293,6 +298,52 @@ def test_the_traceback_of_a_models_exception_begins_in_the_model(
 
     model = repository.add("leaves", "raise SystemExit('enough')\n")
     assert (run(model).returncode, run(model).stderr.split("\n")[-2]) == (1, "SystemExit: enough")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "warnings"),
+    [
+        ("pb_utils.Tensor('Y', x.astype('float64'))",
+         ["output 'Y' is TYPE_FP64 [2]; the configuration declares TYPE_FP32 [-1]"]),
+        ("pb_utils.Tensor('Y', x.reshape(1, 2))",
+         ["output 'Y' is TYPE_FP32 [1, 2]; the configuration declares TYPE_FP32 [-1]"]),
+        ("pb_utils.Tensor('y', x)",
+         ["output 'Y' is missing; the configuration declares TYPE_FP32 [-1]"]),
+        ("pb_utils.Tensor('Y', x)", []),
+    ],
+    ids=["type", "shape", "name", "right"],
+)  # fmt: skip
+def test_outputs_that_the_configuration_does_not_declare_are_warned_of(
+    repository: RepositoryBuilder, outputs: str, warnings: list[str]
+) -> None:
+    code = SCALE.replace("HERE", f"return [pb_utils.InferenceResponse([{outputs}])]")
+    done = run(repository.add("m", code, CONFIG), "--input", "X=[1, 2]")
+    assert (done.returncode, done.stderr.splitlines()) == (0, [f"warning: {w}" for w in warnings])
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "class Model:\n    pass\n",
+            "has no class TritonPythonModel; a model must",
+        ),
+        ("class TritonPythonModel:\n    pass\n", "does not implement `execute` method."),
+        (
+            "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n",
+            "Number of InferenceResponse objects do not match the number of InferenceRequest",
+        ),
+    ],
+    ids=["no class", "no execute", "no response"],
+)
+def test_what_a_model_lacks_is_told_without_a_traceback(
+    repository: RepositoryBuilder, code: str, message: str
+) -> None:
+    done = run(repository.add("m", code, CONFIG), "--input", "X=[1, 2]")
+    assert done.returncode == 1
+    assert done.stderr.startswith("pbhost run: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_inputs_that_do_not_fit_are_told_with_what_is_expected(scale: Path) -> None:

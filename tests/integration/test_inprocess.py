@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import host
 from host.inference.metadata import ModelStatistics
-from tests.conftest import RepositoryBuilder
+from tests.conftest import DEADLINE, RepositoryBuilder
 from tests.waiting import eventually
 
 
@@ -90,6 +91,28 @@ def test_a_stop_ends_a_start_that_has_begun(repository: RepositoryBuilder) -> No
         assert (started.code, in_time) == (host.ErrorCode.UNAVAILABLE, True)
         assert (server._endpoints._clients, server._components) == (None, None)
         await eventually(lambda: children() == before, "the end of its processes")
+
+    asyncio.run(main())
+
+
+def test_a_stop_that_is_cancelled_again_and_again_leaves_no_process(
+    repository: RepositoryBuilder,
+) -> None:
+    repository.copy("identity")
+
+    async def main() -> None:
+        before = set(psutil.Process().children(recursive=True))
+        server = await host.Server(options(repository)).start()
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert started
+        stop = asyncio.create_task(server.stop())
+        for _ in range(100):
+            await asyncio.sleep(0)  # it begins, or waits for the next part
+            stop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stop
+        _, alive = psutil.wait_procs(started, timeout=DEADLINE)
+        assert alive == []
 
     asyncio.run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -32,7 +33,13 @@ def pbhost(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        arguments, cwd=folder, capture_output=True, text=True, timeout=DEADLINE, check=False
+        arguments,
+        cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the projects need no plugin
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
     )
 
 

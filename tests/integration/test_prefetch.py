@@ -192,6 +192,41 @@ def test_prefetched_request_may_arrive_while_execute_waits_for_bls(
         assert [other.result(DEADLINE) for other in others] == list(range(6))
 
 
+def test_prefetched_request_runs_if_a_signal_has_ended_the_wait_for_bls(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.copy("script")
+    script = repository.path / "script"
+    code, config = script / "1" / "model.py", script / "config.pbtxt"
+    repository.add("other", code.read_text(), config.read_text().replace('"script"', '"other"'))
+    host = serve(repository).wait_started()
+    asked = tmp_path / "asked"
+    waits = f"""import os
+open({str(asked)!r}, 'w').close()
+until(lambda: os.path.exists({str(tmp_path / "go")!r}), 'the word to go on')
+"""
+    meanwhile = f"""import signal
+    class Ended(Exception):
+        pass
+    def end(*_):
+        raise Ended
+    signal.signal(signal.SIGUSR1, end)
+    try:
+        ask('other', command({waits!r})).exec()
+    except Ended:
+        return True"""
+    with ThreadPoolExecutor(3) as pool:
+        busy = Busy(host, tmp_path, pool, meanwhile)
+        wait_until(asked.exists, "the other model to begin")
+        other = busy.send_request("return 3")
+        busy.pending(1)
+        (stub,) = host.stubs("script_0")
+        stub.send_signal(signal.SIGUSR1)
+        assert busy.first.result(DEADLINE)
+        assert other.result(DEADLINE) == 3
+        busy.go.touch()
+
+
 def test_unloading_model_answers_its_prefetched_request(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:

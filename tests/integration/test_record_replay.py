@@ -514,7 +514,14 @@ def test_damaged_recordings_of_strangers_are_refused(host: RunningHost, tmp_path
 
     assert "its first line is not that of a recording" in refused(good[1])
     assert "its first line is not that of a recording" in refused()
-    assert "has the format 'x'" in refused(good[0].replace("pbhost recording 1", "x"))
+    for later in (
+        good[0].replace("pbhost recording 1", "pbhost recording 2"),
+        '{"kind":"session","format":"pbhost recording 2","began":[2030]}\n',
+    ):
+        assert refused(later) == (
+            "pbhost replay: the recording has the format 'pbhost recording 2', expected 'pbhost"
+            " recording 1': use the version of pbhost that recorded it\n"
+        )
     assert "a line of the recording is damaged" in refused(good[0], "{")
     assert "a line of the recording is damaged" in refused(good[0], "[" * 100_000)
     assert "has 4 bytes" in refused(good[0], good[1].replace('"shape":[1]', '"shape":[2]', 1))

@@ -79,13 +79,6 @@ class Terminal:
         return self._process.wait(DEADLINE)
 
 
-def run_at_terminal(repository: RepositoryBuilder, env: dict[str, str]) -> bytes:
-    """What a host writes to its terminal, whose models fail to load."""
-    terminal = Terminal(repository, env)
-    assert terminal.wait_closed() == 1
-    return terminal.data
-
-
 def shown(data: bytes) -> list[str]:
     """The lines that remain on a terminal, by the two control sequences that the server uses."""
     return [line.rsplit("\r\x1b[K", 1)[-1].rstrip("\r") for line in data.decode().split("\n")]
@@ -116,9 +109,15 @@ def test_errors_are_coloured_where_the_terminal_shows_colours(
 ) -> None:
     repository.add("broken", "import absent\n", CONFIG)
     pattern = re.compile(rb"\x1b\[31mE\d{4} .*failed to load 'broken'.*\x1b\[0m\r?\n")
-    assert pattern.search(run_at_terminal(repository, {"TERM": "xterm"}))
-    for env in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
-        assert b"\x1b[31m" not in run_at_terminal(repository, env)
+    colours, *without = [
+        Terminal(repository, env)
+        for env in ({"TERM": "xterm"}, {"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"})
+    ]
+    assert [each.wait_closed() for each in (colours, *without)] == [1] * 3
+    assert pattern.search(colours.data)
+    for terminal in without:
+        assert b"failed to load 'broken'" in terminal.data
+        assert b"\x1b[31m" not in terminal.data
 
 
 def test_a_failure_is_told_once(repository: RepositoryBuilder, serve: Serve) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -156,7 +158,11 @@ def deploy(repository: RepositoryBuilder, changes: dict[str, dict[str, Any]]) ->
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    arguments = {"model_repository": [str(repository.path)], "log_info": False}
+    arguments = {
+        "model_repository": [str(repository.path)],
+        "log_info": False,
+        "allow_recording": True,
+    }
     config = make_model_config(arguments, {}, Proxies("127.0.0.1", 8000, 9000))
     for settings in config["applications"][0]["deployments"]:
         settings.update(changes.get(settings["name"].removeprefix("model-"), {}))
@@ -302,6 +308,17 @@ def test_statistics_are_the_sum_over_replicas(client: grpcclient.InferenceServer
     assert {one.name for one in everything} >= {"identity", "chain", "sum"}
 
 
+def test_a_recording_at_the_ingress_has_the_requests_of_clients(
+    client: grpcclient.InferenceServerClient,
+) -> None:
+    settings = json.dumps({"max_requests": 2, "seconds": 20}).encode()
+    url = f"http://{HTTP}/v2/models/identity/record"
+    with urllib.request.urlopen(url, settings, timeout=DEADLINE) as recording:  # it has begun
+        for _ in range(2):
+            client.infer("identity", [tensor("INPUT0", floats(2))])
+        assert b"the limit of requests was reached" in recording.read()
+
+
 def test_sequences_stay_on_their_replica(client: grpcclient.InferenceServerClient) -> None:
     processes = set()
     for step in range(5):
@@ -336,7 +353,9 @@ def test_a_load_reaches_all_replicas_and_ensembles(
     assert states["identity"] == states["chain"] == "UNAVAILABLE" and states["ask"] == "READY"
     assert client.is_server_ready()
     kill_replica("chain")  # the new one starts without its step
-    assert client.is_server_ready() and not client.is_model_ready("chain")
+    # Ray tells the ingress of the new replica a little later than the status.
+    wait_until(client.is_server_ready, "the ingress to reach the new replica")
+    assert not client.is_model_ready("chain")
     client.load_model("identity")
     wait_until(lambda: client.is_model_ready("chain"), "the ensemble to be loaded")
     for model in ("identity", "chain") * 4:

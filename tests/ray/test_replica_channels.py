@@ -12,6 +12,7 @@ import pytest
 from host.errors import ErrorCode, HostError
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer
 from host.ray.channels.handshake import SECRET_BYTES, accept_client
+from host.ray.channels.replica_method import ReplicaMethod
 from tests.conftest import DEADLINE
 
 ray = pytest.importorskip("ray", reason="ray is not installed: make test-ray")
@@ -58,6 +59,10 @@ def set_running(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return set_count
 
 
+SAY = ReplicaMethod[str]("say", tuple[str], str)
+FAIL = ReplicaMethod[None]("fail", tuple[()], None)
+
+
 async def say(word: str) -> str:
     return word
 
@@ -70,7 +75,7 @@ async def start() -> tuple[ChannelServer, ChannelAddress]:
     def infer(*_: Any) -> Any:
         raise AssertionError
 
-    server = ChannelServer(infer, {"say": say, "fail": fail})
+    server = ChannelServer(infer, infer, {SAY: say, FAIL: fail})
     return server, await server.start("127.0.0.1")
 
 
@@ -80,16 +85,16 @@ def test_a_call_that_cannot_reach_all_replicas_fails(set_running: Callable[[int]
         channels = ReplicaChannels(lambda: handle, own)
         set_running(1)  # another one, which has no free slot; this one starts
         with pytest.raises(TimeoutError):
-            await channels.call_all("say", "a", timeout=DEADLINE)
+            await channels.call_all(SAY, "a", timeout=DEADLINE)
         channels.counted = True
-        assert await channels.call_all("say", "a", timeout=DEADLINE) == ["a"]
+        assert await channels.call_all(SAY, "a", timeout=DEADLINE) == ["a"]
         set_running(2)
         with pytest.raises(TimeoutError, match="1 of 2"):
-            await channels.call_all("say", "a", timeout=DEADLINE)
+            await channels.call_all(SAY, "a", timeout=DEADLINE)
         channels.learn(other[1])
-        assert await channels.call_all("say", "a", timeout=DEADLINE) == ["a", "a"]
+        assert await channels.call_all(SAY, "a", timeout=DEADLINE) == ["a", "a"]
         handle.addresses = [own[1], other[1]]
-        assert await channels.call_all("say", "a", timeout=DEADLINE) == ["a", "a"]
+        assert await channels.call_all(SAY, "a", timeout=DEADLINE) == ["a", "a"]
         channels.close()
         await own[0].close()
         await other[0].close()
@@ -113,11 +118,11 @@ def test_only_a_replica_that_refuses_connections_has_died() -> None:
         handle = Handle([address])
         channels = ReplicaChannels(lambda: handle)
         with pytest.raises(HostError, match="not taken") as caught:
-            await channels.call_all("say", "a", timeout=DEADLINE)
+            await channels.call_all(SAY, "a", timeout=DEADLINE)
         assert caught.value.code is ErrorCode.UNAVAILABLE
         assert ended == 2
         server.close()
-        assert await channels.call_all("say", "a", timeout=DEADLINE) == []
+        assert await channels.call_all(SAY, "a", timeout=DEADLINE) == []
         channels.close()
 
     run(case())
@@ -130,7 +135,7 @@ def test_errors_of_methods_are_alike_for_all_replicas() -> None:
             handle = Handle([address])
             channels = ReplicaChannels(lambda: handle, own)  # noqa: B023
             with pytest.raises(HostError, match="'fail': ValueError: it has failed") as caught:
-                await channels.call_all("fail", timeout=DEADLINE)
+                await channels.call_all(FAIL, timeout=DEADLINE)
             assert caught.value.code is ErrorCode.UNAVAILABLE
             channels.close()
         await own[0].close()
@@ -162,7 +167,7 @@ def test_connections_that_are_being_made_are_closed() -> None:
         other, handle = await start(), Handle()
         handle.addresses = [other[1]]
         channels = ReplicaChannels(lambda: handle)
-        call = asyncio.ensure_future(channels.call_all("say", "a", timeout=DEADLINE))
+        call = asyncio.ensure_future(channels.call_all(SAY, "a", timeout=DEADLINE))
         for _ in range(100):
             await asyncio.sleep(0)
             if channels._connecting:

@@ -10,13 +10,17 @@ from host.frontends.forwarding import Header
 from host.frontends.grpc.async_stream import serve_stream
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
+    Cancellable,
     Method,
+    ResponseCallback,
+    Services,
     StreamMethod,
     UnaryMethod,
     retry_milliseconds,
     to_host_error,
 )
 from host.frontends.grpc.service import GrpcService
+from host.frontends.receive_budget import ReservedBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class GrpcApplication:
             for name, methods in service.services().items()
             for method in methods
         }
+        self._service = service
 
     @property
     def methods(self) -> list[GrpcMethod]:
@@ -66,6 +71,15 @@ class GrpcApplication:
             GrpcMethod(path.split("/")[1], method.name, isinstance(method, StreamMethod))
             for path, method in self._methods.items()
         ]
+
+    def services(self) -> Services:
+        """The methods of each service, for an `H2Frontend`."""
+        return self._service.services()
+
+    @property
+    def open_requests(self) -> int:
+        """Number of open inference RPCs."""
+        return self._service.open_requests
 
     async def call(self, path: str, message: bytes, metadata: Sequence[Header] = ()) -> bytes:
         """Answers a call of a method without streams. Cancelling it cancels the request.
@@ -81,6 +95,25 @@ class GrpcApplication:
         except HostError:
             raise
         except Exception as error:  # the top of a call: a defect is logged and answered
+            raise to_host_error(error) from error
+
+    def start_infer(
+        self,
+        message: bytes,
+        metadata: Sequence[Header],
+        done: ResponseCallback,
+        reserved: ReservedBytes | None = None,
+    ) -> Cancellable:
+        """ModelInfer without a coroutine: calls `done` once, maybe before it returns.
+
+        `reserved`: the memory of the message, if it is counted. Cancelling what is returned cancels
+        the request. Raises HostError.
+        """
+        try:
+            return self._service.start_infer(message, done, _Metadata(metadata), reserved)
+        except HostError:
+            raise
+        except Exception as error:  # the top of a call, as above
             raise to_host_error(error) from error
 
     async def stream(

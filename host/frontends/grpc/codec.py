@@ -92,6 +92,14 @@ class InferMessage:
         return [head[3] for head in self.inputs if isinstance(head[3], LargeInput)]
 
 
+def read_model_name(data: bytes) -> str:
+    """The model of a ModelInferRequest as clients encode it; "" if another field comes first."""
+    if len(data) < 2 or data[0] != _MODEL_NAME_TAG:
+        return ""
+    length = data[1]  # of a varint with one byte: longer names are decoded with the rest
+    return data[2 : 2 + length].decode("utf-8", "replace") if length < 128 else ""
+
+
 def parse_infer_request(
     data: bytes, tensor_counts: TensorCounts = no_tensor_counts
 ) -> InferMessage:

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+
+from host.errors import unavailable
+from host.frontends.forwarding import Header
 from host.ray.channels.channel_server import BUFFER_BYTES, ChannelAddress
 from host.ray.channels.frames import (
     RESPONSES_PER_ACKNOWLEDGEMENT,
     FrameError,
     FrameKind,
-    decode_pickled,
+    FrameReader,
     decode_refusal,
     decode_response,
+    encode_call,
     encode_frame,
     encode_message,
-    encode_pickled,
-    read_frame,
+    encode_rpc,
 )
 from host.ray.channels.handshake import greet_server
 from host.ray.channels.keepalive import notice_lost_machine
 from host.ray.channels.messages import Refusal, RequestHead, ResponseHead
+from host.ray.channels.replica_method import ReplicaMethod
 
 _log = logging.getLogger("pbhost")
 
 _CONNECT_SECONDS = 5.0
+
+_Result = TypeVar("_Result")
 
 Answer = tuple["ResponseHead | None", bool, Sequence[memoryview]]
 """The head of a response, whether it is the last one, and its tensors."""
@@ -39,10 +46,6 @@ class NotTakenError(Exception):
 
 class ChannelLostError(Exception):
     """The connection ended while the request was in progress."""
-
-
-class CallError(Exception):
-    """A method of the replica has raised an error."""
 
 
 class Channel:
@@ -59,7 +62,7 @@ class Channel:
         """Whether new requests may be sent."""
         self._reader = reader
         self._writer = writer
-        self._calls: dict[int, asyncio.Queue[Any]] = {}
+        self._calls: dict[int, Callable[[Any], None]] = {}  # where answers go
         self._last = 0
         self._taken = 0
         self._task = asyncio.get_running_loop().create_task(self._read())
@@ -88,21 +91,18 @@ class Channel:
 
         Raises NotTakenError, and ChannelLostError.
         """
-        if not self.accepts:
-            raise NotTakenError
-        self._last += 1
-        number = self._last
+        number = self._next_number()
         frame = encode_message(FrameKind.REQUEST, number, head, buffers)
-        answers: asyncio.Queue[Answer | Exception] = asyncio.Queue()
-        self._calls[number] = answers
+        answers: asyncio.Queue[Answer | Refusal | Exception] = asyncio.Queue()
+        self._calls[number] = answers.put_nowait
         self._writer.write(frame)
         unacknowledged = 0
         try:
             await self._drain()
             while True:
                 answer = await answers.get()
-                if isinstance(answer, _RefusedError):
-                    yield answer.refusal
+                if isinstance(answer, Refusal):
+                    yield answer
                     return
                 if isinstance(answer, Exception):
                     raise answer
@@ -117,31 +117,51 @@ class Channel:
             if self._calls.pop(number, None) is not None:
                 self._send(FrameKind.CANCEL, number)
 
-    async def call(self, method: str, *arguments: object) -> Any:
+    async def answer_rpc(self, message: bytes, metadata: Sequence[Header]) -> bytes:
+        """The response of the replica to a ModelInfer of a client.
+
+        Raises HostError, NotTakenError, and ChannelLostError.
+        """
+        number = self._next_number()
+        response: bytes = await self._ask(number, encode_rpc(number, message, metadata))
+        return response
+
+    async def call(self, method: ReplicaMethod[_Result], *arguments: object) -> _Result:
         """The result of a method of the replica.
 
-        Raises CallError for an error of the method, NotTakenError, and ChannelLostError.
+        Raises HostError for an error of the method, NotTakenError, and ChannelLostError.
         """
+        number = self._next_number()
+        encoded = await self._ask(number, encode_call(number, method.name, arguments))
+        try:
+            return method.decode_result(encoded)
+        except msgspec.MsgspecError as error:
+            text = f"the result of '{method.name}' cannot be decoded: {error}"
+            raise unavailable(text) from error
+
+    def _next_number(self) -> int:
         if not self.accepts:
             raise NotTakenError
         self._last += 1
-        number = self._last
-        frame = encode_pickled(FrameKind.CALL, number, (method, arguments))
-        answers: asyncio.Queue[Any] = asyncio.Queue()
-        self._calls[number] = answers
+        return self._last
+
+    async def _ask(self, number: int, frame: bytes) -> bytes:
+        """Sends a call, and returns the contents of its only answer. Raises as `call`."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[number] = lambda one: None if answer.done() else answer.set_result(one)
         self._writer.write(frame)
         try:
             await self._drain()
-            answer = await answers.get()
+            result = await answer
         finally:
             if self._calls.pop(number, None) is not None:
                 self._send(FrameKind.CANCEL, number)
-        if isinstance(answer, Exception):
-            raise answer
-        done, result = answer
-        if not done:
-            raise CallError(result)
-        return result
+        if isinstance(result, Refusal):
+            raise result.to_error()
+        if isinstance(result, Exception):
+            raise result
+        contents: bytes = result
+        return contents
 
     def close(self) -> None:
         """Ends the connection; requests in progress end with ChannelLostError."""
@@ -149,7 +169,7 @@ class Channel:
 
     async def _drain(self) -> None:
         """Waits for a replica that reads slowly."""
-        with suppress(ConnectionError):  # the answer says how it has ended
+        with suppress(OSError):  # the answer says how the connection has ended
             await self._writer.drain()
 
     def _send(self, kind: FrameKind, number: int) -> None:
@@ -159,9 +179,10 @@ class Channel:
     async def _read(self) -> None:
         closed = False  # by the other side; all that it had said was read here before
         try:
-            while True:
-                self._take_apart(*await read_frame(self._reader))
-        except asyncio.IncompleteReadError:
+            frames = FrameReader()
+            while data := await self._reader.read(BUFFER_BYTES):
+                for frame in frames.feed(data):
+                    self._take_apart(*frame)
             closed = True
         except FrameError as error:
             _log.error("a connection to another replica ends: %s", error)
@@ -172,9 +193,9 @@ class Channel:
             self.accepts = False
             self._writer.close()
             calls, self._calls = self._calls, {}
-            for number, answers in calls.items():
+            for number, answer in calls.items():
                 begun = number <= self._taken or not closed
-                answers.put_nowait(ChannelLostError() if begun else NotTakenError())
+                answer(ChannelLostError() if begun else NotTakenError())
 
     def _take_apart(self, kind: int, number: int, contents: bytes) -> None:
         if kind == FrameKind.TAKEN:
@@ -185,35 +206,22 @@ class Channel:
             final = kind == FrameKind.LAST_RESPONSE
             head, buffers = decode_response(contents)
             self._answer(number, (head, final, buffers), final)
-        elif kind == FrameKind.RESULT:
-            result: object
-            try:
-                result = decode_pickled(contents)
-            except FrameError as error:
-                result = CallError(str(error))
-            self._answer(number, result, True)
+        elif kind in (FrameKind.RESULT, FrameKind.RPC_RESPONSE):
+            self._answer(number, contents, True)
         elif kind == FrameKind.REFUSAL:
-            self._answer(number, _RefusedError(decode_refusal(contents)), True)
+            self._answer(number, decode_refusal(contents), True)
         elif kind == FrameKind.NOT_TAKEN:
             self._answer(number, NotTakenError(), True)
         else:
             raise FrameError(f"unexpected frame of kind {kind}")
 
     def _answer(self, number: int, answer: object, last: bool) -> None:
-        answers = self._calls.get(number)
-        if answers is None:
+        deliver = self._calls.get(number)
+        if deliver is None:
             return  # it was cancelled
         if last:
             del self._calls[number]
-        answers.put_nowait(answer)
-
-
-class _RefusedError(Exception):
-    """The replica has answered with an error."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
+        deliver(answer)
 
 
 async def _open(address: ChannelAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -6,29 +6,35 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from host.errors import HostError, unavailable
+from host.errors import HostError, internal, unavailable
+from host.frontends.forwarding import Header
+from host.frontends.grpc.methods import Cancellable, ResponseCallback
 from host.inference.request import InferRequest
 from host.ray.channels.frames import (
     RESPONSE_WINDOW,
     RESPONSES_PER_ACKNOWLEDGEMENT,
+    Frame,
     FrameError,
     FrameKind,
-    decode_pickled,
+    FrameReader,
+    decode_call,
     decode_request,
+    decode_rpc,
+    encode_contents,
     encode_frame,
     encode_message,
-    encode_pickled,
     encode_refusal,
-    read_frame,
+    encode_result,
 )
 from host.ray.channels.handshake import SECRET_BYTES, accept_client
 from host.ray.channels.keepalive import notice_lost_machine
-from host.ray.channels.messages import Refusal, RequestHead, pack_response, unpack_request
+from host.ray.channels.messages import Refusal, pack_response, unpack_request
+from host.ray.channels.replica_method import ReplicaMethod
 from host.remote.provider import ResponseStream
 
 _log = logging.getLogger("pbhost")
@@ -40,7 +46,8 @@ BUFFER_BYTES = 1 << 20
 """Bytes that a connection reads ahead."""
 
 Infer = Callable[[InferRequest, Mapping[str, str]], ResponseStream]
-Methods = Mapping[str, Callable[..., Awaitable[object]]]
+StartInfer = Callable[[bytes, Sequence[Header], ResponseCallback], Cancellable]
+Methods = Mapping[ReplicaMethod[Any], Callable[..., Awaitable[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +65,14 @@ class ChannelAddress:
 class ChannelServer:
     """Answers requests and calls of other replicas. Belongs to one event loop.
 
-    `infer`: as that of `host.server.own_models.OwnModels`. `methods`: what others may call.
+    `infer`: as that of `host.server.own_models.OwnModels`. `start_infer`: as that of
+    `host.frontends.grpc.application.GrpcApplication`. `methods`: what others may call.
     """
 
-    def __init__(self, infer: Infer, methods: Methods) -> None:
-        self._infer = infer
-        self.methods = methods
+    def __init__(self, infer: Infer, start_infer: StartInfer, methods: Methods) -> None:
+        self.infer = infer
+        self.start_infer = start_infer
+        self._methods = {method.name: (method, function) for method, function in methods.items()}
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._connections: dict[_ServedChannel, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
@@ -121,9 +130,34 @@ class ChannelServer:
             channel.cancel_all()
             writer.close()
 
-    def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
-        """Starts a request."""
-        return self._infer(request, headers)
+    async def call_own(self, name: str, arguments: Sequence[object]) -> Any:
+        """The result of a method. Raises HostError, also for a defect of the method."""
+        try:
+            _, function = self._methods[name]
+            return await function(*arguments)
+        except HostError:
+            raise
+        except Exception as error:  # the top of a call: a defect is logged and answered
+            raise _log_defect(name, error) from error
+
+    async def answer_call(self, number: int, contents: bytes) -> bytes:
+        """The frame with the result of a call, or its error."""
+        name = ""
+        try:
+            name, encoded = decode_call(contents)
+            method, _ = self._methods[name]
+            result = await self.call_own(name, method.decode_arguments(encoded))
+            return encode_result(number, result)
+        except HostError as error:
+            return encode_refusal(number, Refusal.from_error(error))
+        except Exception as error:  # as above: what cannot be decoded or encoded
+            return encode_refusal(number, Refusal.from_error(_log_defect(name, error)))
+
+
+def _log_defect(method: str, error: Exception) -> HostError:
+    """The error for the caller of a method."""
+    _log.error("a call of '%s' by another replica failed", method, exc_info=error)
+    return unavailable(f"a replica failed to answer '{method}': {type(error).__name__}: {error}")
 
 
 class _ServedChannel:
@@ -135,60 +169,78 @@ class _ServedChannel:
         self._server = server
         self._reader = reader
         self._writer = writer
-        self.calls: dict[int, asyncio.Task[None]] = {}
-        self._windows: dict[int, _Window] = {}
-        self._taken = 0
-        self._told = False  # whether TAKEN is about to be sent
+        self._waiting: list[Frame] = []  # have come, and have not begun
+        self._beginning: asyncio.Task[None] | None = None
+        self._work: dict[int, Cancellable] = {}
+        self._windows: dict[int, _Window] = {}  # of requests
+        self._rpcs: set[int] = set()
         writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all was sent
 
     async def serve(self) -> None:
-        """Until the client goes. Raises as `read_frame`, and FrameError."""
-        while True:
-            kind, number, contents = await read_frame(self._reader)
-            if kind == FrameKind.REQUEST:
-                if self._server.stopping:
-                    self.send(encode_frame(FrameKind.NOT_TAKEN, number))
-                    continue
-                head, buffers = decode_request(contents)
-                self._take(number)
-                window = self._windows[number] = _Window()
-                self._start(number, self._run(number, head, buffers, window))
-            elif kind == FrameKind.CALL:
-                self._take(number)
-                self._start(number, self._call(number, contents))
-            elif kind == FrameKind.CANCEL:
-                if number in self.calls:
-                    self.calls[number].cancel()
-            elif kind == FrameKind.ACKNOWLEDGE:
-                if number in self._windows:
-                    self._windows[number].acknowledge()
-            else:
-                raise FrameError(f"unexpected frame of kind {kind}")
+        """Until the client goes. Raises OSError and FrameError."""
+        frames = FrameReader()
+        while data := await self._reader.read(BUFFER_BYTES):
+            for frame in frames.feed(data):
+                self._frame_received(*frame)
+            self._tell_what_is_taken()
 
-    def _take(self, number: int) -> None:
-        """Tells the client before the request starts, once for all that came together."""
-        self._taken = number
-        if not self._told:
-            self._told = True
-            asyncio.get_running_loop().call_soon(self._tell)
+    def _frame_received(self, kind: int, number: int, contents: bytes) -> None:
+        if kind in (FrameKind.REQUEST, FrameKind.RPC, FrameKind.CALL):
+            if self._server.stopping and kind != FrameKind.CALL:
+                self.send(encode_frame(FrameKind.NOT_TAKEN, number))
+                return
+            self._waiting.append((kind, number, contents))
+        elif kind == FrameKind.CANCEL:
+            self._cancel(number)
+        elif kind == FrameKind.ACKNOWLEDGE:
+            if number in self._windows:
+                self._windows[number].acknowledge()
+        else:
+            raise FrameError(f"unexpected frame of kind {kind}")
 
-    def _tell(self) -> None:
-        self._told = False
-        self.send(encode_frame(FrameKind.TAKEN, self._taken))
-
-    async def _taken_sent(self) -> None:
-        """Returns once the client is told, also if this process dies then.
-
-        Raises ConnectionError, and HostError if the client does not read.
-        """
-        if self._writer.transport.get_write_buffer_size() == 0:
+    def _tell_what_is_taken(self) -> None:
+        """Tells the client before the work starts, once for all that came together."""
+        if not self._waiting:
             return
+        _, last, _ = self._waiting[-1]
+        self.send(encode_frame(FrameKind.TAKEN, last))
+        # An event loop may send at the end of its turn.
+        asyncio.get_running_loop().call_soon(self._begin_if_sent)
+
+    def _begin_if_sent(self) -> None:
+        if self._beginning is not None:
+            return  # as soon as the client reads
+        if self._writer.transport.get_write_buffer_size() == 0:
+            self._begin()
+            return
+        self._beginning = asyncio.get_running_loop().create_task(self._begin_when_sent())
+
+    async def _begin_when_sent(self) -> None:
+        """Begins once the client is told, also if this process dies then."""
         try:
-            await asyncio.wait_for(self._writer.drain(), _SEND_SECONDS)
+            while self._writer.transport.get_write_buffer_size():
+                await asyncio.wait_for(self._writer.drain(), _SEND_SECONDS)
         except asyncio.TimeoutError:
-            raise unavailable(
-                f"the replica that asks has read nothing for {_SEND_SECONDS:g} s"
-            ) from None
+            error = unavailable(f"the replica that asks has read nothing for {_SEND_SECONDS:g} s")
+            waiting, self._waiting = self._waiting, []
+            for _, number, _ in waiting:
+                self.send(encode_refusal(number, Refusal.from_error(error)))
+        except OSError:
+            return  # the client has gone
+        finally:
+            self._beginning = None
+        self._begin()
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for kind, number, contents in waiting:
+            if kind == FrameKind.RPC:
+                self._begin_rpc(number, contents)
+            elif kind == FrameKind.CALL:
+                self._start(number, self._call(number, contents))
+            else:
+                window = self._windows[number] = _Window()
+                self._start(number, self._run(number, contents, window))
 
     def send(self, frame: bytes) -> None:
         """Sends a frame, if the client is there."""
@@ -198,28 +250,68 @@ class _ServedChannel:
     @property
     def requests(self) -> int:
         """The requests in progress."""
-        return len(self._windows)
+        waiting = sum(kind != FrameKind.CALL for kind, _, _ in self._waiting)
+        return waiting + len(self._windows) + len(self._rpcs)
 
     def cancel_all(self) -> None:
-        """Cancels the calls of a client that has gone."""
-        for task in self.calls.values():
-            task.cancel()
+        """Cancels the work for a client that has gone."""
+        self._waiting.clear()
+        if self._beginning is not None:
+            self._beginning.cancel()
+        for number in list(self._work):
+            self._cancel(number)
+
+    def _cancel(self, number: int) -> None:
+        if self._waiting:
+            self._waiting = [frame for frame in self._waiting if frame[1] != number]
+        work = self._work.get(number)
+        if work is not None:
+            if number in self._rpcs:
+                self._rpc_ended(number)
+            work.cancel()
+
+    def _begin_rpc(self, number: int, contents: bytes) -> None:
+        """Answers a ModelInfer of a client."""
+
+        def done(answer: bytes | HostError) -> None:
+            if number not in self._rpcs:
+                return  # it was cancelled
+            self._rpc_ended(number)
+            if isinstance(answer, HostError):
+                self.send(encode_refusal(number, Refusal.from_error(answer)))
+            else:
+                self.send(encode_contents(FrameKind.RPC_RESPONSE, number, answer))
+
+        self._rpcs.add(number)
+        try:
+            message, metadata = decode_rpc(contents)
+            work = self._server.start_infer(message, metadata, done)
+        except FrameError as error:
+            done(internal(str(error)))
+            return
+        except HostError as error:
+            done(error)
+            return
+        if number in self._rpcs:
+            self._work[number] = work
+
+    def _rpc_ended(self, number: int) -> None:
+        self._rpcs.discard(number)
+        self._work.pop(number, None)
 
     def _start(self, number: int, run: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(run)
-        self.calls[number] = task
+        self._work[number] = task
         task.add_done_callback(lambda _: self._ended(number))
 
     def _ended(self, number: int) -> None:
-        del self.calls[number]
+        del self._work[number]
         self._windows.pop(number, None)
 
-    async def _run(
-        self, number: int, head: RequestHead, buffers: list[memoryview], window: _Window
-    ) -> None:
+    async def _run(self, number: int, contents: bytes, window: _Window) -> None:
         """Answers a request."""
         try:
-            await self._taken_sent()
+            head, buffers = decode_request(contents)
             request = unpack_request(head, buffers)
             async with aclosing(self._server.infer(request, head.headers)) as responses:
                 async for response, final in responses:
@@ -232,7 +324,7 @@ class _ServedChannel:
                     await window.response_sent()
         except HostError as error:
             self.send(encode_refusal(number, Refusal.from_error(error)))
-        except ConnectionError:
+        except OSError:
             pass  # the client has gone
         except Exception:  # the top of a call: a defect is logged and answered
             _log.exception("unexpected failure of a request of another replica")
@@ -241,19 +333,7 @@ class _ServedChannel:
 
     async def _call(self, number: int, contents: bytes) -> None:
         """Answers the call of a method."""
-        name = ""
-        try:
-            await self._taken_sent()
-            name, arguments = decode_pickled(contents)
-            result = True, await self._server.methods[name](*arguments)
-            frame = encode_pickled(FrameKind.RESULT, number, result)
-        except ConnectionError:
-            return  # the client has gone
-        except Exception as error:  # the top of a call: the caller says what is wrong
-            _log.exception("a call of '%s' by another replica failed", name)
-            failed = False, f"{type(error).__name__}: {error}"
-            frame = encode_pickled(FrameKind.RESULT, number, failed)
-        self.send(frame)
+        self.send(await self._server.answer_call(number, contents))
 
 
 class _Window:

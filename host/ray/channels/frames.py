@@ -1,20 +1,18 @@
 """Frames of the connections between replicas: a header, the head of a message, and its tensors.
 
-Heads are MessagePack. Calls of methods and their results are pickled, as Ray does it. Either end
-reads them only after the handshake, from replicas of the same application.
+Heads, calls of methods and their results are MessagePack. An RPC is carried as the client sent it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import enum
-import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from host.frontends.forwarding import Header
 from host.ray.channels.messages import Refusal, RequestHead, ResponseHead
 
 _HEADER = struct.Struct("<IQB")  # bytes that follow, number of the call, kind
@@ -23,7 +21,7 @@ _MAX_FRAME = (1 << 32) - 1
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame is. Clients send REQUEST, CANCEL and ACKNOWLEDGE."""
+    """What a frame is. Clients send REQUEST, RPC, CALL, CANCEL and ACKNOWLEDGE."""
 
     REQUEST = 1
     CANCEL = 2
@@ -42,16 +40,24 @@ class FrameKind(enum.IntEnum):
     CALL = 10
     """The call of a method; the answer is a RESULT."""
     RESULT = 11
+    RPC = 12
+    """A ModelInfer of a client; the answer is an RPC_RESPONSE."""
+    RPC_RESPONSE = 13
 
 
 RESPONSE_WINDOW = 64
 """Responses of one call that may be on their way."""
 RESPONSES_PER_ACKNOWLEDGEMENT = 16
 
+Frame = tuple[int, int, bytes]
+"""The kind, the number of the call, and the contents."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(tuple[RequestHead, list[int]]).decode
 _decode_response = msgspec.msgpack.Decoder(tuple[ResponseHead | None, list[int]]).decode
 _decode_refusal = msgspec.msgpack.Decoder(Refusal).decode
+_decode_call = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw]).decode
+_decode_metadata = msgspec.msgpack.Decoder(list[tuple[Any, Any]]).decode
 
 
 class FrameError(Exception):
@@ -61,6 +67,11 @@ class FrameError(Exception):
 def encode_frame(kind: FrameKind, number: int) -> bytes:
     """A frame without contents."""
     return _HEADER.pack(0, number, kind)
+
+
+def encode_contents(kind: FrameKind, number: int, contents: bytes) -> bytes:
+    """A frame with contents that are encoded already."""
+    return _HEADER.pack(len(contents), number, kind) + contents
 
 
 def encode_message(kind: FrameKind, number: int, head: object, buffers: Sequence[Any]) -> bytes:
@@ -76,30 +87,66 @@ def encode_message(kind: FrameKind, number: int, head: object, buffers: Sequence
     return b"".join([header, _LENGTH.pack(len(encoded)), encoded, *buffers])
 
 
-def encode_pickled(kind: FrameKind, number: int, contents: object) -> bytes:
-    """A CALL with the method and its arguments, or a RESULT."""
-    encoded = pickle.dumps(contents, pickle.HIGHEST_PROTOCOL)
-    return _HEADER.pack(len(encoded), number, kind) + encoded
+def encode_call(number: int, name: str, arguments: tuple[Any, ...]) -> bytes:
+    """The call of a method. Raises TypeError for an argument that MessagePack does not have."""
+    return encode_contents(FrameKind.CALL, number, _encode((name, arguments)))
 
 
-def decode_pickled(contents: bytes) -> Any:
-    """What a CALL or a RESULT contains. Raises FrameError."""
+def decode_call(contents: bytes) -> tuple[str, msgspec.Raw]:
+    """The name of a method, and its encoded arguments. Raises FrameError."""
     try:
-        return pickle.loads(contents)
-    except Exception as error:  # pickle raises many kinds
+        return _decode_call(contents)
+    except msgspec.MsgspecError as error:
         raise FrameError(f"a call cannot be decoded: {error}") from error
+
+
+def encode_result(number: int, result: object) -> bytes:
+    """The result of a call. Raises TypeError if MessagePack does not have it."""
+    return encode_contents(FrameKind.RESULT, number, _encode(result))
+
+
+def encode_rpc(number: int, message: bytes, metadata: Sequence[Header]) -> bytes:
+    """A ModelInfer with the metadata of the client."""
+    encoded = _encode(metadata)
+    header = _HEADER.pack(_LENGTH.size + len(encoded) + len(message), number, FrameKind.RPC)
+    return b"".join([header, _LENGTH.pack(len(encoded)), encoded, message])
+
+
+def decode_rpc(contents: bytes) -> tuple[bytes, list[Header]]:
+    """The message of a ModelInfer, and the metadata. Raises FrameError."""
+    try:
+        encoded, message = _split(contents)
+        return bytes(message), _decode_metadata(encoded)
+    except (msgspec.MsgspecError, struct.error) as error:
+        raise FrameError(f"an RPC cannot be decoded: {error}") from error
 
 
 def encode_refusal(number: int, refusal: Refusal) -> bytes:
     """A frame with an error."""
-    encoded = _encode(refusal)
-    return _HEADER.pack(len(encoded), number, FrameKind.REFUSAL) + encoded
+    return encode_contents(FrameKind.REFUSAL, number, _encode(refusal))
 
 
-async def read_frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
-    """The kind, the number of the call, and the contents. Raises as `readexactly`."""
-    size, number, kind = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-    return kind, number, await reader.readexactly(size) if size else b""
+class FrameReader:
+    """Takes what a connection receives apart."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yields the frames that are complete with `data`; it must be exhausted."""
+        received = self._received
+        received += data
+        start = 0
+        while start + _HEADER.size <= len(received):
+            size, number, kind = _HEADER.unpack_from(received, start)
+            end = start + _HEADER.size + size
+            if end > len(received):
+                break
+            with memoryview(received) as view:
+                contents = bytes(view[start + _HEADER.size : end])
+            yield kind, number, contents
+            start = end
+        del received[:start]
 
 
 def decode_request(contents: bytes) -> tuple[RequestHead, list[memoryview]]:

@@ -10,18 +10,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from host.errors import HostError, unavailable
-from host.ray.channels.channel import CallError, Channel, ChannelLostError, NotTakenError
+from host.errors import unavailable
+from host.ray.channels.channel import Channel, ChannelLostError, NotTakenError
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer
+from host.ray.channels.replica_method import ReplicaMethod
 
 _log = logging.getLogger("pbhost")
+
+_Result = TypeVar("_Result")
 
 _REFRESH_SECONDS = 2.0
 _MAX_REFRESH_SECONDS = 60.0
@@ -114,7 +117,9 @@ class ReplicaChannels:
         accepting = [channel for channel in self._channels.values() if channel.accepts]
         return min(accepting, key=lambda channel: channel.in_progress, default=None)
 
-    async def call_all(self, method: str, *arguments: Any, timeout: float) -> list[Any]:
+    async def call_all(
+        self, method: ReplicaMethod[_Result], *arguments: object, timeout: float
+    ) -> list[_Result]:
         """Calls a method of all replicas.
 
         Returns the results of those that live; an empty list while Ray knows of none. Raises
@@ -131,18 +136,20 @@ class ReplicaChannels:
             found = self._known  # some replica has no free slot to say its address
             expected = await count_replicas(self._get_handle()) + (not self.counted)
         if None in found:
-            return await broadcast(self._get_handle(), method, *arguments, timeout=timeout)
+            return await broadcast(self._get_handle(), method.name, *arguments, timeout=timeout)
         calls = [self._call(address, method, arguments) for address in found if address]
         try:
             parts = await asyncio.wait_for(asyncio.gather(*calls), timeout)
         except asyncio.TimeoutError:
-            raise TimeoutError(f"'{method}' was not answered within {timeout:g} s") from None
+            raise TimeoutError(f"'{method.name}' was not answered within {timeout:g} s") from None
         results = [result for part in parts for result in part]
         if len(results) < expected:
-            raise TimeoutError(f"'{method}' has reached {len(results)} of {expected} replicas")
+            raise TimeoutError(f"'{method.name}' has reached {len(results)} of {expected} replicas")
         return results
 
-    async def call_one(self, method: str, *arguments: Any, timeout: float) -> Any:
+    async def call_one(
+        self, method: ReplicaMethod[_Result], *arguments: object, timeout: float
+    ) -> _Result:
         """Calls a method of one replica. Raises as `call_all`."""
         while (channel := self.choose()) is not None:
             try:
@@ -151,12 +158,11 @@ class ReplicaChannels:
                 continue  # it has gone, and accepts no more
             except ChannelLostError:
                 raise unavailable("the replica that answered has died") from None
-            except CallError as error:
-                raise _failed(method, str(error)) from None
             except asyncio.TimeoutError:
-                raise TimeoutError(f"'{method}' was not answered in {timeout:g} s") from None
-        response = getattr(self._get_handle(), method).remote(*arguments)
-        return await asyncio.wait_for(response, timeout)
+                raise TimeoutError(f"'{method.name}' was not answered in {timeout:g} s") from None
+        response = getattr(self._get_handle(), method.name).remote(*arguments)
+        result: _Result = await asyncio.wait_for(response, timeout)
+        return result
 
     async def _ask_addresses(self, timeout: float) -> set[ChannelAddress | None]:
         """Raises TimeoutError, and what Ray raises."""
@@ -170,17 +176,14 @@ class ReplicaChannels:
         return found
 
     async def _call(
-        self, address: ChannelAddress, method: str, arguments: tuple[Any, ...]
-    ) -> list[Any]:
+        self,
+        address: ChannelAddress,
+        method: ReplicaMethod[_Result],
+        arguments: tuple[object, ...],
+    ) -> list[_Result]:
         """A list of the result; an empty one if the replica has died. Raises HostError."""
         if self._own is not None and address == self._own_address:
-            try:
-                return [await self._own.methods[method](*arguments)]
-            except HostError:
-                raise
-            except Exception as error:  # as that of another replica
-                _log.exception("a call of '%s' failed", method)
-                raise _failed(method, f"{type(error).__name__}: {error}") from error
+            return [await self._own.call_own(method.name, arguments)]
         place = f"the replica at {address}"
         for _ in range(_ATTEMPTS):
             try:
@@ -192,12 +195,11 @@ class ReplicaChannels:
             except NotTakenError:
                 continue  # the connection has ended before
             except ChannelLostError:
-                raise unavailable(f"the connection to {place} has ended in '{method}'") from None
+                text = f"the connection to {place} has ended in '{method.name}'"
+                raise unavailable(text) from None
             except OSError as error:
                 raise unavailable(f"{place} cannot be reached: {error}") from error
-            except CallError as error:
-                raise _failed(method, str(error)) from None
-        raise unavailable(f"{place} has not taken '{method}'")
+        raise unavailable(f"{place} has not taken '{method.name}'")
 
     async def _connect(self, address: ChannelAddress) -> Channel:
         """The connection, also for others that ask at the same time. Raises OSError."""
@@ -247,10 +249,6 @@ class ReplicaChannels:
             task.cancel()
         for channel in self._channels.values():
             channel.close()
-
-
-def _failed(method: str, error: str) -> HostError:
-    return unavailable(f"a replica failed to answer '{method}': {error}")
 
 
 def _log_failures(connections: Iterable[Channel | BaseException]) -> None:

@@ -14,6 +14,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from host.errors import ErrorCode, HostError, internal, unavailable
+from host.frontends.forwarding import Header
+from host.frontends.grpc.codec import read_model_name
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.model_control.hook import LoadParameters, ModelControlHook
@@ -26,7 +28,17 @@ from host.ray.channels.messages import (
     unpack_version,
 )
 from host.ray.channels.replica_channels import ReplicaChannels
+from host.ray.channels.replica_method import ReplicaMethod
 from host.ray.per_model.deployments import INGRESS
+from host.ray.per_model.methods import (
+    DESCRIBE_MODEL,
+    INDEX_ENTRIES,
+    IS_READY,
+    LOAD_FOR_CLIENT,
+    MODEL_STATISTICS,
+    REFRESH_MODEL,
+    UNLOAD_FOR_CLIENT,
+)
 from host.ray.per_model.waiting_requests import WaitingRequests
 from host.ray.statistics import add_statistics
 from host.remote.provider import RemoteVersion, ResponseStream
@@ -63,12 +75,33 @@ class Connection:
     async def describe(self, name: str) -> Sequence[RemoteVersion]:
         """The versions of a model that are loaded now. Raises HostError."""
         # The caller waits as long as it likes: a deployment that starts answers when it is ready.
-        packed = await self._ask(name, "describe_model", timeout=LOAD_SECONDS)
+        packed = await self._ask(name, DESCRIBE_MODEL, timeout=LOAD_SECONDS)
         described = list(map(unpack_version, packed))
         self._decoupled[name] = any(
             one.config.model_transaction_policy.decoupled for one in described
         )
         return described
+
+    async def forward_infer(self, message: bytes, metadata: Sequence[Header]) -> bytes | None:
+        """The answer of a replica to a ModelInfer of a client. Raises HostError.
+
+        None if the message has to be decoded here: it is large or in a sequence, or there is no
+        connection to a replica of its model.
+        """
+        if len(message) >= LARGE_BYTES or b"sequence_id" in message:
+            return None
+        model = read_model_name(message)
+        if model not in self._deployments:
+            return None
+        channel = self._replicas(model).choose()
+        if channel is None:
+            return None
+        try:
+            return await channel.answer_rpc(message, metadata)
+        except NotTakenError:
+            return None
+        except ChannelLostError:
+            raise _replica_died(model) from None
 
     async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
         """Yields the responses to a request. Raises HostError.
@@ -129,7 +162,7 @@ class Connection:
     async def statistics(self, name: str, version: str) -> Sequence[ModelStatistics]:
         """The sum over the replicas of a model; of all models without a name. Raises HostError."""
         if name:
-            parts = await self._ask_all(name, "model_statistics", version)
+            parts = await self._ask_all(name, MODEL_STATISTICS, version)
             return add_statistics(parts)
         found = await asyncio.gather(
             *(self.statistics(one, "") for one in self._deployments), return_exceptions=True
@@ -157,7 +190,7 @@ class Connection:
 
     async def _index_of(self, name: str) -> Sequence[IndexEntry]:
         try:
-            answers = await self._ask_all(name, "index_entries", False)
+            answers = await self._ask_all(name, INDEX_ENTRIES, False)
         except _Busy as error:
             return self._entries.get(name) or [IndexEntry(name, "", "UNAVAILABLE", error.message)]
         except HostError as error:
@@ -175,7 +208,7 @@ class Connection:
 
     async def _is_ready(self, name: str) -> bool:
         try:
-            return any(await self._ask_all(name, "is_ready"))
+            return any(await self._ask_all(name, IS_READY))
         except _Busy:
             return True
         except HostError:
@@ -183,22 +216,22 @@ class Connection:
 
     async def _has_replica(self, name: str) -> bool:
         try:
-            return bool(await self._ask_all(name, "is_ready"))
+            return bool(await self._ask_all(name, IS_READY))
         except HostError:
             return True  # it is busy, or ends
 
     async def load(self, name: str, parameters: LoadParameters) -> None:
         """Loads a model in its deployment. Raises HostError."""
-        await self._ask(name, "load_for_client", dict(parameters), timeout=LOAD_SECONDS)
+        await self._ask(name, LOAD_FOR_CLIENT, dict(parameters), timeout=LOAD_SECONDS)
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
         """Unloads a model in its deployment. Raises HostError."""
-        await self._ask(name, "unload_for_client", unload_dependents, timeout=LOAD_SECONDS)
+        await self._ask(name, UNLOAD_FOR_CLIENT, unload_dependents, timeout=LOAD_SECONDS)
 
     async def announce(self, name: str) -> None:
         """Tells all other deployments that the versions of a model have changed."""
         told = (
-            channels.call_all("refresh_model", name, timeout=_QUESTION_SECONDS)
+            channels.call_all(REFRESH_MODEL, name, timeout=_QUESTION_SECONDS)
             for channels in (self._ingress, *map(self._replicas, self._deployments))
         )
         for answer in await asyncio.gather(*told, return_exceptions=True):
@@ -226,7 +259,11 @@ class Connection:
         return handle
 
     async def _ask(
-        self, name: str, method: str, *arguments: Any, timeout: float = _QUESTION_SECONDS
+        self,
+        name: str,
+        method: ReplicaMethod[Any],
+        *arguments: object,
+        timeout: float = _QUESTION_SECONDS,
     ) -> Any:
         """The answer of one replica. Raises HostError."""
         try:
@@ -241,7 +278,9 @@ class Connection:
             raise answer.to_error()
         return answer
 
-    async def _ask_all(self, name: str, method: str, *arguments: Any) -> list[Any]:
+    async def _ask_all(
+        self, name: str, method: ReplicaMethod[Any], *arguments: object
+    ) -> list[Any]:
         """The answers of all replicas. Raises HostError."""
         try:
             answers = await self._replicas(name).call_all(
@@ -271,10 +310,14 @@ async def _ask_directly(
                 response, final, tensors = answer
                 yield unpack_response((response, final, *tensors))
     except ChannelLostError:
-        raise unavailable(
-            f"the replica of model '{request.model_name}' that ran this request has died; another"
-            " one answers, if the request may be sent again"
-        ) from None
+        raise _replica_died(request.model_name) from None
+
+
+def _replica_died(model: str) -> HostError:
+    return unavailable(
+        f"the replica of model '{model}' that ran this request has died; another one answers, if"
+        " the request may be sent again"
+    )
 
 
 class _Busy(HostError):

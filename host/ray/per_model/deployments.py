@@ -12,10 +12,14 @@ from host.config.schema import ModelConfig, is_ensemble
 from host.errors import HostError
 from host.options.options import Options
 from host.ray.deployment_options import DEPLOYMENT, POLICY, ROUTER, STOP_MARGIN
+from host.ray.requirements import (
+    LEAST_ONGOING,
+    count_gpus,
+    count_instances,
+    count_ongoing_requests,
+)
 from host.repository.repository import Repository
 
-_LEAST_ONGOING = 32
-_BATCHES_PER_INSTANCE = 2  # one runs, and one waits
 _INGRESS_ONGOING = 1000
 _CPUS_PER_INSTANCE = 0.1
 _ENSEMBLE_ONGOING = 256
@@ -89,8 +93,8 @@ def model_settings(
 ) -> dict[str, Any]:
     """The options of a model's deployment; `given` come first.
 
-    A replica has the instances of the configuration, and one GPU if a group asks for GPUs. Raises
-    ValueError for groups on several GPUs.
+    A replica has the instances of the configuration, and the GPUs that its groups name; one GPU if
+    a group of KIND_GPU names none.
     """
     settings: dict[str, Any] = {
         "graceful_shutdown_timeout_s": options.exit_timeout_secs + STOP_MARGIN
@@ -99,22 +103,10 @@ def model_settings(
         settings["max_ongoing_requests"] = _ENSEMBLE_ONGOING
         settings["ray_actor_options"] = {"num_cpus": _CPUS_PER_INSTANCE, "num_gpus": 0}
         return _with_policy({**settings, **given})
-    # Counted without the GPUs of this machine: replicas may run on others.
-    instances = sum(max(1, group.count) for group in config.instance_group) or 1
-    gpu = any(group.kind == group.KIND_GPU for group in config.instance_group)
-    named = {number for group in config.instance_group for number in group.gpus}
-    if named - {0}:
-        raise ValueError(
-            f"model '{config.name}': instance_group names the GPUs {sorted(named)}, and a replica"
-            " has one, number 0; leave `gpus` out, and set num_replicas"
-        )
-    batch = max(1, int(config.max_batch_size))
-    settings["max_ongoing_requests"] = max(
-        _LEAST_ONGOING, _BATCHES_PER_INSTANCE * instances * batch
-    )
+    settings["max_ongoing_requests"] = max(LEAST_ONGOING, count_ongoing_requests(config))
     settings["ray_actor_options"] = {
-        "num_cpus": round(_CPUS_PER_INSTANCE * instances, 3),
-        "num_gpus": int(gpu),
+        "num_cpus": round(_CPUS_PER_INSTANCE * count_instances(config), 3),
+        "num_gpus": count_gpus(config),
     }
     if config.HasField("sequence_batching"):
         settings["request_router_config"] = ROUTER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import wraps
@@ -11,6 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 from ray import serve
 
 from host.errors import HostError
+from host.frontends.forwarding import Header
+from host.frontends.grpc.methods import UnaryMethod
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.model_control.hook import LoadParameters
 from host.options.options import Options
@@ -24,7 +27,16 @@ from host.ray.channels.messages import (
     unpack_request,
 )
 from host.ray.per_model.connection import Connection, RoutedModelControl
-from host.ray.replica import ServerReplica
+from host.ray.per_model.methods import (
+    DESCRIBE_MODEL,
+    INDEX_ENTRIES,
+    IS_READY,
+    LOAD_FOR_CLIENT,
+    MODEL_STATISTICS,
+    REFRESH_MODEL,
+    UNLOAD_FOR_CLIENT,
+)
+from host.ray.replica import INFER_PATH, ServerReplica
 from host.server.server import Server
 
 _Arguments = ParamSpec("_Arguments")
@@ -53,7 +65,7 @@ class ConnectedReplica(ServerReplica):
     """
 
     routes_sequences = True
-    methods_for_replicas = (*ServerReplica.methods_for_replicas, "refresh_model")
+    methods_for_replicas = (*ServerReplica.methods_for_replicas, REFRESH_MODEL)
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Mapping[str, Any], model: str, deployments: Mapping[str, str]
@@ -63,7 +75,11 @@ class ConnectedReplica(ServerReplica):
         self._asking: asyncio.Task[None] | None = None
         context = serve.get_replica_context()
         self._connection = Connection(deployments, model, context.app_name)
-        await super().__init__(arguments)
+        try:
+            await super().__init__(arguments)
+        except BaseException:  # also a cancelled start leaves no connection
+            self._connection.close()
+            raise
         self._started = True
 
     async def stop(self) -> None:
@@ -98,8 +114,8 @@ class ModelReplica(ConnectedReplica):
 
     methods_for_replicas = (
         *ConnectedReplica.methods_for_replicas,
-        "describe_model", "index_entries", "is_ready", "load_for_client", "model_statistics",
-        "unload_for_client",
+        DESCRIBE_MODEL, INDEX_ENTRIES, IS_READY, LOAD_FOR_CLIENT, MODEL_STATISTICS,
+        UNLOAD_FOR_CLIENT,
     )  # fmt: skip
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
@@ -190,7 +206,29 @@ class IngressReplica(ConnectedReplica):
         self, arguments: Mapping[str, Any], deployments: Mapping[str, str], *bound: object
     ) -> None:
         """`bound`: the other deployments; Ray Serve deploys what is bound to the ingress."""
+        self._forwarding = 0
         await super().__init__(arguments, "", deployments)
+        self._counts_clients = bool(self._server.options.api_key_file)
+
+    async def call_rpc(self, path: str, message: bytes, metadata: Sequence[Header]) -> bytes:
+        """As that of the base class, but passes requests on undecoded where that is possible."""
+        if path == INFER_PATH and not (self._counts_clients or self._server.core.handles_requests):
+            self._forwarding += 1
+            try:
+                answer = await self._connection.forward_infer(message, metadata)
+            finally:
+                self._forwarding -= 1
+            if answer is not None:
+                return answer
+        return await super().call_rpc(path, message, metadata)
+
+    def infer_method(self) -> UnaryMethod:
+        """As that of the base class, but a request may be waited for."""
+        return dataclasses.replace(super().infer_method(), callback_handler=None)
+
+    def uncounted_requests(self) -> int:
+        """As that of the base class, with those that are passed on."""
+        return super().uncounted_requests() + (self._forwarding if self._has_port else 0)
 
 
 Ingress = serve.ingress()(IngressReplica)

@@ -182,5 +182,5 @@ def test_inputs_that_are_missing_or_unknown_are_named_with_what_is_expected() ->
 
 
 def test_an_error_about_a_model_without_inputs_lists_none() -> None:
-    with pytest.raises(InvalidInput, match="its inputs are\n  none"):
+    with pytest.raises(InvalidInput, match="as it declares none: add its inputs to config.pbtxt"):
         read_inputs([("X", "1")], {"max_batch_size": 0, "input": []})

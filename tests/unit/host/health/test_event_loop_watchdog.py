@@ -6,25 +6,33 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from host.health.event_loop_watchdog import EventLoopWatchdog
+from tests.conftest import DEADLINE
 from tests.waiting import eventually
 
 
-def hold_up(seconds: float) -> None:
-    """Computes in the thread of the loop."""
+def compute_until(ended: Callable[[], object]) -> None:
+    """Does not return to the loop before."""
+    end = time.monotonic() + DEADLINE
+    while not ended():
+        assert time.monotonic() < end
+
+
+def takes_turn(seconds: float, watchdog: EventLoopWatchdog, lag: float) -> bool:
+    """Computes for that long in the loop; whether a lag above this one has been measured."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
+    compute_until(lambda: time.monotonic() >= end)
+    return watchdog.lag() > lag
 
 
 def test_a_long_turn_of_the_loop_is_measured() -> None:
     async def main() -> None:
         watchdog = EventLoopWatchdog(limit=60)
-        hold_up(0.5)
-        await eventually(lambda: watchdog.lag() > 0.2, "the lag to be measured")
+        await eventually(lambda: takes_turn(0.5, watchdog, 0.2), "the lag to be measured")
         await asyncio.to_thread(watchdog.close)
 
     asyncio.run(main())
@@ -33,18 +41,18 @@ def test_a_long_turn_of_the_loop_is_measured() -> None:
 def test_a_turn_over_the_limit_is_logged_once_with_its_stack(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main() -> None:
-        watchdog = EventLoopWatchdog(limit=0.05)
-        await eventually(lambda: watchdog.lag() > 0, "the first measurement")
-        for _ in range(2):
-            hold_up(0.5)
-            await asyncio.sleep(0.2)
+    async def hold_up() -> None:
+        watchdog = EventLoopWatchdog(limit=0.2)
+        compute_until(lambda: caplog.records)
+        await eventually(lambda: watchdog.lag() > 0, "the first turn to be measured")
+        first = watchdog.lag()
+        await eventually(lambda: takes_turn(2 * first, watchdog, first), "a longer turn")
         await asyncio.to_thread(watchdog.close)
 
     with caplog.at_level(logging.WARNING, "pbhost"):
-        asyncio.run(main())
+        asyncio.run(hold_up())
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("The event loop has not run for 0.05 seconds")
+    assert line.startswith("The event loop has not run for 0.2 seconds")
     assert "in hold_up" in line
 
 

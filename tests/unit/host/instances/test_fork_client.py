@@ -35,6 +35,7 @@ from stub.wire.fork_protocol import (
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE, ROOT
 from tests.descriptors import descriptors
+from tests.waiting import FakeClockLoop
 
 SPAWN = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 0, 1, 0, 4096, 0, 4096)
 
@@ -250,7 +251,7 @@ def test_a_bound_function_has_no_environment(tmp_path: Path) -> None:
 
 def test_cancelled_fork_server_launch_leaks_no_descriptor() -> None:
     async def test() -> None:
-        launcher = ForkLauncher()
+        launcher = ForkLauncher(silence_timeout=DEADLINE)
         process = psutil.Process()
         stubs = StubLauncher(launcher)
 
@@ -303,7 +304,7 @@ def test_fork_server_without_descriptors_refuses_a_launch_and_keeps_its_stubs() 
         finally:
             await launcher.close()
 
-    launcher = ForkLauncher()
+    launcher = ForkLauncher(silence_timeout=DEADLINE)
     with StubLauncher(launcher) as stubs:
         asyncio.run(asyncio.wait_for(test(), DEADLINE))
 
@@ -338,6 +339,8 @@ def test_fork_server_that_may_not_fork_refuses_launches_and_goes_on() -> None:
 
 
 def test_stubs_of_a_fork_server_that_stands_still_go_on() -> None:
+    loop = FakeClockLoop()
+
     async def test() -> None:
         process = psutil.Process()
         others = set(process.children())
@@ -346,8 +349,11 @@ def test_stubs_of_a_fork_server_that_stands_still_go_on() -> None:
             dying = await stubs.launch("dying")
             (server,) = set(process.children()) - others
             server.suspend()
+            launching = asyncio.create_task(stubs.launch("second"))
+            while not launching.done():
+                await loop.advance(0.5)
             with pytest.raises(TimeoutError, match=r"the fork server did not answer for 2 s"):
-                await stubs.launch("second")
+                await launching
             third = await stubs.launch("third")
             (other,) = set(process.children()) - others - {server}
             assert psutil.Process(third.pid).ppid() == other.pid
@@ -363,7 +369,9 @@ def test_stubs_of_a_fork_server_that_stands_still_go_on() -> None:
 
     launcher = ForkLauncher(silence_timeout=2.0)
     with StubLauncher(launcher) as stubs:
-        asyncio.run(asyncio.wait_for(test(), DEADLINE))
+        loop.run_until_complete(test())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGABRT])
@@ -383,7 +391,7 @@ def test_the_end_of_a_stub_is_known_while_the_fork_server_stands_still(
         finally:
             await launcher.close()
 
-    launcher = ForkLauncher()
+    launcher = ForkLauncher(silence_timeout=DEADLINE)
     with StubLauncher(launcher) as stubs:
         asyncio.run(asyncio.wait_for(test(), DEADLINE))
 

@@ -1,4 +1,4 @@
-"""The short path for the most frequent frame has the effects of the general one."""
+"""The short paths for the most frequent frames have the effects of the general one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from host.inference.call import Call
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
 from host.instances.batch import Batch
+from host.instances.bls_requests import BlsRequest
 from host.instances.instance import Instance
 from host.logs.formats import Label
 from stub.wire import messages as m
-from stub.wire.payload import INLINE_LIMIT, WireError, WireResponse, WireTensor
+from stub.wire.payload import INLINE_LIMIT, WireError, WireRequest, WireResponse, WireTensor
 from tests.conftest import DEADLINE
 from tests.unit.host.call_parties import RecordingHolder
 from tests.unit.host.stub_peer import PeerLauncher, initialize_message, stub_pool
@@ -90,6 +91,7 @@ class Run(logging.Handler):
         self.started: list[Call] = []
         self.waiting: deque[tuple[int, ...]] = deque()
         self.blocks: dict[int, list[tuple[int, int, int]]] = {}
+        instance.bls_requests.start_request = self.asked  # type: ignore[method-assign]
 
     def emit(self, record: logging.LogRecord) -> None:
         self.effects.log.append(record.getMessage())
@@ -163,6 +165,13 @@ class Run(logging.Handler):
         error = response.error and (response.error.code, response.error.message)
         outputs = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in response.outputs]
         return response.model_version, response.id, outputs, response.parameters, error
+
+    def asked(self, bls_request: BlsRequest) -> None:
+        inputs = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in bls_request.request.inputs]
+        batch, flags = bls_request.batch_number, (bls_request.blocking, bls_request.decoupled)
+        self.event(
+            "asked", bls_request.number, bls_request.request.model_name, inputs, batch, flags
+        )
 
     def done(self, batch: Batch, times: ExecutionTimes | None) -> None:
         self.event("done", times)
@@ -238,6 +247,17 @@ responses = st.one_of(
         st.builds(WireError, st.integers(0, 9), st.just("e")),
     ),
 )
+bls_requests = st.builds(
+    m.BlsRequest,
+    numbers,
+    st.builds(
+        lambda inputs: WireRequest("", inputs, [], {}, model="other"),
+        st.lists(outputs.filter(lambda tensor: tensor.arena != OWN_ARENA), max_size=2),
+    ),
+    numbers,
+    st.booleans(),
+    st.booleans(),
+)
 starts = st.sampled_from([10, 10, 10, 0])
 failures = st.sampled_from([None, None, "it failed"])
 parts: st.SearchStrategy[m.ToHost | ReleaseInputs] = st.one_of(
@@ -246,6 +266,7 @@ parts: st.SearchStrategy[m.ToHost | ReleaseInputs] = st.one_of(
         m.BatchDone, numbers, starts, *map(st.just, (11, 13, 16)), failures, index_tuples,
         index_tuples,
     ),
+    bls_requests,
     st.builds(ReleaseInputs, numbers),
     st.builds(m.BlockRelease, st.just([(0, 1, 1)])),  # not a block
     st.builds(m.InstanceReleased, numbers),
@@ -315,12 +336,21 @@ steps_of_a_run: st.SearchStrategy[list[Step]] = st.builds(
     st.sampled_from([(1,), (1,), (LARGE,), (1, 1)]),
     st.lists(preparations, max_size=2),
     nearly_single_responses(),
-    st.lists(st.one_of(executes, frames, nearly_single_responses()), max_size=3),
+    st.lists(
+        st.one_of(
+            executes,
+            frames,
+            nearly_single_responses(),
+            bls_requests.map(lambda request: Frame((request,))),
+        ),
+        max_size=3,
+    ),
 )
 
 OUTPUT = WireResponse([WireTensor("y", 2, [3], b"out")], {})
 ANSWER = m.Response(1, 0, OUTPUT)
 DONE = m.BatchDone(1, 10, 11, 13, 16)
+ASKED = m.BlsRequest(1, WireRequest("", OUTPUT.outputs, [], {}, model="other"), 1, True)
 
 
 @given(steps_of_a_run, st.booleans())
@@ -328,6 +358,7 @@ DONE = m.BatchDone(1, 10, 11, 13, 16)
 @example([Execute((LARGE,)), Frame((ANSWER, DONE, ReleaseInputs(1)))], False)
 @example([Execute((1,)), Execute((1,), True), Frame((ANSWER, DONE))], False)
 @example([Execute((1,)), Frame((ANSWER, DONE, m.BlockRelease([(0, 1, 1)])))], False)
+@example([Execute((1,)), Frame((ASKED,)), Frame((ANSWER, DONE))], False)
 @example([Execute((1,)), Frame((ANSWER,)), Frame((ANSWER, DONE))], False)
 @example([Execute((1,)), Execute((1,)), Frame((m.Response(2, 0, OUTPUT), DONE))], False)
 @settings(max_examples=300)

@@ -36,6 +36,17 @@ def test_a_problem_is_reported_with_its_position(
     assert (problem.position, problem.text, problem.warning) == (position, text, False)
 
 
+def test_a_model_that_can_answer_no_request_is_warned_of(tmp_path: Path) -> None:
+    (problem,) = look(
+        tmp_path, "import a\nclass TritonPythonModel:\n    def execut(self, requests): ...\n"
+    ).problems
+    assert problem.format_line.endswith(
+        "model.py:2:1: warning: TritonPythonModel has no method execute (every request will fail)"
+    )
+    for more in ("execute = run", "from m import execute", "setattr(self, 'execute', run)"):
+        assert not look(tmp_path, f"class TritonPythonModel:\n    {more}\n").problems
+
+
 @pytest.mark.parametrize(
     "source",
     [b"x = '\xff'\n", b"x = 1\0\n", b"(" * 5000, b"-" * 100_000 + b"1", b"# coding: what\n"],

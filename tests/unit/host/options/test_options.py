@@ -35,11 +35,11 @@ def complaint(*argv: str) -> str:
     return caught.value.detail
 
 
-def advice(*argv: str) -> str:
-    """The last line of the error for an invalid command line."""
+def advice(*argv: str, lines: int = 1) -> str:
+    """The last lines of the error for an invalid command line."""
     with pytest.raises(UsageError) as caught:
         parse(argv)
-    return str(caught.value).splitlines()[-1]
+    return "\n".join(str(caught.value).splitlines()[-lines:])
 
 
 def bad(flag: str, text: str) -> str:
@@ -154,7 +154,8 @@ def test_the_error_for_an_invalid_value_says_what_the_flag_takes() -> None:
     assert advice(*flags, "--http-port=80x") == (
         "--http-port <integer>: Port to listen on; 0 selects a free port. Default: 8000."
     )
-    assert advice(*flags, "--log-format=xml") == (
+    assert advice(*flags, "--log-format=iso8601", lines=2) == (
+        "got 'iso8601', did you mean 'ISO8601'?\n"
         "--log-format <string>: Format of log lines: default, ISO8601, or json (one JSON object per"
         " line). Default: default."
     )

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from host import Options, Server
 from host.errors import ErrorCode, HostError
+from host.ray.channels.replica_method import ReplicaMethod
 from host.ray.model_changes import Failure, ModelChange, SharedModelControl
 from tests.conftest import DEADLINE, RepositoryBuilder
+
+_Result = TypeVar("_Result")
 
 MODEL = """
 class TritonPythonModel:
@@ -68,12 +72,19 @@ class Calls:
         self.deployment = deployment
         self.own_id = own_id
 
-    async def call(self, method: str, *arguments: Any, timeout: float) -> list[object]:
+    async def call(
+        self, method: ReplicaMethod[_Result], *arguments: Any, timeout: float
+    ) -> list[_Result]:
+        self.deployment.called.append((self.own_id, method.name, *arguments))
+        sent = method.decode_arguments(msgspec.msgpack.encode(arguments))
+        results = await self._make(method.name, sent)
+        return [method.decode_result(msgspec.msgpack.encode(one)) for one in results]
+
+    async def _make(self, name: str, arguments: tuple[Any, ...]) -> list[Any]:
         controls = [one for one in self.deployment.controls if one.server is not None]
-        self.deployment.called.append((self.own_id, method, *arguments))
-        if method == "list_stamps":
+        if name == "list_stamps":
             return [one.list_stamps() for one in controls]
-        if method == "send_changes":
+        if name == "send_changes":
             return [one.select_changes(*arguments) for one in controls]
         self.deployment.passed_on.set()
         return list(await asyncio.gather(*(one.apply(*arguments) for one in controls)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError
-from host.frontends.grpc.codec import parse_infer_request, to_request
+from host.frontends.grpc.codec import parse_infer_request, read_model_name, to_request
 from host.inference.request import Classification, InferRequest, Tensor
 from host.inference.shared_memory_bytes import read_bytes
 from host.instances.regions import Regions
@@ -68,6 +68,21 @@ def test_a_request_arrives_complete() -> None:
         requested_outputs=["o"],
         parameters={"who": "me"},
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (pb.ModelInferRequest(model_name="größe", id="1").SerializeToString(), "größe"),
+        (pb.ModelInferRequest(model_name="m" * 127).SerializeToString(), "m" * 127),
+        (pb.ModelInferRequest(model_name="m" * 128).SerializeToString(), ""),
+        (pb.ModelInferRequest(id="1").SerializeToString(), ""),
+        (b"", ""),
+        (b"\n", ""),
+    ],
+)
+def test_the_model_is_read_without_the_rest(data: bytes, name: str) -> None:
+    assert read_model_name(data) == name
 
 
 def test_requests_do_not_share_their_shapes() -> None:

@@ -20,6 +20,7 @@ from host.frontends.grpc.methods import EmptyContext
 from host.frontends.grpc.service import GrpcService
 from host.inference.request import InferRequest, Tensor
 from host.instances.regions import Regions
+from tests.conftest import DEADLINE
 from tests.unit.host.frontends.grpc.echo_core import EchoCore
 
 COUNT = MIN_LARGE_INPUT_BYTES
@@ -175,7 +176,7 @@ def test_a_large_request_is_answered() -> None:
         service.start_infer(data, answer.set_result)
         assert not answer.done() and service.open_requests == 1
         result = await answer
-        assert await service.drain(20) and service.open_requests == 0
+        assert await service.drain(DEADLINE) and service.open_requests == 0
         return result
 
     result = asyncio.run(run())
@@ -203,9 +204,9 @@ def test_cancelling_a_large_request_cancels_its_call() -> None:
         core = EchoCore()
         data = infer("hold", int_contents=[1] * COUNT).SerializeToString()
         running = GrpcService(core, admin_services(core)).start_infer(data, lambda answer: None)
-        call = await asyncio.to_thread(core.held.get, True, 20)
+        call = await asyncio.to_thread(core.held.get, True, DEADLINE)
         running.cancel()
-        await asyncio.to_thread(core.cancelled.get, True, 20)
+        await asyncio.to_thread(core.cancelled.get, True, DEADLINE)
         return call.cancelled
 
     assert asyncio.run(run())
@@ -246,12 +247,12 @@ def test_responses_of_a_stream_keep_the_order_of_large_requests() -> None:
             message.id = f"large {number}"
             client.reads.clear()
             assert not client.stream.message_received(message.SerializeToString())
-            await asyncio.wait_for(client.reads.wait(), 20)
+            await asyncio.wait_for(client.reads.wait(), DEADLINE)
             small = infer(int_contents=[1])
             small.id = f"small {number}"
             assert client.stream.message_received(small.SerializeToString())
         client.stream.half_closed()
-        await asyncio.wait_for(client.ended.wait(), 20)
+        await asyncio.wait_for(client.ended.wait(), DEADLINE)
         return client
 
     client = asyncio.run(run())
@@ -266,7 +267,7 @@ def test_a_stream_that_is_cancelled_drops_the_request_that_is_decoded() -> None:
         client.stream.message_received(message.SerializeToString())
         client.stream.cancel()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.wait(tasks, timeout=20)
+        await asyncio.wait(tasks, timeout=DEADLINE)
         return client
 
     client = asyncio.run(run())
@@ -279,7 +280,7 @@ def test_a_drained_stream_ends_after_the_request_that_is_decoded() -> None:
         client.stream.message_received(infer(int_contents=[1] * COUNT).SerializeToString())
         client.stream.finish_after_open_requests(unavailable("bye"))
         assert not client.ended.is_set()
-        await asyncio.wait_for(client.ended.wait(), 20)
+        await asyncio.wait_for(client.ended.wait(), DEADLINE)
         return client
 
     assert len(asyncio.run(run()).ids) == 1

@@ -6,22 +6,25 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from host.errors import ErrorCode, HostError
+from host.frontends.forwarding import Header
+from host.frontends.grpc.methods import Cancellable, ResponseCallback
 from host.inference.request import InferRequest, InferResponse, Tensor
-from host.ray.channels.channel import CallError, Channel, ChannelLostError, NotTakenError
+from host.ray.channels.channel import Channel, ChannelLostError, NotTakenError
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer, Methods
 from host.ray.channels.frames import (
     RESPONSE_WINDOW,
     FrameKind,
     encode_frame,
     encode_message,
-    encode_pickled,
+    encode_result,
 )
 from host.ray.channels.handshake import (
     ANSWER_BYTES,
@@ -33,6 +36,7 @@ from host.ray.channels.handshake import (
     answer_server,
 )
 from host.ray.channels.messages import Refusal, pack_request, unpack_response
+from host.ray.channels.replica_method import ReplicaMethod
 from tests.conftest import DEADLINE
 
 SECRET = bytes(SECRET_BYTES)
@@ -72,24 +76,56 @@ class Model:
                 number == count,
             )
 
+    def start_infer(
+        self, message: bytes, metadata: Sequence[Header], done: ResponseCallback
+    ) -> Cancellable:
+        """Answers with the message and the metadata; at once, later, or never."""
+        self.began.set()
+        if message == b"refused":
+            raise HostError(ErrorCode.NOT_FOUND, "there is no such model")
+        answer = message + repr(metadata).encode()
+        if message == b"hangs":
+            return asyncio.ensure_future(self.hang())
+        if message == b"later":
+            return asyncio.get_running_loop().call_soon(done, answer)
+        done(HostError(ErrorCode.UNAVAILABLE, "it fails") if message == b"fails" else answer)
+        return asyncio.get_running_loop().call_soon(lambda: None)
+
+
+@dataclass
+class Change:
+    """What is sent: containers within dataclasses."""
+
+    name: str
+    files: dict[str, Any]
+    stamp: tuple[int, str] | None = None
+
+
+ADD = ReplicaMethod[int]("add", tuple[int, int], int)
+ADD_TEXT = ReplicaMethod[int]("add", tuple[str, int], int)
+ADD_AS_TEXT = ReplicaMethod[str]("add", tuple[int, int], str)
+FAIL = ReplicaMethod[None]("fail", tuple[()], None)
+HANG = ReplicaMethod[None]("hang", tuple[()], None)
+MAKE_FUNCTION = ReplicaMethod[Any]("make_function", tuple[()], Any)
+MISSING = ReplicaMethod[None]("missing", tuple[()], None)
+REFUSE = ReplicaMethod[None]("refuse", tuple[()], None)
+SEND_BACK = ReplicaMethod[list[Change]]("send_back", tuple[list[Change]], list[Change])
+
 
 async def add(left: int, right: int) -> int:
     return left + right
+
+
+async def send_back(changes: list[Change]) -> list[Change]:
+    return changes
 
 
 async def make_function() -> object:
     return lambda: None
 
 
-class Unreadable:
-    """Can be pickled, and raises an error when it is read."""
-
-    def __reduce__(self) -> Any:
-        return int, ("no number",)
-
-
-async def make_unreadable() -> object:
-    return Unreadable()
+async def refuse() -> None:
+    raise HostError(ErrorCode.NOT_FOUND, "there is no such model")
 
 
 async def fail() -> None:
@@ -99,13 +135,14 @@ async def fail() -> None:
 @asynccontextmanager
 async def connected(model: Model) -> AsyncGenerator[tuple[ChannelServer, Channel], None]:
     methods: Methods = {
-        "add": add,
-        "fail": fail,
-        "hang": model.hang,
-        "make_function": make_function,
-        "make_unreadable": make_unreadable,
+        ADD: add,
+        FAIL: fail,
+        HANG: model.hang,
+        MAKE_FUNCTION: make_function,
+        REFUSE: refuse,
+        SEND_BACK: send_back,
     }
-    server = ChannelServer(model.infer, methods)
+    server = ChannelServer(model.infer, model.start_infer, methods)
     channel = await Channel.connect(await server.start("127.0.0.1"))
     try:
         yield server, channel
@@ -273,7 +310,7 @@ def test_a_request_whose_connection_is_reset_is_not_sent_again() -> None:
 def test_a_request_begins_when_the_client_can_know_it() -> None:
     async def case() -> None:
         model = Model()
-        server = ChannelServer(model.infer, {})
+        server = ChannelServer(model.infer, model.start_infer, {})
         address = await server.start("127.0.0.1")
         with socket.create_connection((address.host, address.port)) as client:
             client.setblocking(False)
@@ -303,13 +340,16 @@ def test_a_request_begins_when_the_client_can_know_it() -> None:
 def test_a_call_that_cannot_be_encoded_or_decoded_is_answered() -> None:
     async def case() -> None:
         async with connected(Model()) as (server, channel):
-            with pytest.raises(CallError, match="pickle"):
-                await channel.call("make_function")
-            with pytest.raises(CallError, match="decoded"):
-                await channel.call("add", Unreadable(), 1)
-            with pytest.raises(CallError, match="decoded"):
-                await channel.call("make_unreadable")
-            assert await channel.call("add", 1, 2) == 3
+            with pytest.raises(HostError, match="'make_function': TypeError: .*function"):
+                await channel.call(MAKE_FUNCTION)
+            with pytest.raises(HostError, match="'add': ValidationError: Expected `int`"):
+                await channel.call(ADD_TEXT, "1", 1)
+            with pytest.raises(HostError, match="result of 'add' cannot be decoded"):
+                await channel.call(ADD_AS_TEXT, 1, 2)
+            with pytest.raises(TypeError, match="function"):
+                await channel.call(ADD, lambda: None, 1)
+            assert channel.in_progress == 0
+            assert await channel.call(ADD, 1, 2) == 3
 
     run(case())
 
@@ -317,7 +357,7 @@ def test_a_call_that_cannot_be_encoded_or_decoded_is_answered() -> None:
 def test_both_ends_notice_a_machine_that_is_gone() -> None:
     async def case() -> None:
         async with connected(Model()) as (server, channel):
-            assert await channel.call("add", 1, 2) == 3
+            assert await channel.call(ADD, 1, 2) == 3
             for writer in (channel._writer, *(one._writer for one in server._connections)):
                 connection = writer.get_extra_info("socket")
                 for level, option in (
@@ -332,7 +372,7 @@ def test_both_ends_notice_a_machine_that_is_gone() -> None:
 def test_a_client_that_does_not_know_the_secret_is_not_served() -> None:
     async def case() -> None:
         model = Model()
-        server = ChannelServer(model.infer, {})
+        server = ChannelServer(model.infer, model.start_infer, {})
         address = await server.start("127.0.0.1")
         with pytest.raises(PermissionError, match="does not know the secret"):
             await Channel.connect(ChannelAddress(address.host, address.port, SECRET))
@@ -355,7 +395,7 @@ def test_a_client_reads_nothing_of_a_server_that_does_not_know_the_secret() -> N
     async def case() -> None:
         async def repeat_proof(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readexactly(NONCE_BYTES)
-            writer.write(other + encode_pickled(FrameKind.RESULT, 1, (True, Unreadable())))
+            writer.write(other + encode_result(1, 3))
             assert not await reader.read()
             writer.close()
             ended.set()
@@ -371,14 +411,50 @@ def test_a_client_reads_nothing_of_a_server_that_does_not_know_the_secret() -> N
     run(case())
 
 
+def test_rpcs_are_answered_as_the_replica_answers_them() -> None:
+    async def case() -> None:
+        async with connected(Model()) as (server, channel):
+            metadata: list[Header] = [("key", "value"), ("key-bin", b"\xff")]
+            for message in (b"at once", b"later"):
+                answer = await channel.answer_rpc(message, metadata)
+                assert answer == message + repr(metadata).encode()
+            for message, code in ((b"refused", "NOT_FOUND"), (b"fails", "UNAVAILABLE")):
+                with pytest.raises(HostError) as caught:
+                    await channel.answer_rpc(message, ())
+                assert caught.value.code.name == code
+            assert server.ongoing == channel.in_progress == 0
+
+    run(case())
+
+
+def test_an_rpc_that_is_given_up_is_cancelled() -> None:
+    async def case() -> None:
+        model = Model()
+        async with connected(model) as (server, channel):
+            asked = asyncio.ensure_future(channel.answer_rpc(b"hangs", ()))
+            await model.began.wait()
+            await channel.answer_rpc(b"at once", ())  # the other one has begun by now
+            assert server.ongoing == 1
+            asked.cancel()
+            await model.cancelled.wait()
+            assert server.ongoing == channel.in_progress == 0
+
+    run(case())
+
+
 def test_methods_are_called_by_name() -> None:
     async def case() -> None:
         async with connected(Model()) as (server, channel):
-            assert await channel.call("add", 2, 3) == 5
-            with pytest.raises(CallError, match="ValueError: it has failed"):
-                await channel.call("fail")
-            with pytest.raises(CallError, match="KeyError"):
-                await channel.call("missing")
+            assert await channel.call(ADD, 2, 3) == 5
+            sent = [Change("a", {"config": "{}", "file": b"\xff"}, (1, "b")), Change("c", {})]
+            assert await channel.call(SEND_BACK, sent) == sent
+            for method, text in ((FAIL, "ValueError: it has failed"), (MISSING, "KeyError")):
+                with pytest.raises(HostError, match=text) as caught:
+                    await channel.call(method)
+                assert caught.value.code is ErrorCode.UNAVAILABLE
+            with pytest.raises(HostError, match="no such model") as caught:
+                await channel.call(REFUSE)
+            assert caught.value.code is ErrorCode.NOT_FOUND
 
     run(case())
 
@@ -387,7 +463,7 @@ def test_a_call_that_is_given_up_is_cancelled_and_counts_as_no_request() -> None
     async def case() -> None:
         model = Model()
         async with connected(model) as (server, channel):
-            called = asyncio.ensure_future(channel.call("hang"))
+            called = asyncio.ensure_future(channel.call(HANG))
             await model.began.wait()
             assert server.ongoing == 0
             called.cancel()

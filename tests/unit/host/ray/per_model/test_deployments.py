@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,12 @@ def models(repository: RepositoryBuilder) -> Path:
     return repository.path
 
 
+def needed(settings: dict[str, Any]) -> tuple[float, int]:
+    """CPUs and GPUs."""
+    actor = settings["ray_actor_options"]
+    return actor["num_cpus"], actor["num_gpus"]
+
+
 def test_options_follow_from_the_configurations(models: Path) -> None:
     found = model_deployments(read_options({"model_repository": str(models)}), {})
     settings = {one.model: one.settings for one in found}
@@ -38,10 +45,10 @@ def test_options_follow_from_the_configurations(models: Path) -> None:
         "sequences": 32,
         "chain": 256,
     }
-    resources = {name: one["ray_actor_options"] for name, one in settings.items()}
-    assert resources["batching"] == {"num_cpus": 0.3, "num_gpus": 0}
-    assert resources["on_gpu"] == {"num_cpus": 0.2, "num_gpus": 1}
-    assert resources["chain"]["num_gpus"] == 0
+    resources = {name: needed(one) for name, one in settings.items()}
+    assert resources["batching"] == (0.3, 0)
+    assert resources["on_gpu"] == (0.2, 1)
+    assert resources["chain"] == (0.1, 0)
     assert [name for name, one in settings.items() if "request_router_config" in one] == [
         "sequences"
     ]
@@ -74,12 +81,23 @@ def test_what_cannot_be_deployed_is_named(
         model_deployments(options, given)
 
 
-def test_instances_on_several_gpus_are_refused_with_the_way_out(models: Path) -> None:
-    (models / "on_gpu" / "config.pbtxt").write_text(
-        "instance_group [{kind: KIND_GPU gpus: [0, 1]}]"
-    )
-    with pytest.raises(ValueError, match=r"'on_gpu': instance_group names the GPUs \[0, 1\]"):
-        model_deployments(read_options({"model_repository": str(models)}), {})
+@pytest.mark.parametrize(
+    ("groups", "gpus", "cpus"),
+    [
+        ("{kind: KIND_GPU gpus: [0, 1]}", 2, 0.2),
+        ("{kind: KIND_GPU count: 2 gpus: [1]}, {kind: KIND_CPU}", 2, 0.3),
+        ("{gpus: [0]}", 1, 0.1),
+        ("{kind: KIND_GPU count: 2}, {kind: KIND_GPU gpus: [0, 1, 2]}", 3, 0.5),
+        ("{kind: KIND_CPU count: 2}", 0, 0.2),
+    ],
+)
+def test_a_replica_has_the_gpus_that_its_groups_name(
+    models: Path, groups: str, gpus: int, cpus: float
+) -> None:
+    (models / "on_gpu" / "config.pbtxt").write_text(f"instance_group [{groups}]")
+    options = read_options({"model_repository": str(models), **EXPLICIT, "load_model": "on_gpu"})
+    (only,) = model_deployments(options, {})
+    assert needed(only.settings) == (cpus, gpus)
 
 
 def test_a_configuration_that_cannot_be_read_names_its_model(models: Path) -> None:
