@@ -13,6 +13,7 @@ import shutil
 import socket
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ LOADS = ((16, 1, 1), (16, 16, 1), (16, 64, 1), (150_528, 4, 1), (150_528, 16, 4)
 """Elements, concurrency, and instances."""
 SOURCE = Path(__file__).parent / "repository" / "identity_fp32"
 KINDS = ("server", "frontends", "stubs")
+_WHEN = ("started", "after 602 kB", "idle again")
+_IDLE_SECONDS = 6.0  # arenas return memory that was not needed for 2 to 4 seconds
 
 
 @contextmanager
@@ -95,6 +98,14 @@ def megabytes(server: RunningServer) -> dict[str, float]:
     }
 
 
+def memory_of_traffic(server: RunningServer, seconds: float) -> list[dict[str, float]]:
+    """The memory at once and `_IDLE_SECONDS` after requests of 602 kB, as `megabytes`."""
+    measure(server, 150_528, 16, seconds)
+    at_once = megabytes(server)
+    time.sleep(_IDLE_SECONDS)
+    return [at_once, megabytes(server)]
+
+
 def idle_connections(server: RunningServer, count: int) -> float:
     """Opens connections; the memory of each in kB, in the server and its frontends together."""
 
@@ -118,7 +129,7 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--loads", type=int, nargs="+", default=list(range(len(LOADS))))
+    parser.add_argument("--loads", type=int, nargs="*", default=list(range(len(LOADS))))
     parser.add_argument("--connections", type=int, default=2000)
     options = parser.parse_args()
     print(f"{'elements':>9} {'at once':>7} {'inst.':>5} {'N':>2} {'req/s':>8}", *KINDS)
@@ -138,9 +149,13 @@ def main() -> None:
     if options.connections:
         for count in options.counts:
             with serving(count, 1) as server:
-                memory = {kind: round(size, 1) for kind, size in megabytes(server).items()}
+                started = megabytes(server)
+                memory = [started, *memory_of_traffic(server, options.seconds)]
+                for when, sizes in zip(_WHEN, memory, strict=True):
+                    rounded = {kind: round(size, 1) for kind, size in sizes.items()}
+                    print(f"N={count}: MB per process, {when}: {rounded}", flush=True)
                 each = idle_connections(server, options.connections)
-                print(f"N={count}: {each:.1f} kB per idle connection; MB per process: {memory}")
+                print(f"N={count}: {each:.1f} kB per idle connection", flush=True)
 
 
 if __name__ == "__main__":

@@ -70,11 +70,11 @@ class FrontendConnection:
         self._control.setblocking(False)
         self.state = SharedState(self._files)
         self._ring = RingLink(self._files, True, self._on_frame, self._fail)
-        self._memory = CoreMemory(arenas, self._send_arena, self.send, self._flush_releases)
-        admissions: dict[int, Admission] = {}
-        self._requests = ServedRequests(
-            core, self._memory, self.send, self._ring.inline_limit, api_keys, admissions
+        self._memory = CoreMemory(
+            arenas, self._send_arena, self.send, self._flush_releases, self._ring.inline_limit
         )
+        admissions: dict[int, Admission] = {}
+        self._requests = ServedRequests(core, self._memory, self.send, api_keys, admissions)
         self._exchanges = ServedExchanges(core, services, app, api_keys, admissions, self.send)
 
     def spawn_arguments(

@@ -19,7 +19,8 @@ class CoreMemory:
     """The blocks that the core and one frontend process hold of each other.
 
     `send_arena` passes the number, the size and a read-only descriptor of an arena to the process,
-    before the first message that refers to it. `flush` sends the releases soon.
+    before the first message that refers to it. `flush` sends the releases soon. `inline_limit`
+    returns the bytes of tensors that the next message may contain.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class CoreMemory:
         send_arena: Callable[[int, int, int], None],
         close_arena: Callable[[CloseArena], None],
         flush: Callable[[], None],
+        inline_limit: Callable[[], int],
     ) -> None:
         self._arenas = arenas
         self._send_arena = send_arena
         self._close_arena = close_arena
+        self._inline_limit = inline_limit
         self._announced = {HOST_ARENA}
         self._exported = BlockReferences()
         self._file: ArenaFile | None = arenas.create_arena()
@@ -60,8 +63,8 @@ class CoreMemory:
         block = self.file.block(offset, size)
         return Tensor(name, datatype, shape, block.data, block)
 
-    def encode_tensor(self, tensor: Tensor, limit: int) -> WireTensor:
-        """Converts an output of more than `limit` bytes to a reference, and exports its block.
+    def encode_tensor(self, tensor: Tensor, outputs: int) -> WireTensor:
+        """Converts one of `outputs` tensors; a large one to a reference, and exports its block.
 
         Raises ArenaFull, HostError if it cannot be read, or OSError.
         """
@@ -75,7 +78,7 @@ class CoreMemory:
         if not size:  # it is empty, or in memory of its client
             return WireTensor(name, datatype, shape, b"")
         tensor = copy_from_shared_memory(tensor)
-        self._arenas.place_tensor(tensor, limit)
+        self._arenas.place_tensor(tensor, self._inline_limit() // outputs)
         block = tensor.owner
         if not isinstance(block, Block):
             return WireTensor(name, datatype, shape, bytes(tensor.data))

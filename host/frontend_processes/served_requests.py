@@ -81,7 +81,6 @@ class ServedRequests:
         core: Core,
         memory: CoreMemory,
         send: Callable[[ToFrontend], None],
-        inline_limit: Callable[[], int],
         api_keys: ApiKeys | None,
         admissions: dict[int, Admission],
     ) -> None:
@@ -91,7 +90,6 @@ class ServedRequests:
         self._admissions = admissions
         self._memory = memory
         self._send = send
-        self._inline_limit = inline_limit
         self._requests: dict[int, ServedRequest] = {}
         self._templates = ReceivedTemplates()
         self._traces: dict[int, RequestTrace] = {}
@@ -267,10 +265,9 @@ class ServedRequests:
             try:
                 if classification is not None:
                     response = classify(response, classification)
-                limit = self._inline_limit() // max(1, len(response.outputs))
-                encode = self._memory.encode_tensor
+                encode, count = self._memory.encode_tensor, len(response.outputs)
                 for output in response.outputs:
-                    outputs.append(encode(output, limit))  # noqa: PERF401 - the list is complete up to an error
+                    outputs.append(encode(output, count))  # noqa: PERF401 - the list is complete up to an error
             except ArenaFull as full:
                 error = arena_full_error(full)
             except HostError as failure:
