@@ -155,7 +155,7 @@ async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: P
     environment = None
     try:
         environment = await environments.prepare(loaded.config, directory)
-        stub = await pool.start_instance("", Label(loaded.config.name, source.version), environment)
+        stub = await pool.start_instance(Label(loaded.config.name, source.version), environment)
         completed = await stub.auto_complete(source, to_json(loaded.config))
         await stub.stop(0, _STOP_SECONDS)
         return completed

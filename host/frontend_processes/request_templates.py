@@ -1,7 +1,8 @@
-"""Recurring requests: the core gets all fields once, and then only the id and the tensors.
+"""Recurring requests: the core gets all fields twice, and then only the id and the tensors.
 
 Clients repeat their requests with other tensors. `InferRequest.validation_key` tells which ones.
-The core validates the first one for its model, and needs to look at no field of the others.
+The core validates both for their model, and needs to look at no field of the others. The first one
+gets no template, as most requests with tensors as JSON never recur: they would push others out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from host.frontend_processes.messages import Infer, RepeatedInfer
 from host.inference.request import InferRequest, Tensor
 
 _MAX_TEMPLATES = 256  # of one frontend process
+_MAX_SEEN = 256  # requests that may recur
 
 
 class SentTemplates:
@@ -20,6 +22,7 @@ class SentTemplates:
     def __init__(self) -> None:
         # With the validation key, whose identity is unique while it lives.
         self._numbers: dict[tuple[object, ...], tuple[object, int]] = {}
+        self._seen: dict[tuple[object, ...], object] = {}  # sent once, without a template
 
     def find(self, request: InferRequest, unary: bool) -> int:
         """The number of the template of a request, 0 if the core has none."""
@@ -29,8 +32,8 @@ class SentTemplates:
         found = self._numbers.get(_template_key(request, unary))
         return 0 if found is None else found[1]
 
-    def next_number(self, request: InferRequest) -> int:
-        """The number for a request without a template; 0 if it cannot be one."""
+    def next_number(self, request: InferRequest, unary: bool) -> int:
+        """The number for a request without a template; 0 if it cannot be one, or is new."""
         if (
             request.validation_key is None
             or request.parameters
@@ -39,14 +42,21 @@ class SentTemplates:
             or any(isinstance(tensor.data, RegionPlace) for tensor in request.inputs)
         ):
             return 0
-        return len(self._numbers) % _MAX_TEMPLATES + 1
+        key = _template_key(request, unary)
+        if key in self._seen:
+            return len(self._numbers) % _MAX_TEMPLATES + 1
+        if len(self._seen) == _MAX_SEEN:
+            self._seen.clear()
+        self._seen[key] = request.validation_key
+        return 0
 
     def add(self, request: InferRequest, unary: bool, number: int) -> None:
         """Called when a request without a template was sent as template `number`."""
         if number == 1:
             self._numbers.clear()
         # Each entry is a new one: the number of entries gives the next number.
-        self._numbers[_template_key(request, unary)] = request.validation_key, number
+        key = _template_key(request, unary)
+        self._numbers[key] = self._seen.pop(key), number
 
 
 def _template_key(request: InferRequest, unary: bool) -> tuple[object, ...]:

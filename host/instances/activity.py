@@ -5,6 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from host.crashes.record import DescribedRequest
+from stub.wire.session import State
+
+_PHASES = {
+    State.CONNECTING: "start of the process",
+    State.AUTO_COMPLETING: "import or auto_complete_config",
+    State.INITIALIZING: "import or initialize",
+    State.FINALIZING: "finalize",
+}
+
+
+def describe_phase(state: State, executing: bool) -> str:
+    """What a stub does in a state; `executing`: whether it runs requests."""
+    return _PHASES.get(state, "execute" if executing else "between requests")
 
 
 class InstanceActivity(msgspec.Struct, frozen=True):

@@ -38,16 +38,12 @@ ReclaimedFrame = tuple[int, tuple[ToStub, ...]]
 
 
 class Link:
-    """`on_frame` is called with every frame of the stub, in the order in which it was sent.
-
-    `on_error` is called with a reason if the ring contains something else. Raises OSError.
-    """
+    """`on_error` is called with a reason if the ring contains no valid frame. Raises OSError."""
 
     def __init__(
         self,
         channel: Channel,
         busy_poller: BusyPoller,
-        on_frame: Callable[[bytes], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self.token = secrets.token_hex(8)
@@ -75,7 +71,7 @@ class Link:
         self._inbox = RingReader(to_host)
         self._address = self.token.encode()
         self._channel = channel
-        self._on_frame = on_frame
+        self._on_frame: Callable[[bytes], None] = lambda frame: None
         self._on_error = on_error
         self.dropped_frames = 0  # frames by ZeroMQ beyond those that the ring announces
         self._hellos = 0  # sockets that have said hello
@@ -89,7 +85,11 @@ class Link:
         self._open = True
         self._stopped_reading = False
         self._delivers_later = False
-        channel.register(self.token, self._on_channel_frame)
+
+    def start_reading(self, on_frame: Callable[[bytes], None]) -> None:
+        """Calls `on_frame` with every frame of the stub, in the order in which it was sent."""
+        self._on_frame = on_frame
+        self._channel.register(self.token, self._on_channel_frame)
         asyncio.get_running_loop().add_reader(self.host_event, self._on_signal)
 
     def send_work(
@@ -102,7 +102,7 @@ class Link:
         if not self._open:
             return
         frame = encode(messages)
-        start = self._ring.position
+        start = 0 if reclaimed is None else self._ring.position
         if self._ring.try_write(frame):
             if reclaimed is not None:
                 self._reclaimable.append((start, reclaimed))

@@ -93,7 +93,6 @@ class StubPool:
 
     async def start_instance(
         self,
-        name: str,
         label: Label,
         environment: Environment | None = None,
         attached: bool = False,
@@ -107,26 +106,25 @@ class StubPool:
         if self._closing:
             raise unavailable("the server is stopping")
         try:
-            return await self._start(name, label, environment, attached, launcher)
+            return await self._start(label, environment, attached, launcher)
         except TimeoutError as error:  # the fork server stands still; another one starts now
             _log.warning("%s: the next stubs are forked from another one", error.strerror)
         except OSError as error:
             raise _start_error(label, error) from error
         try:
-            return await self._start(name, label, environment, attached, launcher)
+            return await self._start(label, environment, attached, launcher)
         except OSError as error:
             raise _start_error(label, error) from error
 
     async def _start(
         self,
-        name: str,
         label: Label,
         environment: Environment | None,
         attached: bool,
         launcher: Launcher | None,
     ) -> Instance:
         """Starts a stub. Raises OSError, HostError or StubLost."""
-        instance = Instance(name, label, self, environment, attached, launcher)
+        instance = Instance(label, self, environment, attached, launcher)
         self._instances.add(instance)
         self._empty.clear()
         try:

@@ -85,7 +85,7 @@ class Supervisor(InstanceSlot):
     A stub that dies is replaced: at once the first time, then after growing pauses; so is a
     replacement that a signal kills. A stub that fails to initialise is not tried again, as the same
     code would fail again. A `passive` instance takes no work. With a `permit`, each batch needs it.
-    `on_lethal_request`: as in `Instance`.
+    `on_lethal_request`: as in `CrashReporter`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Supervisor(InstanceSlot):
 
     def _watch(self, instance: Instance) -> None:
         instance.on_unexpected_exit = self._on_exit
-        instance.on_lethal_request = self._on_lethal_request
+        instance.crash_reporter.on_lethal_request = self._on_lethal_request
 
     def start_accepting(self) -> None:
         """Takes work from the scheduler from now on."""
@@ -138,7 +138,7 @@ class Supervisor(InstanceSlot):
         """Runs a batch, once its permit is granted."""
         permit = self.permit
         if permit is None:
-            self.instance.execute(
+            self.instance.batch_sender.send_batch(
                 Batch(calls, self._on_released, self._on_batch_done, self._report)
             )
             return
@@ -153,7 +153,7 @@ class Supervisor(InstanceSlot):
         self._calls_awaiting_permit = ()
         if calls:
             self.permit.start_execution()
-            self.instance.execute(
+            self.instance.batch_sender.send_batch(
                 Batch(calls, self._on_released, self._on_batch_done, self._report)
             )
         else:
@@ -197,7 +197,7 @@ class Supervisor(InstanceSlot):
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:
         """Sends a call to the stub, which starts it when it has ended what it runs."""
-        self.instance.execute(
+        self.instance.batch_sender.send_batch(
             Batch(
                 [call],
                 self._on_released,
@@ -209,7 +209,7 @@ class Supervisor(InstanceSlot):
 
     def reclaim_prefetched(self, most: int) -> Sequence[Call]:
         """Takes back at most so many calls that the stub has not taken."""
-        return self.instance.reclaim_prefetched(most)
+        return self.instance.batch_sender.reclaim_prefetched(most)
 
     def drain_prefetched(self) -> Sequence[Call]:
         """Returns, once, the prefetched calls that the stub had not started when it died."""

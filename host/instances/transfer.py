@@ -82,7 +82,8 @@ class TensorTransfer:
     ) -> WireRequest:
         """Converts a request of a batch of `batch_requests`; adds announcements to `frame`.
 
-        Raises ArenaFull; then it has exported nothing.
+        Raises ArenaFull; after this and any other error, it has exported nothing, and the trace of
+        the request waits for no end of a batch.
         """
         inputs = request.inputs
         for tensor in inputs:
@@ -91,16 +92,12 @@ class TensorTransfer:
                 break
         if request.reserved_memory is not None:
             _release_message(request)
+        placement = self._encode_output_placement(
+            request.output_placement or request.output_placement_hints, socket, frame
+        )
         return WireRequest(
             request.id,
-            [
-                WireTensor(
-                    tensor.name, CODES[tensor.datatype], tensor.shape, cast(bytes, tensor.data)
-                )
-                if tensor.owner is None
-                else self._encode_tensor(tensor, socket, frame)
-                for tensor in inputs
-            ],
+            self._encode_inputs(inputs, socket, frame),
             request.requested_outputs,
             request.parameters,
             request.correlation_id,
@@ -108,12 +105,30 @@ class TensorTransfer:
             request.timeout_us,
             request.model_name,
             request.model_version,
-            None if request.trace is None else request.trace.start_compute(),
-            self._encode_output_placement(
-                request.output_placement or request.output_placement_hints, socket, frame
-            ),
+            None if request.trace is None else request.trace.start_compute(),  # nothing fails now
+            placement,
             request.max_outstanding_responses,
         )
+
+    def _encode_inputs(
+        self, inputs: Sequence[Tensor], socket: bytes, frame: list[ToStub]
+    ) -> list[WireTensor]:
+        encoded: list[WireTensor] = []
+        try:
+            for tensor in inputs:
+                encoded.append(  # noqa: PERF401 - the list is complete up to an error
+                    WireTensor(
+                        tensor.name, CODES[tensor.datatype], tensor.shape, cast(bytes, tensor.data)
+                    )
+                    if tensor.owner is None
+                    else self._encode_tensor(tensor, socket, frame)
+                )
+        except Exception:
+            for wire in encoded:
+                if wire.data is None:
+                    self._exported.release_block(wire.arena, wire.offset, 1)
+            raise
+        return encoded
 
     def fits_inline(self, request: InferRequest) -> bool:
         """Whether no tensor of the request needs shared memory of the host."""
@@ -170,8 +185,8 @@ class TensorTransfer:
     def _announce_arena(self, arena: int, socket: bytes, frame: list[ToStub]) -> None:
         announced = self._announced.setdefault(socket, set())
         if arena not in announced:
-            announced.add(arena)
             frame.append(self._arenas.announcement(arena))
+            announced.add(arena)
 
     def _encode_output_placement(
         self, wanted: Mapping[str, object] | None, socket: bytes, frame: list[ToStub]

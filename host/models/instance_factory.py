@@ -30,8 +30,8 @@ from host.scheduling.scheduler import InstanceSlot
 from host.scheduling.sequences.scheduler import SequenceScheduler
 from stub.wire.messages import Initialize, ModelSource
 
-Start = Callable[[str, Label], Awaitable[Instance]]
-"""Starts a stub; its arguments are the name and the label of its log lines."""
+Start = Callable[[Label], Awaitable[Instance]]
+"""Starts a stub; its argument names the instance that it will be, in log lines too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,6 @@ class InstanceFactory:
         self, stub: Instance, place: InstancePlan, arguments: InitializeArguments
     ) -> None:
         spec, policy = place.spec, place.policy
-        stub.name = spec.name
-        stub.label = Label(self._model.name, self._model.version, spec.name)
         message = Initialize(
             spec.name,
             self._source,
@@ -223,7 +221,7 @@ class InstanceFactory:
 
     async def _launch(self, place: InstancePlan, arguments: InitializeArguments) -> Instance:
         label = Label(self._model.name, self._model.version, place.spec.name)
-        fresh = await self._start(place.spec.name, label)
+        fresh = await self._start(label)
         try:
             await self.initialize(fresh, place, arguments)
         except BaseException:  # also if cancelled, as this process has no other owner

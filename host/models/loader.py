@@ -132,7 +132,7 @@ class Loader:
         stubs: list[Instance] = []
         places: list[InstancePlan] = []
         try:
-            stubs = await _gather_all(start("", label) for _ in range(count))
+            stubs = await _gather_all(start(label) for _ in range(count))
             config = await self._complete(loaded, source, stubs, start)
             labels = await asyncio.to_thread(read_labels, directory, config)
             if said := configuration.input_memory_message(config):
@@ -212,7 +212,7 @@ class Loader:
         config = configuration.complete_config(loaded, completed)
         if completed is not None:
             described = stubs[0]
-            stubs[0] = await start("", described.label)
+            stubs[0] = await start(described.label)
             await described.stop(0, 5.0)
         return config
 

@@ -52,7 +52,7 @@ class DirectScheduler(InstanceQueue):
         """Starts the call if an instance is free, otherwise queues it."""
         if self._queue:
             self._enqueue(call)
-        elif (instance := self._prefetching_instance(call)) is not None:
+        elif self._recent and (instance := self._prefetching_instance(call)) is not None:
             self._prefetch(instance, call)
         elif self._free:
             instance = self.gate.acquire_instance(self._free)

@@ -5,55 +5,85 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
+from textwrap import dedent
 
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
+from tests.waiting import UNTIL_SOURCE
 
 SLOW = """
-import threading
+    import os
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        for number in range(20):
-            print(f"step {number}", flush=True)
-            threading.Event().wait(0.05)
+    class TritonPythonModel:
+        def initialize(self, args):
+            for number in range(20):
+                if number % 5 == 0:
+                    until(lambda: os.path.exists(f"{go}{{number}}"), "the word to go on")
+                print(f"step {{number}}", flush=True)
 
-    def execute(self, requests):
-        return []
+        def execute(self, requests):
+            return []
+"""
+"""Prints 20 lines, each five of which wait for a file."""
+BROKEN = """
+    import os
+
+    until(lambda: os.path.exists("{go}15"), "the word to go on")
+    import absent
 """
 CONFIG = "backend: 'python'"
 HEAD = re.compile(r"[IWE]\d{4} (\d\d:\d\d:\d\d\.\d{6})")
 
 
-def read_all(descriptor: int) -> bytes:
-    """What a process writes to its terminal until it ends."""
-    data = b""
-    while True:
-        try:
-            part = os.read(descriptor, 65536)
-        except OSError:  # the other side is closed
-            return data
-        if not part:
-            return data
-        data += part
+class Terminal:
+    """A terminal at which a host runs until it has ended."""
 
-
-def run_at_terminal(repository: RepositoryBuilder, env: dict[str, str]) -> tuple[int, bytes]:
-    """The exit status of a host that runs at a terminal, and what it writes there."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository.path}"]
-    command += [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
-    inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    with closing(os.fdopen(ours, "rb", closefd=True)):
-        process = subprocess.Popen(
+    def __init__(self, repository: RepositoryBuilder, env: dict[str, str]) -> None:
+        self._ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository.path}"]
+        command += [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+        inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        self._process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env={**inherited, **env}
         )
         os.close(theirs)
-        data = read_all(ours)
-        return process.wait(DEADLINE), data
+        self.data = b""
+        """What has been read from it by now."""
+
+    def _read(self) -> bytes:
+        """What comes next; empty at its end."""
+        assert select.select([self._ours], [], [], DEADLINE)[0], self.data.decode()
+        try:
+            part = os.read(self._ours, 65536)
+        except OSError:  # the other side is closed
+            return b""
+        self.data += part
+        return part
+
+    def wait_for_more(self, text: bytes) -> None:
+        """Return once the text is in what has been written since the last call."""
+        before = len(self.data)
+        while text not in self.data[before:]:
+            assert self._read(), f"the host ended without {text!r}: {self.data.decode()}"
+
+    def wait_closed(self) -> int:
+        """Read all the rest; the exit status of the host."""
+        with closing(os.fdopen(self._ours, "rb")):
+            while self._read():
+                pass
+        return self._process.wait(DEADLINE)
+
+
+def run_at_terminal(repository: RepositoryBuilder, env: dict[str, str]) -> bytes:
+    """What a host writes to its terminal, whose models fail to load."""
+    terminal = Terminal(repository, env)
+    assert terminal.wait_closed() == 1
+    return terminal.data
 
 
 def shown(data: bytes) -> list[str]:
@@ -62,13 +92,17 @@ def shown(data: bytes) -> list[str]:
 
 
 def test_log_lines_and_the_progress_line_do_not_run_into_each_other(
-    repository: RepositoryBuilder,
+    repository: RepositoryBuilder, tmp_path: Path
 ) -> None:
-    repository.add("slow", SLOW, CONFIG)
-    repository.add("broken", "import absent\n", CONFIG)
-    status, data = run_at_terminal(repository, {"TERM": "xterm"})
-    assert status == 1
-    assert b"loaded 0/2, loading: broken, slow" in data
+    go = tmp_path / "go"
+    for name, source in (("slow", SLOW), ("broken", BROKEN)):
+        repository.add(name, UNTIL_SOURCE + dedent(source.format(go=go)), CONFIG)
+    terminal = Terminal(repository, {"TERM": "xterm"})
+    for number in range(0, 20, 5):
+        terminal.wait_for_more(b"loaded 0/2, loading: broken, slow")
+        Path(f"{go}{number}").touch()
+    assert terminal.wait_closed() == 1
+    data = terminal.data
     steps = [line for line in shown(data) if "step" in line]
     assert steps == [f"[slow:1/slow_0] step {number}" for number in range(20)]
     for line in shown(data):
@@ -82,9 +116,9 @@ def test_errors_are_coloured_where_the_terminal_shows_colours(
 ) -> None:
     repository.add("broken", "import absent\n", CONFIG)
     pattern = re.compile(rb"\x1b\[31mE\d{4} .*failed to load 'broken'.*\x1b\[0m\r?\n")
-    assert pattern.search(run_at_terminal(repository, {"TERM": "xterm"})[1])
+    assert pattern.search(run_at_terminal(repository, {"TERM": "xterm"}))
     for env in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
-        assert b"\x1b[31m" not in run_at_terminal(repository, env)[1]
+        assert b"\x1b[31m" not in run_at_terminal(repository, env)
 
 
 def test_a_failure_is_told_once(repository: RepositoryBuilder, serve: Serve) -> None:

@@ -17,7 +17,9 @@ from host.frontends.grpc.placed_message import PlacedMessage
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse
 
-_MAX_REQUEST_BYTES = 1024
+MAX_REQUEST_BYTES = 1024
+"""Bytes of a request whose response is kept."""
+
 _MAX_RESPONSE_BYTES = 4096
 _MAX_RESPONSES = 1024
 
@@ -30,54 +32,61 @@ class _CachedResponse(NamedTuple):
 
 
 class CachedResponses:
-    """The encoded responses to recent requests that the response cache has answered."""
+    """The encoded responses to recent requests that the response cache has answered.
+
+    Attributes:
+        responses: The responses, by the request without its id.
+    """
 
     def __init__(self, core: InferenceCore) -> None:
+        self.responses: dict[bytes, _CachedResponse] = {}
         self._core = core
-        self._responses: dict[bytes, _CachedResponse] = {}  # by the request without its id
 
     def respond(self, data: bytes) -> bytes | None:
         """The response to a ModelInferRequest; None if the request has to take the usual path."""
-        if not self._responses or not is_repeatable(data):
+        if not is_repeatable(data):
             return None
-        found, id_field = self._responses.get(data), b""
+        found, id_field = self.responses.get(data), b""
         if found is None:
             try:
                 data, id_field = _split_id(data)
             except (IndexError, UnicodeDecodeError):
                 return None
-            found = self._responses.get(data) if id_field else None
+            found = self.responses.get(data) if id_field else None
             if found is None:
                 return None
         if not self._core.repeat_cache_hit(found.model_name, found.model_version, found.hit):
-            del self._responses[data]
+            del self.responses[data]
             return None
         return found.message + id_field if id_field else found.message
 
     def remember(
         self, data: bytes, request: InferRequest, response: InferResponse, message: bytes
     ) -> None:
-        """Keeps a response that came from the cache, and its message.
+        """Keeps a response that came from the cache, and its message, unless they are large.
 
-        `data`: the message of the request, which is repeatable and matches a template of the
-        RequestCache.
+        `data`: the message of the request, which matches a template of the RequestCache.
         """
         hit = response.cache_hit
-        if not isinstance(hit, CacheHit) or len(message) > _MAX_RESPONSE_BYTES:
+        if (
+            not isinstance(hit, CacheHit)
+            or len(message) > _MAX_RESPONSE_BYTES
+            or not is_repeatable(data)
+        ):
             return
         data, _ = _split_id(data)
         if request.id:
             message = encode_infer_response(msgspec.structs.replace(response, id=""))
-        if len(self._responses) >= _MAX_RESPONSES:
-            self._responses.clear()
-        self._responses[data] = _CachedResponse(
+        if len(self.responses) >= _MAX_RESPONSES:
+            self.responses.clear()
+        self.responses[data] = _CachedResponse(
             request.model_name, request.model_version, hit, message
         )
 
 
 def is_repeatable(data: bytes) -> bool:
     """Whether the message of a request is short, and all of it is in its bytes."""
-    return len(data) <= _MAX_REQUEST_BYTES and not isinstance(data, PlacedMessage)
+    return len(data) <= MAX_REQUEST_BYTES and not isinstance(data, PlacedMessage)
 
 
 def _split_id(data: bytes) -> tuple[bytes, bytes]:

@@ -244,15 +244,13 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
     if data.startswith(template.parameters_and_suffix, position):
         position += len(template.parameters_and_suffix)
     else:
-        position, sent = _read_parameters(data, position)
-        if (
-            sent is None
-            or sent.others != template.parameters
-            or not data.startswith(template.suffix, position)
-        ):
+        suffix = template.suffix
+        end = data.find(suffix, position, position + _MAX_TEMPLATE_BYTES + len(suffix))
+        sent = _decode_parameters(data[position:end]) if end >= 0 else None
+        if sent is None or sent.others != template.parameters:
             return None
         parameters = sent
-        position += len(template.suffix)
+        position = end + len(suffix)
     view: Buffer = data if len(data) < MIN_VIEW_BYTES else memoryview(data)
     blocks = data.blocks if isinstance(data, PlacedMessage) else _NO_BLOCKS
     tensor_head = template.tensor_head
@@ -330,6 +328,7 @@ def _read_parameters(data: bytes, position: int) -> tuple[int, _Parameters | Non
 
 @functools.lru_cache(_MAX_SEQUENCES)  # most requests of a sequence have the same ones
 def _decode_parameters(fields: bytes) -> _Parameters | None:
+    """None if the fields are invalid. If some are no parameters, they count as other ones."""
     try:
         message = pb.ModelInferRequest.FromString(fields)
         message.DiscardUnknownFields()

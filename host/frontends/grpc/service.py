@@ -9,7 +9,7 @@ from collections.abc import Callable
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
-from host.frontends.grpc.cached_responses import CachedResponses, is_repeatable
+from host.frontends.grpc.cached_responses import MAX_REQUEST_BYTES, CachedResponses
 from host.frontends.grpc.codec import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.encode import encode_infer_response
 from host.frontends.grpc.large_contents import (
@@ -114,10 +114,11 @@ class GrpcService:
             _check_restriction(self._restrictions, "inference", context)
             if self._api_keys is not None:
                 self._api_keys.authorize("inference", context.metadata("authorization"))
-        answer = self.repeat_response(data)
-        if answer is not None:
-            done(answer)
-            return _ANSWERED
+        if self._cached_responses.responses:
+            answer = self._repeat_response(data)
+            if answer is not None:
+                done(answer)
+                return _ANSWERED
         known = self._request_cache.lookup(data)
         if known is not None:
             request = known[0]
@@ -135,7 +136,7 @@ class GrpcService:
         if reserved is not None:
             request.reserved_memory = reserved
         try:
-            kept = data if known is not None and is_repeatable(data) else b""
+            kept = data if known is not None and len(data) <= MAX_REQUEST_BYTES else b""
             return self._start_request(request, done, context, data=kept)
         except NotServedError:
             if not self._core.loads_on_demand:
@@ -145,7 +146,7 @@ class GrpcService:
         task.add_done_callback(lambda _: self._open_requests.request_finished())
         return task
 
-    def repeat_response(self, data: bytes) -> bytes | None:
+    def _repeat_response(self, data: bytes) -> bytes | None:
         """The response to a ModelInfer that the response cache has answered before.
 
         None if the request has to take the usual path.
@@ -162,7 +163,7 @@ class GrpcService:
         admitted: bool = False,
         data: bytes = b"",
     ) -> Call:
-        """`data`: the message of the request if it is repeatable and the request cache knows it."""
+        """`data`: the message of the request if it is short and the request cache knows it."""
         if (
             self._reads_metadata
             or self._open_requests.draining
@@ -175,7 +176,12 @@ class GrpcService:
 
         def finish(response: InferResponse | HostError) -> None:
             answer = _encode_result(response, request.classification)
-            if data and isinstance(answer, bytes) and isinstance(response, InferResponse):
+            if (
+                data
+                and isinstance(response, InferResponse)
+                and response.cache_hit is not None
+                and isinstance(answer, bytes)
+            ):
                 self._cached_responses.remember(data, request, response, answer)
             self._open_requests.request_finished()
             if request.trace is None:

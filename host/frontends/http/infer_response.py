@@ -34,7 +34,6 @@ def encode_infer_response(
     HostError with the texts of docs/reference/protocol.md, 1.7.
     """
     chunks: list[Buffer] = []
-    entries: list[bytes] = []
     try:
         parts = [
             b"{",
@@ -43,24 +42,27 @@ def encode_infer_response(
         ]
         if response.parameters:
             parts += (b',"parameters":', json.dump(response.parameters))
+        separator = b',"outputs":['
         for tensor in response.outputs:
             name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
+            parts.append(separator)
+            separator = b","
             if name in outputs_in_shared_memory:
-                entries.append(_output_head(name, datatype, shape) + b"}")
+                parts += (_output_head(name, datatype, shape), b"}")
             elif name in binary:
                 data = read_bytes(tensor.data)
                 size = len(data) if type(data) is bytes else memoryview(data).nbytes
-                entries.append(_binary_output(name, datatype, shape, size))
+                parts.append(_binary_output(name, datatype, shape, size))
                 if size:
                     chunks.append(data)
             else:
                 values = yield from write_tensor(tensor)
-                entries.append(_output_head(name, datatype, shape) + b',"data":' + values + b"}")
+                parts += (_output_head(name, datatype, shape), b',"data":', values, b"}")
     except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
         raise internal(
             f"response of model '{response.model_name}' cannot be sent: {error}"
         ) from None
-    parts += (b',"outputs":[', b",".join(entries), b"]}")
+    parts.append(b"]}" if response.outputs else b',"outputs":[]}')
     return b"".join(parts), chunks
 
 

@@ -52,7 +52,8 @@ def test_the_inputs_of_a_request_that_a_defect_ends_are_released(
 ) -> None:
     def test(proxy: CoreProxy) -> None:
         if key:
-            proxy.infer(request(key, 1 << 20))
+            for _ in range(2):
+                proxy.infer(request(key, 1 << 20))
         wrong = request(None, 1 << 20, output_placement={"OUTPUT0": object()})
         with pytest.raises(AssertionError):
             proxy.infer(wrong)
@@ -64,24 +65,32 @@ def test_the_inputs_of_a_request_that_a_defect_ends_are_released(
     if isinstance(last, m.Infer):
         assert not first and last.inputs[0].offset == 0  # where the wrong requests have been
     else:
-        assert last.contents == [1 << 20] and isinstance(first[0], m.Infer)
+        assert last.contents == [2 << 20] and isinstance(first[1], m.Infer)
+
+
+def templates(sent: list[m.Infer | m.RepeatedInfer]) -> list[tuple[str, int]]:
+    """How each request was sent, and its template."""
+    return [("full" if isinstance(one, m.Infer) else "again", one.template) for one in sent]
 
 
 def test_a_request_that_recurs_is_sent_without_its_fields(core: CoreThread) -> None:
     def test(proxy: CoreProxy) -> None:
         key, other = object(), object()
-        proxy.infer(request(key, id="one"))
-        proxy.infer(request(key, id="two"))
-        proxy.infer(request(other, 5))
-        proxy.infer(request(key, id="three"), unary=True)  # another use of it
+        for id in ("one", "two", "three"):
+            proxy.infer(request(key, id=id))
+        for _ in range(3):
+            proxy.infer(request(other, 5))
+        proxy.infer(request(key), unary=True)  # another use of it
         proxy.infer(request(key, parameters={"header": "value"}))  # came with the connection
         proxy.infer(request(other, 5))
 
     sent = run(core, test)
-    kinds = [type(message) for message in sent]
-    assert kinds == [m.Infer, m.RepeatedInfer, m.Infer, m.Infer, m.Infer, m.RepeatedInfer]
-    assert [message.template for message in sent] == [1, 1, 2, 3, 0, 2]
-    assert [message.id for message in sent[:2]] == ["one", "two"]
+    assert templates(sent[:6]) == [
+        *(("full", 0), ("full", 1), ("again", 1)),
+        *(("full", 0), ("full", 2), ("again", 2)),
+    ]
+    assert templates(sent[6:]) == [("full", 0), ("full", 0), ("again", 2)]
+    assert [message.id for message in sent[:3]] == ["one", "two", "three"]
 
 
 def test_each_sequence_has_a_template_of_its_own(core: CoreThread) -> None:
@@ -89,44 +98,68 @@ def test_each_sequence_has_a_template_of_its_own(core: CoreThread) -> None:
 
     def test(proxy: CoreProxy) -> None:
         key = object()
-        for correlation_id, flags in ((1, 1), (1, 0), ("1", 0), (1, 0), ("1", 0), (1, 1)):
+        for correlation_id, flags in ((1, 1), (1, 0), ("1", 0)) * 3:
             proxy.infer(request(key, correlation_id=correlation_id, flags=flags))
 
-    sent = run(core, test)
-    assert [type(message) for message in sent] == [*[m.Infer] * 3, *[m.RepeatedInfer] * 3]
-    assert [message.template for message in sent] == [1, 2, 3, 2, 3, 1]
+    assert templates(run(core, test)) == [
+        *[("full", 0)] * 3,
+        *(("full", 1), ("full", 2), ("full", 3)),
+        *(("again", 1), ("again", 2), ("again", 3)),
+    ]
 
 
 def test_the_templates_of_many_requests_are_replaced(core: CoreThread) -> None:
     keys = [object() for _ in range(300)]
 
     def test(proxy: CoreProxy) -> None:
-        for key in (*keys, keys[-1], keys[0]):
+        for key in (*keys[:150], *keys[:150], *keys[150:], *keys[150:], keys[-1], *[keys[0]] * 2):
             proxy.infer(request(key))
 
-    *sent, known, forgotten = run(core, test)
-    assert [one.template for one in sent] == [*range(1, 257), *range(1, 45)]
-    assert isinstance(known, m.RepeatedInfer) and known.template == 44
-    assert isinstance(forgotten, m.Infer) and forgotten.template == 45
+    sent = templates(run(core, test))
+    assert sent[150:300] == [("full", number) for number in range(1, 151)]
+    assert sent[450:600] == [("full", number) for number in (*range(151, 257), *range(1, 45))]
+    known, *forgotten = sent[600:]
+    assert known == ("again", 44)
+    assert forgotten == [("full", 0), ("full", 45)]
+
+
+def test_requests_that_never_recur_push_no_template_out(core: CoreThread) -> None:
+    """Such as those that contain their tensors as JSON."""
+    recurring, others = object(), [object() for _ in range(1000)]
+
+    def test(proxy: CoreProxy) -> None:
+        for key in (*[recurring] * 2, *others, recurring):
+            proxy.infer(request(key))
+
+    *sent, last = templates(run(core, test))
+    assert last == ("again", 1)
+    assert sent == [("full", 0), ("full", 1), *[("full", 0)] * 1000]
 
 
 def test_a_request_that_is_sent_in_full_takes_no_template_of_another(core: CoreThread) -> None:
     key, traced, other, confirmed = object(), object(), object(), object()
 
     def test(proxy: CoreProxy) -> None:
-        proxy.infer(request(key))
-        for again in (key, traced, key):
+        for _ in range(2):
+            proxy.infer(request(key))
+        for again in (key, traced, traced, key):
             proxy.infer(request(again, trace=RemoteTrace(proxy._link, "model", {})))
-        waiting = proxy.infer_when_loaded(request(confirmed))
-        waiting.send(None)  # it is sent, and waits for the core
-        waiting.close()
-        proxy.infer(request(other, 5))
+        for _ in range(2):
+            waiting = proxy.infer_when_loaded(request(confirmed))
+            waiting.send(None)  # it is sent, and waits for the core
+            waiting.close()
+        for _ in range(2):
+            proxy.infer(request(other, 5))
         proxy.infer(request(key))
         proxy.infer(request(other, 5))
 
     sent = run(core, test)
-    assert [one.template for one in sent] == [1, 0, 0, 0, 0, 2, 1, 2]
-    assert isinstance(sent[-2], m.RepeatedInfer)
+    assert templates(sent) == [
+        *(("full", 0), ("full", 1)),
+        *[("full", 0)] * 6,
+        *(("full", 0), ("full", 2)),
+        *(("again", 1), ("again", 2)),
+    ]
 
 
 def test_a_tensor_that_was_received_into_the_arena_is_not_copied() -> None:

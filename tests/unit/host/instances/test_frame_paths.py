@@ -117,7 +117,7 @@ class Run(logging.Handler):
             calls.append(call)
         batch = Batch(calls, self.released, self.done, self.report)
         tensors = [tensor for call in calls for tensor in call.request.inputs]
-        self.instance.execute(batch)
+        self.instance.batch_sender.send_batch(batch)
         self.blocks[batch.number] = [
             (tensor.owner.arena, tensor.owner.offset, 1)  # type: ignore[attr-defined]
             for tensor in tensors
@@ -191,7 +191,7 @@ class Run(logging.Handler):
 async def run(steps: Sequence[Step], decoupled: bool, general_path: bool) -> Effects:
     launcher = PeerLauncher()
     async with stub_pool(launcher) as pool:
-        instance = await pool.start_instance("m_0", Label("m", 1, "m_0"))
+        instance = await pool.start_instance(Label("m", 1, "m_0"))
         await instance.initialize(initialize_message(decoupled=decoupled))
         running = Run(instance, launcher, general_path)
         log = logging.getLogger("pbhost")
@@ -346,7 +346,7 @@ def test_the_only_response_of_a_batch_is_delivered_before_the_batch_is_counted()
     async def kinds_of_events(general_path: bool) -> list[object]:
         launcher = PeerLauncher()
         async with stub_pool(launcher) as pool:
-            instance = await pool.start_instance("m_0", Label("m", 1, "m_0"))
+            instance = await pool.start_instance(Label("m", 1, "m_0"))
             await instance.initialize(initialize_message())
             running = Run(instance, launcher, general_path)
             running.report = lambda batch, times: running.event("counted")  # type: ignore[method-assign]

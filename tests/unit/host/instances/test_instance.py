@@ -59,7 +59,7 @@ class Setup:
         self.exits: list[str] = []
 
     async def start(self, initialized: bool = True) -> Instance:
-        instance = await self.pool.start_instance("m_0", Label("m", 1, "m_0"))
+        instance = await self.pool.start_instance(Label("m", 1, "m_0"))
         instance.on_unexpected_exit = self.exits.append
         if initialized:
             await instance.initialize(initialize_message())
@@ -86,7 +86,7 @@ def execute(instance: Instance, *inputs: bytes) -> list[Call]:
     calls = [Call(InferRequest("m", [Tensor("x", "UINT8", [len(v)], v)])) for v in inputs]
     for call in calls:
         call.holder = RecordingHolder(True, instance.batches.cancel_call)
-    instance.execute(
+    instance.batch_sender.send_batch(
         Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
     )
     return calls
@@ -189,7 +189,7 @@ def test_batch_of_which_nothing_fits_into_memory_is_not_sent_and_ends() -> None:
         instance = await setup.start()
         events: list[str] = []
         call = Call(InferRequest("m", [Tensor("x", "UINT8", [1], bytes(ARENA_LIMIT + 1))]))
-        instance.execute(
+        instance.batch_sender.send_batch(
             Batch(
                 [call],
                 lambda: events.append("released"),
@@ -226,7 +226,7 @@ def test_prefetched_batch_that_cannot_be_sent_does_not_free_the_instance() -> No
             )
         )
         for one, _ in (first, second, third):
-            instance.execute(one)
+            instance.batch_sender.send_batch(one)
         assert first[1].finished and second[1].finished and events == []
         assert data(await third[1]) == b"a"
         assert events == ["started done", "started released", "sent done", "sent released"]
@@ -460,7 +460,7 @@ def test_defect_while_a_frame_is_handled_ends_the_calls_of_the_stub_with_an_inte
             DefectiveCall(InferRequest("m", [Tensor("x", "UINT8", [1], b"a")])),
             *([Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")]))] if prefix else []),
         ]
-        instance.execute(
+        instance.batch_sender.send_batch(
             Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
         )
         await setup.peer.receives(m.Execute)
@@ -487,7 +487,7 @@ def test_request_that_cannot_be_encoded_fails_with_an_internal_error_and_the_oth
             Call(InferRequest("m", [broken])),
             Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")])),
         ]
-        instance.execute(
+        instance.batch_sender.send_batch(
             Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
         )
         error = await refusal(calls[0])
@@ -496,6 +496,25 @@ def test_request_that_cannot_be_encoded_fails_with_an_internal_error_and_the_oth
         assert any(record.exc_info for record in caplog.records)
 
     with_peer(test)
+
+
+def test_arena_is_announced_although_no_request_of_its_batch_can_be_encoded() -> None:
+    async def test(setup: Setup) -> None:
+        instance = await setup.start()
+        other = setup.pool.arenas.create_arena()
+        block = other.block(0, 8)
+        foreign = Tensor("x", "UINT8", [8], block.data, block)
+        broken = Tensor("x", "NO_SUCH_TYPE", [1], b"a")
+        for inputs in ([foreign, broken], [foreign]):
+            call = Call(InferRequest("m", inputs))
+            instance.batch_sender.send_batch(
+                Batch([call], lambda: None, lambda batch, times: None, lambda batch, times: None)
+            )
+        await setup.peer.receives(m.Execute)
+        announced = [one.arena for one in setup.peer.received if isinstance(one, m.OpenArena)]
+        assert announced == [other.number]
+
+    with_peer(test, well_behaved)
 
 
 def test_the_group_of_a_process_that_leads_none_is_neither_watched_nor_killed() -> None:

@@ -60,9 +60,8 @@ class LinkWithStub:
         self.channel = FakeChannel()
         self.received: list[bytes] = []
         self.faults: list[Exception] = []
-        self.link = Link(
-            cast(Channel, self.channel), BusyPoller(), self.received.append, self.faults.append
-        )
+        self.link = Link(cast(Channel, self.channel), BusyPoller(), self.faults.append)
+        self.link.start_reading(self.received.append)
         to_stub, self.memory = map_rings(self.link.rings_fd)
         self.inbox = RingReader(to_stub)
         self.writer = RingWriter(self.memory)

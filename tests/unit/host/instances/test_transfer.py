@@ -15,6 +15,7 @@ from host.instances.arenas import ArenaFile, Arenas
 from host.instances.block_releases import ReleaseTimer, arena_full_error
 from host.instances.channel import SERVICE, WORK
 from host.instances.transfer import TensorTransfer
+from host.tracing.trace import Trace, TraceTree
 from stub.wire.arena import Arena, ArenaFull
 from stub.wire.messages import (
     BlockRelease,
@@ -292,6 +293,31 @@ def test_another_stubs_arena_is_announced_once_for_each_thread_that_reads() -> N
         frame = []
         sent(bench, tensor, WORK, frame)
         assert len(frame) == 1
+
+    with_bench(test)
+
+
+def test_request_that_cannot_be_encoded_exports_nothing_and_leaves_no_trace_open() -> None:
+    def test(bench: Bench) -> None:
+        completed: list[TraceTree] = []
+        tree = TraceTree(completed.append)
+        trace = Trace(lambda _: 1, tree)
+        trace.start_response()
+        request = InferRequest("m", [large()], trace=trace)
+        trace.start_inference(request, "m", 1, 1)
+        request.output_placement = {"y": object()}  # no block
+        with pytest.raises(AssertionError):
+            bench.transfer.encode_request(request, WORK, [])
+        request.output_placement = None
+        request.inputs.append(Tensor("y", "NO_SUCH_TYPE", [1], b"a"))
+        with pytest.raises(KeyError):
+            bench.transfer.encode_request(request, WORK, [])
+        request.inputs = []
+        assert bench.used() == 0
+        error = HostError(ErrorCode.INTERNAL, "it cannot be sent")
+        trace.record_response(InferResponse("m", 1, error=error), True)
+        trace.finish_response()
+        assert completed == [tree]
 
     with_bench(test)
 

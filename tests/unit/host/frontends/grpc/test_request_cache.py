@@ -242,6 +242,37 @@ def test_the_last_one_of_equal_parameters_applies() -> None:
     assert plain(known) == plain(parsed(data))
 
 
+@pytest.mark.parametrize("sequence", ["x", "yy"])
+def test_a_parameter_may_contain_what_follows_the_parameters(sequence: str) -> None:
+    whole, tail = sequence_request(), bytes(8)
+    follows = whole[whole.index(b"7") + 1 : -len(tail)]
+    request_cache = RequestCache()
+    remember(request_cache, sequence_request(("custom", "string_param", "a")))
+    for parameters in (
+        [("sequence_id", "string_param", sequence + follows.decode())],
+        [("custom", "string_param", follows.decode() + sequence)],
+        [("custom", "string_param", "a"), ("sequence_id", "string_param", follows.decode())],
+    ):
+        data = sequence_request(*parameters)
+        known = looked_up(request_cache, data)
+        assert known is None or plain(known) == plain(parsed(data))
+
+
+def test_fields_between_parameters_and_inputs_are_not_lost() -> None:
+    request_cache = RequestCache()
+    first = sequence_request(("sequence_id", "int64_param", 1))
+    remember(request_cache, first)
+    position = first.index(b"7") + 1
+    for field in (
+        pb.ModelInferRequest(id="8"),
+        pb.ModelInferRequest(model_version="2"),
+        pb.ModelInferRequest(raw_input_contents=[bytes(8)]),
+    ):
+        data = first[:position] + bytes(field.SerializeToString()) + first[position:]
+        known = looked_up(request_cache, data)
+        assert known is None or plain(known) == plain(parsed(data))
+
+
 def test_alternating_requests_all_hit_the_cache() -> None:
     request_cache = RequestCache()
     kinds = []
