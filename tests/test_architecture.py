@@ -93,6 +93,7 @@ ONE_PLACE = {
     },
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},
+    "orjson": {"host.frontends.http.json_text"},
     "prometheus_client": {"host.metrics.exposition", "host.metrics.process"},
     "onnxruntime": {"stub.backends.onnxruntime.session"},
     "tensorflow": {"stub.backends.tensorflow.graph"},

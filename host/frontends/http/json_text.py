@@ -1,7 +1,7 @@
 """Reads and writes the JSON of HTTP clients (docs/reference/protocol.md, 0.4).
 
-msgspec decodes standard JSON. `json_reader` reads the extensions (`NaN`, repeated names, invalid
-UTF-8, any nesting depth) and reports syntax errors.
+msgspec decodes standard JSON, and orjson writes arrays of numbers. `json_reader` reads the
+extensions (`NaN`, repeated names, invalid UTF-8, any nesting depth) and reports syntax errors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+import orjson
 
 from host.errors import ErrorCode, HostError, internal
 from host.frontends.http.json_reader import JsonObject, JsonTooLarge, read
@@ -215,12 +217,16 @@ def dump(value: Any) -> bytes:
         return text.encode("utf-8", "replace")
 
 
-def dump_numbers(values: Sequence[Any]) -> bytes:
-    """Write a flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`."""
-    text = _encode(values)
+def dump_numbers(values: npt.NDArray[Any]) -> bytes:
+    """Write a flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`.
+
+    Floating-point numbers are FP64.
+    """
+    text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"n" in text:  # a `null`, which stands for a number that is not finite
-        return json.dumps(values, separators=(",", ":")).encode()
-    return text
+        return json.dumps(values.tolist(), separators=(",", ":")).encode()
+    # Triton writes large exponents without a sign.
+    return _encode(values.tolist()) if b"+" in text else text
 
 
 def dump_strings(values: Sequence[bytes]) -> bytes:

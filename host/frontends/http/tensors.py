@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http.json_arrays import LargeArray
@@ -262,6 +263,7 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
     """Write a tensor as a flat JSON array. Raises HostError (docs/reference/protocol.md, 1.7)."""
     datatype, data = tensor.datatype, read_bytes(tensor.data)
     prefix = ""
+    pieces: Iterator[Any]
     if datatype in _BINARY_ONLY:
         raise invalid_argument(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format"
@@ -274,7 +276,7 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
         prefix = "Failed to write 'data' field: "
     else:
         raise invalid_argument("Invalid data type for output tensor")
-    dump = dump_strings if datatype == "BYTES" else dump_numbers
+    dump: Callable[[Any], bytes] = dump_strings if datatype == "BYTES" else dump_numbers
     count = 0
     written: list[bytes] = []
     for values in pieces:
@@ -291,12 +293,16 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
     return b"[" + b",".join([part[1:-1] for part in written]) + b"]"
 
 
-def _split_numbers(data: bytes | memoryview, dtype: Any) -> Iterator[list[Any]]:
-    """Yield the elements of a numeric tensor in pieces, without an incomplete last element."""
+def _split_numbers(data: bytes | memoryview, dtype: Any) -> Iterator[npt.NDArray[Any]]:
+    """Yield the elements of a numeric tensor in pieces, without an incomplete last element.
+
+    FP32 becomes FP64, as which JSON has it.
+    """
     whole = len(data) - len(data) % np.dtype(dtype).itemsize
     array = np.frombuffer(data[:whole], dtype)
     for start in range(0, len(array), PIECE_ELEMENTS):
-        yield array[start : start + PIECE_ELEMENTS].tolist()
+        piece = array[start : start + PIECE_ELEMENTS]
+        yield piece.astype(np.float64) if dtype is np.float32 else piece
 
 
 def split_strings(data: bytes | memoryview) -> Iterator[list[bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -265,6 +266,16 @@ def test_a_response_does_not_depend_on_its_steps(outputs: list[Array]) -> None:
     pauses, found = encoded(2)
     assert pauses == sum(max(0, (array.size + 1) // 2 - 1) for array in outputs)
     assert repr((0, found)) == repr(encoded(1 << 20))  # NaN is not equal to itself
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
+def test_numbers_are_written_with_as_few_digits_as_they_need(numbers: list[float]) -> None:
+    text = json_text.dump_numbers(np.array(numbers, np.float64)).decode()
+    assert json.loads(text) == numbers
+    assert "+" not in text
+    for digits, number in zip(text[1:-1].split(","), numbers, strict=False):
+        assert Decimal(digits) == Decimal(repr(number))  # which has as few as it needs
+        assert "." in digits or "e" in digits
 
 
 # Arbitrary bytes
