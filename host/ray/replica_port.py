@@ -204,7 +204,7 @@ def _import(name: str) -> Any:
 def _ray_version() -> str:
     import ray
 
-    return ray.__version__
+    return str(ray.__version__)
 
 
 class _Status:

@@ -206,6 +206,8 @@ class ReplicaChannels:
 
     async def _connect(self, address: ChannelAddress) -> Channel:
         """The connection, also for others that ask at the same time. Raises OSError."""
+        if self._closed:
+            raise _closed_error()
         channel = self._channels.get(address)
         if channel is not None and channel.accepts:
             return channel
@@ -220,8 +222,6 @@ class ReplicaChannels:
         return task.result()
 
     async def _open(self, address: ChannelAddress) -> Channel:
-        if self._closed:
-            raise _closed_error()
         channel = await Channel.connect(address)
         if self._closed:  # a cancellation may come too late
             channel.close()
