@@ -7,7 +7,6 @@ Ray Serve has a server of grpcio there, which costs three times the CPU of all e
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import logging
 import socket
@@ -39,7 +38,7 @@ _LIMITS = ConnectionLimits(reset_rate=_FRAME_RATE, no_op_frame_rate=_FRAME_RATE)
 
 _REPLACED = "ray.serve._private.replica"
 _SIGNATURE = "(service_handler_factory, grpc_options, *, event_loop, enable_so_reuseport=False)"
-_STREAMING_TYPES = "ray.serve._private.proxy_request_response"
+_UNARY_TYPE = "ray.serve._private.proxy_request_response.gRPCStreamingType.UNARY_UNARY"
 
 RayHandler = Callable[[bytes, Any], Awaitable[bytes]]
 """Takes a message and a context of grpcio, at which it sets the status."""
@@ -176,15 +175,19 @@ def _find_ray_internals() -> tuple[Any, Any]:
 
     Raises _UnknownRayError if either is not the one of Ray 2.60.
     """
-    ray_replica = _import(_REPLACED)
+    try:
+        from ray.serve._private import replica as ray_replica
+    except ImportError as error:
+        raise _UnknownRayError(f"the module {_REPLACED}") from error
     function = getattr(ray_replica, "start_grpc_server", None)
     if not inspect.iscoroutinefunction(function) or _signature_of(function) != _SIGNATURE:
         raise _UnknownRayError(f"the coroutine function {_REPLACED}.start_grpc_server{_SIGNATURE}")
-    types = getattr(_import(_STREAMING_TYPES), "gRPCStreamingType", None)
-    unary = getattr(types, "UNARY_UNARY", None)
-    if unary is None:
-        raise _UnknownRayError(f"{_STREAMING_TYPES}.gRPCStreamingType.UNARY_UNARY")
-    return ray_replica, unary
+    try:
+        from ray.serve._private.proxy_request_response import gRPCStreamingType
+
+        return ray_replica, gRPCStreamingType.UNARY_UNARY
+    except (ImportError, AttributeError) as error:
+        raise _UnknownRayError(_UNARY_TYPE) from error
 
 
 def _signature_of(function: Callable[..., Any]) -> str:
@@ -192,13 +195,6 @@ def _signature_of(function: Callable[..., Any]) -> str:
     signature = inspect.signature(function)
     plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=signature.empty))
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise _UnknownRayError(f"the module {name}") from error
 
 
 def _ray_version() -> str:

@@ -385,10 +385,15 @@ STREAMING_TYPES = SimpleNamespace(gRPCStreamingType=SimpleNamespace(UNARY_UNARY=
         (SimpleNamespace(start_grpc_server=blocking), STREAMING_TYPES, "the coroutine function"),
         (SimpleNamespace(start_grpc_server=known), None, "proxy_request_response"),
         (SimpleNamespace(start_grpc_server=known), SimpleNamespace(), "gRPCStreamingType"),
+        (
+            SimpleNamespace(start_grpc_server=known),
+            SimpleNamespace(gRPCStreamingType=SimpleNamespace()),
+            "gRPCStreamingType.UNARY_UNARY",
+        ),
     ],
     ids=[
         "known", "no module", "no function", "other parameters", "no coroutine function",
-        "no module of types", "no type",
+        "no module of types", "no type", "no unary type",
     ],
 )  # fmt: skip
 def test_a_version_of_ray_that_is_not_known_keeps_its_own_server(
@@ -400,7 +405,8 @@ def test_a_version_of_ray_that_is_not_known_keeps_its_own_server(
 ) -> None:
     for name, module in {
         "ray": SimpleNamespace(__version__="3.4.5"),
-        "ray.serve._private.replica": replica,
+        "ray.serve": SimpleNamespace(),
+        "ray.serve._private": SimpleNamespace(**({"replica": replica} if replica else {})),
         "ray.serve._private.proxy_request_response": types,
     }.items():
         monkeypatch.setitem(sys.modules, name, module)
