@@ -317,6 +317,7 @@ def test_nothing_waits_for_an_event_loop_that_has_stopped_or_is_held() -> None:
         assert await run_on(loop, answer(), DEADLINE) == 1
         with hold(loop), pytest.raises(TimeoutError, match=r"not answered within 0\.01 s"):
             await run_on(loop, answer(), 0.01)
+        assert await run_on(loop, answer(), DEADLINE) == 1  # the other one is cancelled by now
 
     async def use_stopped_loop() -> None:
         async def answer_ray(message: bytes, context: Any) -> bytes:
@@ -343,7 +344,7 @@ def test_nothing_waits_for_an_event_loop_that_has_stopped_or_is_held() -> None:
     thread.join()
     asyncio.run(asyncio.wait_for(use_stopped_loop(), DEADLINE))
     asyncio.run(asyncio.wait_for(ask_stopped_ray(), DEADLINE))
-    assert listening_ports() == before
+    assert listening_ports() <= before  # ports of earlier tests may close meanwhile
     loop.close()
 
 
