@@ -115,7 +115,8 @@ def _read_recorded_inputs(
 def _print_exception(error: BaseException, job: Job) -> None:
     """Prints an exception of the model with its traceback; starts pdb if the job says so.
 
-    What the model returned, or lacks, has no line of its own; the message says all.
+    An invalid return value or a missing class has no line in the model, so only the message is
+    printed.
     """
     trace = _skip_own_frames(error.__traceback__)
     known = isinstance(error, pb_utils.TritonModelException) and error.__cause__ is None
@@ -177,7 +178,7 @@ def _print_log(record: testing.LogRecord) -> None:
 class _ResponsePrinter:
     """Prints the responses to one request as they arrive.
 
-    It warns of outputs that differ from the configuration: a server would pass them on.
+    It warns of declared outputs that are missing or differ: a server would pass the response on.
     """
 
     def __init__(self, show: bool, config: Dict[str, Any], requested: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""`pbhost version`: prints the versions of pbhost and of the protocol."""
+"""`pbhost version`: prints the versions of pbhost and of the Triton that it stands for."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class CoreProxy:
         elif template := self._templates.find(request, unary):
             self._repeat_request(number, request, template)
         else:
-            new_template = self._templates.next_number(request, unary)
+            new_template = self._templates.assign_number(request, unary)
             self._send_request(number, request, unary, confirm, new_template)
         request.inputs = []  # releases the received message; the tensors are in shared memory
         request.classification = None  # the core classifies

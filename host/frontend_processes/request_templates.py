@@ -32,8 +32,11 @@ class SentTemplates:
         found = self._numbers.get(_template_key(request, unary))
         return 0 if found is None else found[1]
 
-    def next_number(self, request: InferRequest, unary: bool) -> int:
-        """The number for a request without a template; 0 if it cannot be one, or is new."""
+    def assign_number(self, request: InferRequest, unary: bool) -> int:
+        """The number for a request without a template.
+
+        0 if it cannot be one, or is the first of its kind, which is remembered.
+        """
         if (
             request.validation_key is None
             or request.parameters

@@ -19,7 +19,11 @@ from stub.wire.session import State
 
 
 class CrashReporter:
-    """`on_lethal_request` is called with the only request that the stub ran, if that may be why."""
+    """Keeps a record of each crash.
+
+    `on_lethal_request` is called with the request and the record if the stub ran one request, which
+    may have ended it.
+    """
 
     def __init__(self, records: CrashRecords, batches: BatchTracker, log: StubLog) -> None:
         self.on_lethal_request: Callable[[InferRequest, CrashRecord], None] = lambda *crash: None
@@ -42,7 +46,7 @@ class CrashReporter:
                 for call in calls
             ],
         )
-        # Of several requests, nobody can tell which one it was.
+        # Of several requests, the cause is unknown.
         if len(requests) == 1 and is_caused_by_request(code, out_of_memory):
             self.on_lethal_request(requests[0], record)
 

@@ -53,8 +53,8 @@ _EXIT_TIMEOUT = 5.0  # from the last message of the stub to its exit
 class Instance:
     """One stub process.
 
-    `label` names the model instance that it will be. `on_unexpected_exit` is called with the reason
-    if the process ends without having been told to.
+    `label` names the model instance that it will be, or the model alone until that is known.
+    `on_unexpected_exit` is called with the reason if the process ends without having been told to.
     """
 
     def __init__(
@@ -140,6 +140,10 @@ class Instance:
         """Stands before its lines in the log."""
         return self._log.label
 
+    @label.setter
+    def label(self, label: Label) -> None:
+        self._log.label = label
+
     @property
     def name(self) -> str:
         """The name of the model instance, "" before it is known."""
@@ -224,14 +228,12 @@ class Instance:
 
     async def initialize(self, message: m.Initialize) -> None:
         """Initializes the model. Raises HostError with the model's own text."""
-        model = message.args["model_name"]
-        self._log.label = Label(model, message.source.version, message.instance_name)
         self._reply.expect_reply()
         self.batches.name = message.instance_name
         self.batches.version = message.source.version
         self.batches.decoupled = message.decoupled
         self.batches.max_outstanding_responses = message.max_outstanding_responses
-        self._host_calls.initializing = model
+        self._host_calls.initializing = message.args["model_name"]
         self._connection.send_work([message])
         reply = await self._wait_for_reply(self.load_seconds)
         self._host_calls.initializing = ""
@@ -378,6 +380,7 @@ class Instance:
         reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code, why)}"
         self.exit_reason = reason
         self.killed_by_signal = code < 0
+        self.batch_sender.stub_exited(reason)
         if not expected and not self._told_to_end:
             # A failure must not keep callers from their errors.
             self._frames.run_action(
@@ -391,7 +394,6 @@ class Instance:
                 )
             )
         self._reply.stub_exited(self._exit_error(code, state))
-        self.batch_sender.stub_exited(reason)
         self.batches.stub_exited(reason)
         self.bls_requests.cancel_all()
         self.readiness_check.stub_exited()

@@ -38,7 +38,11 @@ ReclaimedFrame = tuple[int, tuple[ToStub, ...]]
 
 
 class Link:
-    """`on_error` is called with a reason if the ring contains no valid frame. Raises OSError."""
+    """The rings to and from one stub. Frames that come before `start_reading` are ignored.
+
+    `on_error` is called with the reason if the stub breaks the protocol of the rings, or does not
+    read them. Raises OSError.
+    """
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ from stub.wire.messages import LogLine
 _log = logging.getLogger("pbhost")
 
 _TRIM_SECONDS = 2.0
+_KILL_TIMEOUT = 30.0  # a process in a system call of a driver or of a network file system is slow
 
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 """`pb_utils.Logger` levels, in their order.
@@ -234,11 +235,15 @@ class StubPool:
         )
 
     async def close(self) -> None:
-        """Kills the stubs that are left, waits for their ends, and frees everything."""
+        """Kills the stubs that are left, waits at most 30 s for their ends, and frees the rest."""
         self._closing = True
         for instance in list(self._instances):
             instance.kill()
-        await self._empty.wait()
+        try:
+            await asyncio.wait_for(self._empty.wait(), _KILL_TIMEOUT)
+        except asyncio.TimeoutError:
+            left = ", ".join(str(instance.pid) for instance in self._instances)
+            _log.error("processes %s did not end within %g s of SIGKILL", left, _KILL_TIMEOUT)
         self._timer.cancel()
         for prepared in list(self._prepared):
             await prepared.close()

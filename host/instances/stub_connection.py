@@ -14,9 +14,10 @@ _CLOSED_STATES = (State.ERROR, State.ENDED)
 
 
 class StubConnection:
-    """Sends messages that the state of the stub allows, and drops those for a stub that is gone.
+    """Sends messages, and follows the state of the stub.
 
-    `on_error`: as for `Link`. Raises OSError.
+    Work and messages of the service for a stub that is gone are dropped. `on_error`: as for `Link`.
+    Raises OSError; methods that send raise ProtocolError for a message that the state forbids.
     """
 
     def __init__(
@@ -55,6 +56,6 @@ class StubConnection:
         self.link.send_bls_responses(messages)
 
     def mark_failed(self) -> None:
-        """Sends and reads nothing more."""
+        """Stops sending and reading."""
         self.session.state = State.ERROR
         self.link.stop_reading()

@@ -83,7 +83,7 @@ class TensorTransfer:
         """Converts a request of a batch of `batch_requests`; adds announcements to `frame`.
 
         Raises ArenaFull; after this and any other error, it has exported nothing, and the trace of
-        the request waits for no end of a batch.
+        the request has not started its compute span.
         """
         inputs = request.inputs
         for tensor in inputs:
@@ -105,7 +105,7 @@ class TensorTransfer:
             request.timeout_us,
             request.model_name,
             request.model_version,
-            None if request.trace is None else request.trace.start_compute(),  # nothing fails now
+            None if request.trace is None else request.trace.start_compute(),  # last
             placement,
             request.max_outstanding_responses,
         )

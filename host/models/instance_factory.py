@@ -127,6 +127,7 @@ class InstanceFactory:
         self, stub: Instance, place: InstancePlan, arguments: InitializeArguments
     ) -> None:
         spec, policy = place.spec, place.policy
+        stub.label = Label(self._model.name, self._model.version, spec.name)
         message = Initialize(
             spec.name,
             self._source,

@@ -78,6 +78,9 @@ class ServerReplica(RpcMethods):
     routes_sequences = False
     """Whether requests of a sequence are sent on to one replica of another deployment."""
 
+    reached_by_clients = True
+    """Whether HAProxy sends requests here: Ray opens ports in the deployment of the ingress."""
+
     async def __init__(self, arguments: Mapping[str, Any]) -> None:  # type: ignore[misc]
         self._channel_server = ChannelServer(
             lambda request, headers: self._server.own_models.infer(request, headers),
@@ -94,9 +97,7 @@ class ServerReplica(RpcMethods):
         self._guard = SequenceGuard(self._server.core)
         self._several = self._peers.configured != 1
         self.rpcs = self._server.grpc_application
-        self._has_port = behind_haproxy()
-        if self._has_port:
-            serve_replica_port(self)
+        self._has_port = self.reached_by_clients and behind_haproxy() and serve_replica_port(self)
 
     async def _open(self, arguments: Mapping[str, Any], opened: AsyncExitStack) -> None:
         """Starts the server and what it needs; `opened` closes them in the opposite order."""

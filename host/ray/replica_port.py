@@ -1,11 +1,14 @@
 """The port that HAProxy sends gRPC requests of a replica to, served by pbhost's own HTTP/2.
 
 Ray Serve has a server of grpcio there, which costs three times the CPU of all else in a replica.
+`serve_replica_port` replaces a private function of Ray, if it is the one that is known here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
@@ -18,14 +21,24 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import Method, RpcContext, Services, UnaryMethod
 from host.frontends.sockets import BACKLOG
 
+_log = logging.getLogger("pbhost")
+
 _Result = TypeVar("_Result")
 
 RAY_SERVICE = "ray.serve.RayServeAPIService"
 RAY_METHODS = "Healthz", "ListApplications"
 
-_UNLIMITED = (1 << 30, 1 << 30)
-_LIMITS = ConnectionLimits(reset_rate=_UNLIMITED, no_op_frame_rate=_UNLIMITED)
-"""All clients share the connections of HAProxy."""
+_START_SECONDS = 10.0
+_HEALTH_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0  # in addition to the grace
+
+_FRAME_RATE = (1 << 16, 1 << 13)
+_LIMITS = ConnectionLimits(reset_rate=_FRAME_RATE, no_op_frame_rate=_FRAME_RATE)
+"""All clients share the connections of HAProxy; others reach the port, too."""
+
+_REPLACED = "ray.serve._private.replica"
+_SIGNATURE = "(service_handler_factory, grpc_options, *, event_loop, enable_so_reuseport=False)"
+_UNARY_TYPE = "ray.serve._private.proxy_request_response.gRPCStreamingType.UNARY_UNARY"
 
 RayHandler = Callable[[bytes, Any], Awaitable[bytes]]
 """Takes a message and a context of grpcio, at which it sets the status."""
@@ -70,7 +83,11 @@ class ReplicaPort:
     def _ray_method(self, name: str, handler: RayHandler) -> UnaryMethod:
         async def answer(message: bytes, context: RpcContext) -> bytes:
             status = _Status()
-            response = await run_on(self._ray_loop, _call(handler, message, status))
+            called = _call(handler, message, status)
+            try:
+                response = await run_on(self._ray_loop, called, _HEALTH_SECONDS)
+            except TimeoutError as error:
+                raise unavailable(f"{name} of Ray Serve: {error}") from None
             if status.code is not grpc.StatusCode.OK:
                 raise unavailable(status.details)
             return response
@@ -80,46 +97,64 @@ class ReplicaPort:
     async def start(self, port: int) -> int:
         """Listens on a port of all addresses, and returns it; 0 selects a free one.
 
-        Raises RuntimeError with an OSError as its cause if the port cannot be used.
+        Raises RuntimeError with an OSError as its cause if the port cannot be used, and
+        TimeoutError if the event loop of the replica does not answer.
         """
         try:
             listening = _listen(port)
         except OSError as error:
             raise RuntimeError(f"port {port} cannot be used: {error}") from error
         self._frontend = H2Frontend(self, limits=_LIMITS, listening=listening)
-        return await run_on(self._loop, self._frontend.start())
+        try:
+            return await run_on(self._loop, self._frontend.start(), _START_SECONDS)
+        except BaseException:  # also a cancelled start leaves the port free
+            listening.close()
+            raise
 
     async def stop(self, grace: float | None) -> None:
-        """Accepts no more connections, and waits at most `grace` seconds for open requests."""
-        await run_on(self._loop, self._frontend.stop(grace or 0.0))
-        self._stopped.set()
+        """Accepts no more connections, and waits at most `grace` seconds for open requests.
+
+        Raises TimeoutError if the event loop of the replica does not answer.
+        """
+        seconds = grace or 0.0
+        try:
+            await run_on(self._loop, self._frontend.stop(seconds), seconds + _CLOSE_SECONDS)
+        finally:
+            self._stopped.set()
 
     async def wait_for_termination(self) -> None:
         """Returns once it is stopped."""
         await self._stopped.wait()
 
 
-def serve_replica_port(replica: ReplicaServices) -> None:
+def serve_replica_port(replica: ReplicaServices) -> bool:
     """Lets Ray Serve start a ReplicaPort when it opens the gRPC port of this process.
 
-    Called on the event loop of the replica, which may be another thread's than Ray's.
+    Called on the event loop of the replica, which may be another thread's than Ray's. Returns
+    whether Ray will do so: a version that is not known here keeps its own server, with a warning.
     """
-    from ray.serve._private import replica as ray_replica
-    from ray.serve._private.proxy_request_response import gRPCStreamingType
-
+    try:
+        ray_replica, unary = _find_ray_internals()
+    except _UnknownRayError as error:
+        _log.warning(
+            "gRPC requests behind HAProxy are served by Ray's own server, which takes more CPU for"
+            " each and is slower: expected %s, got Ray %s without it; use a version that has it",
+            error,
+            _ray_version(),
+        )
+        return False
     loop = asyncio.get_running_loop()
 
-    async def start_grpc_server(
-        make_handler: Callable[..., RayHandler],
+    async def start_grpc_server(  # the names of the parameters are Ray's
+        service_handler_factory: Callable[..., RayHandler],
         grpc_options: Any,
         *,
         event_loop: asyncio.AbstractEventLoop,
         enable_so_reuseport: bool = False,
     ) -> tuple[asyncio.Task[None], ReplicaPort]:
         ray_methods = {
-            name: make_handler(
-                service_method=f"/{RAY_SERVICE}/{name}",
-                streaming_type=gRPCStreamingType.UNARY_UNARY,
+            name: service_handler_factory(
+                service_method=f"/{RAY_SERVICE}/{name}", streaming_type=unary
             )
             for name in RAY_METHODS
         }
@@ -128,6 +163,44 @@ def serve_replica_port(replica: ReplicaServices) -> None:
         return event_loop.create_task(port.wait_for_termination()), port
 
     ray_replica.start_grpc_server = start_grpc_server
+    return True
+
+
+class _UnknownRayError(Exception):
+    """Ray lacks something; the text says what was expected."""
+
+
+def _find_ray_internals() -> tuple[Any, Any]:
+    """The module whose function is replaced, and the type of unary methods.
+
+    Raises _UnknownRayError if either is not the one of Ray 2.60.
+    """
+    try:
+        from ray.serve._private import replica as ray_replica
+    except ImportError as error:
+        raise _UnknownRayError(f"the module {_REPLACED}") from error
+    function = getattr(ray_replica, "start_grpc_server", None)
+    if not inspect.iscoroutinefunction(function) or _signature_of(function) != _SIGNATURE:
+        raise _UnknownRayError(f"the coroutine function {_REPLACED}.start_grpc_server{_SIGNATURE}")
+    try:
+        from ray.serve._private.proxy_request_response import gRPCStreamingType
+
+        return ray_replica, gRPCStreamingType.UNARY_UNARY
+    except (ImportError, AttributeError) as error:
+        raise _UnknownRayError(_UNARY_TYPE) from error
+
+
+def _signature_of(function: Callable[..., Any]) -> str:
+    """The signature of a function, without its types."""
+    signature = inspect.signature(function)
+    plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+
+def _ray_version() -> str:
+    import ray
+
+    return str(ray.__version__)
 
 
 class _Status:
@@ -158,9 +231,20 @@ def _listen(port: int) -> socket.socket:
 
 
 async def run_on(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _Result]
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _Result], seconds: float
 ) -> _Result:
-    """The result of a coroutine that runs on an event loop, of this thread or another one."""
+    """The result of a coroutine that runs on an event loop, of this thread or another one.
+
+    Raises TimeoutError if it has no result after `seconds`, or if the loop has stopped.
+    """
     if loop is asyncio.get_running_loop():
-        return await coroutine
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+        result: Awaitable[_Result] = coroutine
+    elif loop.is_running():
+        result = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+    else:
+        coroutine.close()
+        raise TimeoutError("its event loop has stopped")
+    try:
+        return await asyncio.wait_for(result, seconds)
+    except asyncio.TimeoutError:
+        raise TimeoutError(f"its event loop has not answered within {seconds:g} s") from None

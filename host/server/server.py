@@ -401,9 +401,9 @@ async def _run_to_end(work: Coroutine[None, None, None]) -> None:
             await asyncio.wait([running])
         except asyncio.CancelledError:
             cancelled = True
-    running.result()
     if cancelled:
-        raise asyncio.CancelledError
+        raise asyncio.CancelledError from running.exception()
+    running.result()
 
 
 def _log_in_flight(lifecycle: ModelLifecycle, left: float) -> None:

@@ -313,7 +313,7 @@ def test_the_traceback_of_a_models_exception_begins_in_the_model(
     ],
     ids=["type", "shape", "name", "right"],
 )  # fmt: skip
-def test_outputs_that_the_configuration_does_not_declare_are_warned_of(
+def test_declared_outputs_that_are_missing_or_differ_are_warned_of(
     repository: RepositoryBuilder, outputs: str, warnings: list[str]
 ) -> None:
     code = SCALE.replace("HERE", f"return [pb_utils.InferenceResponse([{outputs}])]")

@@ -217,14 +217,16 @@ until(lambda: os.path.exists({str(tmp_path / "go")!r}), 'the word to go on')
         return True"""
     with ThreadPoolExecutor(3) as pool:
         busy = Busy(host, tmp_path, pool, meanwhile)
-        wait_until(asked.exists, "the other model to begin")
-        other = busy.send_request("return 3")
-        busy.pending(1)
-        (stub,) = host.stubs("script_0")
-        stub.send_signal(signal.SIGUSR1)
-        assert busy.first.result(DEADLINE)
-        assert other.result(DEADLINE) == 3
-        busy.go.touch()
+        try:
+            wait_until(asked.exists, "the other model to begin")
+            other = busy.send_request("return 3")
+            busy.pending(1)
+            (stub,) = host.stubs("script_0")
+            stub.send_signal(signal.SIGUSR1)
+            assert busy.first.result(DEADLINE)
+            assert other.result(DEADLINE) == 3
+        finally:
+            busy.go.touch()
 
 
 def test_unloading_model_answers_its_prefetched_request(

@@ -8,7 +8,7 @@ import re
 import select
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent
 
@@ -29,7 +29,7 @@ SLOW = """
         def execute(self, requests):
             return []
 """
-"""Prints 20 lines, each five of which wait for a file."""
+"""Prints 20 lines, and waits for a file before every fifth."""
 BROKEN = """
     import os
 
@@ -41,7 +41,7 @@ HEAD = re.compile(r"[IWE]\d{4} (\d\d:\d\d:\d\d\.\d{6})")
 
 
 class Terminal:
-    """A terminal at which a host runs until it has ended."""
+    """A terminal at which a host runs until it has ended. A context manager, which ends it."""
 
     def __init__(self, repository: RepositoryBuilder, env: dict[str, str]) -> None:
         self._ours, theirs = pty.openpty()
@@ -54,6 +54,14 @@ class Terminal:
         os.close(theirs)
         self.data = b""
         """What has been read from it by now."""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(DEADLINE)
+        os.close(self._ours)
 
     def _read(self) -> bytes:
         """What comes next; empty at its end."""
@@ -73,9 +81,8 @@ class Terminal:
 
     def wait_closed(self) -> int:
         """Read all the rest; the exit status of the host."""
-        with closing(os.fdopen(self._ours, "rb")):
-            while self._read():
-                pass
+        while self._read():
+            pass
         return self._process.wait(DEADLINE)
 
 
@@ -90,11 +97,11 @@ def test_log_lines_and_the_progress_line_do_not_run_into_each_other(
     go = tmp_path / "go"
     for name, source in (("slow", SLOW), ("broken", BROKEN)):
         repository.add(name, UNTIL_SOURCE + dedent(source.format(go=go)), CONFIG)
-    terminal = Terminal(repository, {"TERM": "xterm"})
-    for number in range(0, 20, 5):
-        terminal.wait_for_more(b"loaded 0/2, loading: broken, slow")
-        Path(f"{go}{number}").touch()
-    assert terminal.wait_closed() == 1
+    with Terminal(repository, {"TERM": "xterm"}) as terminal:
+        for number in range(0, 20, 5):
+            terminal.wait_for_more(b"loaded 0/2, loading: broken, slow")
+            Path(f"{go}{number}").touch()
+        assert terminal.wait_closed() == 1
     data = terminal.data
     steps = [line for line in shown(data) if "step" in line]
     assert steps == [f"[slow:1/slow_0] step {number}" for number in range(20)]
@@ -109,11 +116,12 @@ def test_errors_are_coloured_where_the_terminal_shows_colours(
 ) -> None:
     repository.add("broken", "import absent\n", CONFIG)
     pattern = re.compile(rb"\x1b\[31mE\d{4} .*failed to load 'broken'.*\x1b\[0m\r?\n")
-    colours, *without = [
-        Terminal(repository, env)
-        for env in ({"TERM": "xterm"}, {"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"})
-    ]
-    assert [each.wait_closed() for each in (colours, *without)] == [1] * 3
+    with ExitStack() as opened:
+        colours, *without = [
+            opened.enter_context(Terminal(repository, env))
+            for env in ({"TERM": "xterm"}, {"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"})
+        ]
+        assert [each.wait_closed() for each in (colours, *without)] == [1] * 3
     assert pattern.search(colours.data)
     for terminal in without:
         assert b"failed to load 'broken'" in terminal.data

@@ -38,17 +38,22 @@ class TritonPythonModel:
 
 POOL = "asyncio_", "ThreadPoolExecutor-"
 """Names of threads of the event loop's pool."""
+RAY = "_run_router_event_loop"
+"""In the name of a thread that Ray keeps for the handles of a process."""
 
 
 def make_probe(arguments: dict[str, Any], model: str, began: Path) -> Any:
     """A deployment that starts a replica, and cancels that once a file is there.
 
-    It tells how the start has ended, and what is open that was not open before.
+    It tells how the start has ended, and what is open that was not open before. A replica of one
+    model has a connection to that of another one by then.
     """
     from ray import serve
 
+    from host.ray.per_model.replicas import ModelReplica
+
     class Probe:
-        async def __init__(self) -> None:  # type: ignore[misc]
+        async def __init__(self, *others: object) -> None:  # type: ignore[misc]
             import asyncio
 
             await asyncio.to_thread(lambda: None)  # the threads of the event loop count as before
@@ -60,7 +65,6 @@ def make_probe(arguments: dict[str, Any], model: str, began: Path) -> Any:
         async def start(self) -> str:
             import asyncio
 
-            from host.ray.per_model.replicas import ModelReplica
             from host.ray.replica import ServerReplica
 
             if model:
@@ -70,7 +74,11 @@ def make_probe(arguments: dict[str, Any], model: str, began: Path) -> Any:
             else:
                 made = ServerReplica.__new__(ServerReplica)
                 start = asyncio.ensure_future(made.__init__(arguments))
+            self.made = made  # nothing is closed because it is not referenced
             await asyncio.to_thread(wait_until, lambda: start.done() or began.exists(), "the model")
+            if model:
+                assert await made._connection.ready()
+                assert "Channel._read" in str(self.list_open()["tasks"])
             start.cancel()
             await asyncio.wait([start])
             return "cancelled" if start.cancelled() else str(start.exception())
@@ -95,14 +103,20 @@ def make_probe(arguments: dict[str, Any], model: str, began: Path) -> Any:
                 "memory": Counter(one for one in files if "memfd" in one or "/dev/shm" in one),
                 "tasks": Counter(str(one.get_coro()) for one in asyncio.all_tasks()),
                 "threads": Counter(
-                    one.name for one in threading.enumerate() if not one.name.startswith(POOL)
+                    one.name
+                    for one in threading.enumerate()
+                    if not one.name.startswith(POOL) and RAY not in one.name
                 ),
             }
 
         async def read(self) -> str:
             return json.dumps([self.ended, self.still_open])
 
-    return serve.deployment(Probe).options(ray_actor_options={"num_cpus": 0}).bind()
+    options: Any = {"ray_actor_options": {"num_cpus": 0}}
+    own = {**arguments, "load_model": ["identity"]}
+    other = serve.deployment(ModelReplica).options(name="model-identity", **options)
+    others = [other.bind(own, "identity", {})] if model else []
+    return serve.deployment(Probe).options(**options).bind(*others)
 
 
 @pytest.mark.parametrize(

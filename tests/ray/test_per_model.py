@@ -464,6 +464,7 @@ def test_autoscaling_counts_requests_that_ray_does_not_see(
         return float(sum(handle.broadcast("uncounted_requests").results(timeout_s=DEADLINE)))
 
     wait_until(lambda: uncounted() > 0, "requests by the connection")
+    assert uncounted() <= 6
     wait_until(lambda: len(running("script")) == 2, "a second replica under load", seconds=60)
     go_on.touch()
     assert [answers.get(timeout=DEADLINE) for _ in range(6)] == [None] * 6

@@ -178,3 +178,18 @@ def test_connections_that_are_being_made_are_closed() -> None:
         await other[0].close()
 
     run(case())
+
+
+def test_nothing_connects_to_replicas_after_the_end() -> None:
+    async def case() -> None:
+        other, handle = await start(), Handle()
+        handle.addresses = [other[1]]
+        channels = ReplicaChannels(lambda: handle)
+        channels.close()
+        with pytest.raises(HostError, match="closed"):
+            await channels.call_all(SAY, "a", timeout=DEADLINE)
+        assert channels.choose() is None
+        assert not channels._refreshing and not channels._channels
+        await other[0].close()
+
+    run(case())

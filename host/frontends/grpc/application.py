@@ -51,9 +51,9 @@ class GrpcStatus:
 class GrpcApplication:
     """The methods of `GRPCInferenceService` and `grpc.health.v1.Health` of a server.
 
-    Another gRPC server on the same event loop passes it the bytes of messages. Messages are not
-    counted in `--receive-buffer-byte-size`: that server has received them. Methods raise HostError;
-    `status` says what the client gets for it.
+    Another gRPC server on the same event loop passes it the bytes of messages. `call` and `stream`
+    do not count messages in `--receive-buffer-byte-size`: that server has received them. Methods
+    raise HostError; `status` says what the client gets for it.
     """
 
     def __init__(self, service: GrpcService) -> None:

@@ -17,7 +17,7 @@ from host.frontends.grpc.placed_message import PlacedMessage
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse
 
-MAX_REQUEST_BYTES = 1024
+_MAX_REQUEST_BYTES = 1024
 """Bytes of a request whose response is kept."""
 
 _MAX_RESPONSE_BYTES = 4096
@@ -65,14 +65,11 @@ class CachedResponses:
     ) -> None:
         """Keeps a response that came from the cache, and its message, unless they are large.
 
-        `data`: the message of the request, which matches a template of the RequestCache.
+        `data`: the message of the request, which is repeatable and matches a template of the
+        RequestCache.
         """
         hit = response.cache_hit
-        if (
-            not isinstance(hit, CacheHit)
-            or len(message) > _MAX_RESPONSE_BYTES
-            or not is_repeatable(data)
-        ):
+        if not isinstance(hit, CacheHit) or len(message) > _MAX_RESPONSE_BYTES:
             return
         data, _ = _split_id(data)
         if request.id:
@@ -86,7 +83,7 @@ class CachedResponses:
 
 def is_repeatable(data: bytes) -> bool:
     """Whether the message of a request is short, and all of it is in its bytes."""
-    return len(data) <= MAX_REQUEST_BYTES and not isinstance(data, PlacedMessage)
+    return len(data) <= _MAX_REQUEST_BYTES and not isinstance(data, PlacedMessage)
 
 
 def _split_id(data: bytes) -> tuple[bytes, bytes]:

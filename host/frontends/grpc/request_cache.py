@@ -328,7 +328,15 @@ def _read_parameters(data: bytes, position: int) -> tuple[int, _Parameters | Non
 
 @functools.lru_cache(_MAX_SEQUENCES)  # most requests of a sequence have the same ones
 def _decode_parameters(fields: bytes) -> _Parameters | None:
-    """None if the fields are invalid. If some are no parameters, they count as other ones."""
+    """None if the fields are invalid, or some are no parameters."""
+    position = 0
+    try:
+        while position < len(fields):
+            if fields[position] != PARAMETERS_TAG:
+                return None
+            position = _field_end(fields, position)
+    except IndexError:
+        return None
     try:
         message = pb.ModelInferRequest.FromString(fields)
         message.DiscardUnknownFields()

@@ -225,8 +225,7 @@ def dump_numbers(values: npt.NDArray[Any]) -> bytes:
     text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"n" in text:  # a `null`, which stands for a number that is not finite
         return json.dumps(values.tolist(), separators=(",", ":")).encode()
-    # Triton writes large exponents without a sign.
-    return _encode(values.tolist()) if b"+" in text else text
+    return text.replace(b"+", b"")  # only exponents have a sign that JSON does not need
 
 
 def dump_strings(values: Sequence[bytes]) -> bytes:

@@ -296,7 +296,7 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
 def _split_numbers(data: bytes | memoryview, dtype: Any) -> Iterator[npt.NDArray[Any]]:
     """Yield the elements of a numeric tensor in pieces, without an incomplete last element.
 
-    FP32 becomes FP64, as which JSON has it.
+    Converts FP32 to FP64, because numbers of JSON are written as doubles.
     """
     whole = len(data) - len(data) % np.dtype(dtype).itemsize
     array = np.frombuffer(data[:whole], dtype)

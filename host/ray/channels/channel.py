@@ -8,12 +8,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import msgspec
-
 from host.errors import unavailable
 from host.frontends.forwarding import Header
 from host.ray.channels.channel_server import BUFFER_BYTES, ChannelAddress
 from host.ray.channels.frames import (
+    DECODE_ERRORS,
     RESPONSES_PER_ACKNOWLEDGEMENT,
     FrameError,
     FrameKind,
@@ -135,7 +134,7 @@ class Channel:
         encoded = await self._ask(number, encode_call(number, method.name, arguments))
         try:
             return method.decode_result(encoded)
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             text = f"the result of '{method.name}' cannot be decoded: {error}"
             raise unavailable(text) from error
 

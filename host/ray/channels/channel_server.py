@@ -97,7 +97,7 @@ class ChannelServer:
         if self._server is not None:
             self._server.close()
         for channel in self._connections:
-            channel.send(encode_frame(FrameKind.GOODBYE, 0))
+            channel.say_goodbye()
 
     async def close(self) -> None:
         """Cancels what is in progress, and closes the connections."""
@@ -174,10 +174,14 @@ class _ServedChannel:
         self._work: dict[int, Cancellable] = {}
         self._windows: dict[int, _Window] = {}  # of requests
         self._rpcs: set[int] = set()
+        self._greeted = False  # the handshake is over
         writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all was sent
 
     async def serve(self) -> None:
         """Until the client goes. Raises OSError and FrameError."""
+        self._greeted = True
+        if self._server.stopping:
+            self.say_goodbye()
         frames = FrameReader()
         while data := await self._reader.read(BUFFER_BYTES):
             for frame in frames.feed(data):
@@ -208,8 +212,8 @@ class _ServedChannel:
         asyncio.get_running_loop().call_soon(self._begin_if_sent)
 
     def _begin_if_sent(self) -> None:
-        if self._beginning is not None:
-            return  # as soon as the client reads
+        if self._beginning is not None or not self._waiting:
+            return  # as soon as the client reads; or never, as it has gone
         if self._writer.transport.get_write_buffer_size() == 0:
             self._begin()
             return
@@ -241,6 +245,11 @@ class _ServedChannel:
             else:
                 window = self._windows[number] = _Window()
                 self._start(number, self._run(number, contents, window))
+
+    def say_goodbye(self) -> None:
+        """Tells the client to send no new requests; after the handshake, if that goes on."""
+        if self._greeted:
+            self.send(encode_frame(FrameKind.GOODBYE, 0))
 
     def send(self, frame: bytes) -> None:
         """Sends a frame, if the client is there."""

@@ -59,6 +59,9 @@ _decode_refusal = msgspec.msgpack.Decoder(Refusal).decode
 _decode_call = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw]).decode
 _decode_metadata = msgspec.msgpack.Decoder(list[tuple[Any, Any]]).decode
 
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, struct.error)
+"""What is raised for contents that are no such message: lists may be too deep, too."""
+
 
 class FrameError(Exception):
     """The other side does not keep to the protocol."""
@@ -96,7 +99,7 @@ def decode_call(contents: bytes) -> tuple[str, msgspec.Raw]:
     """The name of a method, and its encoded arguments. Raises FrameError."""
     try:
         return _decode_call(contents)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise FrameError(f"a call cannot be decoded: {error}") from error
 
 
@@ -117,7 +120,7 @@ def decode_rpc(contents: bytes) -> tuple[bytes, list[Header]]:
     try:
         encoded, message = _split(contents)
         return bytes(message), _decode_metadata(encoded)
-    except (msgspec.MsgspecError, struct.error) as error:
+    except DECODE_ERRORS as error:
         raise FrameError(f"an RPC cannot be decoded: {error}") from error
 
 
@@ -154,7 +157,7 @@ def decode_request(contents: bytes) -> tuple[RequestHead, list[memoryview]]:
     try:
         encoded, tensors = _split(contents)
         head, sizes = _decode_request(encoded)
-    except (msgspec.MsgspecError, struct.error) as error:
+    except DECODE_ERRORS as error:
         raise FrameError(f"a request cannot be decoded: {error}") from error
     return head, _cut(tensors, sizes)
 
@@ -164,7 +167,7 @@ def decode_response(contents: bytes) -> tuple[ResponseHead | None, list[memoryvi
     try:
         encoded, tensors = _split(contents)
         head, sizes = _decode_response(encoded)
-    except (msgspec.MsgspecError, struct.error) as error:
+    except DECODE_ERRORS as error:
         raise FrameError(f"a response cannot be decoded: {error}") from error
     return head, _cut(tensors, sizes)
 
@@ -173,7 +176,7 @@ def decode_refusal(contents: bytes) -> Refusal:
     """The error. Raises FrameError."""
     try:
         return _decode_refusal(contents)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise FrameError(f"an error cannot be decoded: {error}") from error
 
 

@@ -98,6 +98,7 @@ class ReplicaChannels:
         self._refreshed = float("-inf")
         self._pause = _REFRESH_SECONDS
         self._refreshing: asyncio.Task[None] | None = None
+        self._closed = False
 
     def learn(self, address: ChannelAddress | None) -> None:
         """Another replica of the deployment has told its address; None if it has no port."""
@@ -109,6 +110,8 @@ class ReplicaChannels:
         Never waits: the first request finds none. While requests come, it asks Ray for the replicas
         again every two seconds; less often while one has no free slot, as questions wait there.
         """
+        if self._closed:
+            return None
         now = time.monotonic()
         if self._refreshing is None and now - self._refreshed > self._pause:
             self._refreshed = now
@@ -203,6 +206,8 @@ class ReplicaChannels:
 
     async def _connect(self, address: ChannelAddress) -> Channel:
         """The connection, also for others that ask at the same time. Raises OSError."""
+        if self._closed:
+            raise _closed_error()
         channel = self._channels.get(address)
         if channel is not None and channel.accepts:
             return channel
@@ -213,12 +218,15 @@ class ReplicaChannels:
             task.add_done_callback(lambda _: self._connecting.pop(address))
         await asyncio.wait([task])
         if task.cancelled():
-            raise ConnectionAbortedError("the connections to replicas are closed")
+            raise _closed_error()
         return task.result()
 
     async def _open(self, address: ChannelAddress) -> Channel:
-        # Stored here: those that wait may be cancelled.
-        channel = self._channels[address] = await Channel.connect(address)
+        channel = await Channel.connect(address)
+        if self._closed:  # a cancellation may come too late
+            channel.close()
+            raise _closed_error()
+        self._channels[address] = channel  # here, as those that wait may be cancelled
         name = self._get_handle().deployment_name
         _log.info("connected to a replica of deployment '%s' at %s", name, address)
         return channel
@@ -242,13 +250,18 @@ class ReplicaChannels:
             _log.error("the connections to replicas are not known", exc_info=error)
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections; no others are made."""
+        self._closed = True
         if self._refreshing is not None:
             self._refreshing.cancel()
         for task in self._connecting.values():
             task.cancel()
         for channel in self._channels.values():
             channel.close()
+
+
+def _closed_error() -> OSError:
+    return ConnectionAbortedError("the connections to replicas are closed")
 
 
 def _log_failures(connections: Iterable[Channel | BaseException]) -> None:

@@ -22,11 +22,11 @@ class ReplicaMethod(Generic[_Result]):
         self._decode_result = msgspec.msgpack.Decoder(result).decode
 
     def decode_arguments(self, encoded: bytes | msgspec.Raw) -> tuple[Any, ...]:
-        """The arguments of a call. Raises MsgspecError."""
+        """The arguments of a call. Raises `host.ray.channels.frames.DECODE_ERRORS`."""
         arguments: tuple[Any, ...] = self._decode_arguments(encoded)
         return arguments
 
     def decode_result(self, encoded: bytes) -> _Result:
-        """The result of a call. Raises MsgspecError."""
+        """The result of a call. Raises `host.ray.channels.frames.DECODE_ERRORS`."""
         result: _Result = self._decode_result(encoded)
         return result

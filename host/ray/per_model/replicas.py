@@ -112,6 +112,7 @@ class ModelReplica(ConnectedReplica):
     Other deployments call its methods; a `Refusal` is an error.
     """
 
+    reached_by_clients = False
     methods_for_replicas = (
         *ConnectedReplica.methods_for_replicas,
         DESCRIBE_MODEL, INDEX_ENTRIES, IS_READY, LOAD_FOR_CLIENT, MODEL_STATISTICS,

@@ -197,7 +197,7 @@ def test_batch_of_which_nothing_fits_into_memory_is_not_sent_and_ends() -> None:
                 lambda batch, times: events.append("counted"),
             )
         )
-        assert events == []  # the scheduler that called `execute` gets no call back from inside
+        assert events == []  # the scheduler that called `send_batch` gets no call back from inside
         await refusal(call)
         await eventually(lambda: events == ["done", "released"], "the end of the batch")
         assert not any(isinstance(message, m.Execute) for message in setup.peer.received)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -223,3 +225,34 @@ def test_change_with_an_instance_that_fails_gives_its_permits_back(
         assert len(limiter._permits) == 1
 
     with_loader(repository, test, script, limiter=limiter)
+
+
+def test_a_stub_that_dies_before_its_turn_to_initialize_is_told_by_its_name(
+    repository: RepositoryBuilder,
+) -> None:
+    died = threading.Event()
+
+    def initialize_later(peer: StubPeer, message: m.ToStub) -> Sequence[m.ToHost]:
+        if isinstance(message, m.Initialize):
+            assert died.wait(DEADLINE)
+        return echo(peer, message)
+
+    async def test(setup: LoadingSetup) -> None:
+        limit = 'parameters { key: "MAX_INITIALIZING_INSTANCES" value { string_value: "1" } }'
+        loading = asyncio.ensure_future(refusal(setup.load(group(2) + limit)))
+        await eventually(
+            lambda: len(setup.launcher.peers) == 2 and len(setup.initialized()) == 1,
+            "one instance to initialize",
+        )
+        (waiting,) = [peer for peer in setup.launcher.peers if not has_initialized(peer)]
+        waiting.process.kill()
+        await eventually(lambda: waiting not in setup.alive(), "the end of the other one")
+        died.set()
+        (other,) = {"g_0", "g_1"} - set(setup.initialized())
+        assert f"Stub process '{other}' is not healthy" in await loading
+
+    with_loader(repository, test, initialize_later)
+
+
+def has_initialized(peer: StubPeer) -> bool:
+    return any(isinstance(message, m.Initialize) for message in peer.received)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import queue
+import socket
+import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,9 +21,11 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from host import Options, Server
-from host.ray.replica_port import RAY_SERVICE, ReplicaPort
+from host.errors import ErrorCode, HostError
+from host.ray.replica_port import RAY_SERVICE, ReplicaPort, run_on, serve_replica_port
 from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
 
@@ -72,6 +79,7 @@ class Served:
     server: Server
     health: Health
     ray_loop: asyncio.AbstractEventLoop
+    replica_loop: asyncio.AbstractEventLoop
 
     @property
     def open_requests(self) -> int:
@@ -82,6 +90,49 @@ class Served:
 def run(loop: asyncio.AbstractEventLoop, make: Callable[[], Any]) -> Any:
     """The result of a coroutine on an event loop of another thread."""
     return asyncio.run_coroutine_threadsafe(make(), loop).result(DEADLINE)
+
+
+class Streaming:
+    """A ModelStreamInfer of the model `stream`."""
+
+    def __init__(self, channel: Any) -> None:
+        self._sent: queue.Queue[Any] = queue.Queue()
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self.call = stub.ModelStreamInfer(iter(self._sent.get, None), timeout=DEADLINE)
+
+    def send(self, command: str) -> None:
+        """Sends a request."""
+        request = service_pb2.ModelInferRequest(model_name="stream")
+        request.inputs.add(name="COMMAND", datatype="BYTES", shape=[1])
+        request.raw_input_contents.append(struct.pack("<I", len(command)) + command.encode())
+        self._sent.put(request)
+
+    def receive(self) -> None:
+        """Waits for a response."""
+        assert not next(self.call).error_message
+
+
+@contextmanager
+def hold(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Lets an event loop run nothing meanwhile."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        held.set()
+        assert go_on.wait(DEADLINE)
+
+    loop.call_soon_threadsafe(wait)
+    assert held.wait(DEADLINE)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def listening_ports() -> set[int]:
+    """The ports of this process."""
+    sockets = psutil.Process().net_connections()
+    return {one.laddr.port for one in sockets if one.status == "LISTEN"}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +166,7 @@ def served(request: pytest.FixtureRequest, models: RepositoryBuilder) -> Iterato
 
     server = run(loops[-1], start_server)
     port, number = run(loops[0], open_port)
-    yield Served(f"127.0.0.1:{number}", port, server, health, loops[0])
+    yield Served(f"127.0.0.1:{number}", port, server, health, loops[0], loops[-1])
     run(loops[0], lambda: port.stop(None))
     run(loops[-1], server.stop)
     for loop, thread in zip(loops, threads, strict=True):
@@ -182,7 +233,7 @@ def test_a_port_that_closes_finishes_open_requests(served: Served) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with grpcclient.InferenceServerClient(served.address) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
-        text = np.array([b"respond keeps"], dtype=np.object_)
+        text = np.array([b"thread:respond cancelled"], dtype=np.object_)
         client.async_stream_infer("stream", [tensor("COMMAND", text)])
         assert answers.get(timeout=DEADLINE)[1] is None
         stopped = asyncio.run_coroutine_threadsafe(served.port.stop(DEADLINE), served.ray_loop)
@@ -210,3 +261,164 @@ def test_a_port_that_another_process_has_is_told_as_ray_expects(served: Served) 
         run(served.ray_loop, open_again)
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.EADDRINUSE
+
+
+def test_a_stream_that_is_cancelled_leaves_the_others_of_its_connection(served: Served) -> None:
+    with grpc.insecure_channel(served.address) as channel:
+        clients = [Streaming(channel), Streaming(channel)]
+        for client in clients:
+            client.send("thread:respond cancelled")
+            client.receive()
+        clients[0].call.cancel()
+        wait_until(lambda: served.open_requests == 1, "the cancelled stream to end")
+        clients[1].send("thread:respond cancelled")
+        clients[1].receive()
+        clients[1].call.cancel()
+    wait_until(lambda: served.open_requests == 0, "the other stream to end")
+
+
+def test_a_stream_that_is_cancelled_before_it_is_opened_leaves_nothing(served: Served) -> None:
+    with hold(served.replica_loop), grpc.insecure_channel(served.address) as channel:
+        client = Streaming(channel)
+        client.send("thread:respond cancelled")
+        client.call.cancel()
+    with grpc.insecure_channel(served.address) as channel:
+        client = Streaming(channel)
+        client.send("thread:respond cancelled")
+        client.receive()
+        client.call.cancel()
+    wait_until(lambda: served.open_requests == 0, "the streams to end")
+
+
+def test_a_client_that_sends_frames_without_effect_is_closed(served: Served) -> None:
+    """The port is open to others than HAProxy."""
+    host, number = served.address.split(":")
+    priority = struct.pack(">IBI", 5 << 8 | 2, 0, 1) + bytes(5)
+    with socket.create_connection((host, int(number)), DEADLINE) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        with suppress(ConnectionError):  # it may be reset before all is read
+            for _ in range(1000):  # more than two minutes at the rate that is allowed
+                connection.sendall(priority * 1000)
+            while connection.recv(1 << 16):
+                pass
+    with grpcclient.InferenceServerClient(served.address) as client:
+        assert client.is_server_ready()
+
+
+def test_nothing_waits_for_an_event_loop_that_has_stopped_or_is_held() -> None:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def answer() -> int:
+        return 1
+
+    async def use_held_loop() -> None:
+        assert await run_on(loop, answer(), DEADLINE) == 1
+        with hold(loop), pytest.raises(TimeoutError, match=r"not answered within 0\.01 s"):
+            await run_on(loop, answer(), 0.01)
+        assert await run_on(loop, answer(), DEADLINE) == 1  # the other one is cancelled by now
+
+    async def use_stopped_loop() -> None:
+        async def answer_ray(message: bytes, context: Any) -> bytes:
+            return b""
+
+        port = ReplicaPort(SimpleNamespace(services=dict), loop, {"Healthz": answer_ray})
+        with pytest.raises(TimeoutError, match="has stopped"):
+            await port.start(0)
+        with pytest.raises(TimeoutError, match="has stopped"):
+            await port.stop(DEADLINE)
+        await port.wait_for_termination()
+
+    async def ask_stopped_ray() -> None:
+        port = ReplicaPort(SimpleNamespace(services=dict), asyncio.get_running_loop(), {})
+        port._ray_loop = loop
+        method: Any = port._ray_method("Healthz", Health(loop).answer)
+        with pytest.raises(HostError, match="Healthz of Ray Serve: .* has stopped") as caught:
+            await method.handler(b"", None)
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+
+    before = listening_ports()
+    asyncio.run(asyncio.wait_for(use_held_loop(), DEADLINE))
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    asyncio.run(asyncio.wait_for(use_stopped_loop(), DEADLINE))
+    asyncio.run(asyncio.wait_for(ask_stopped_ray(), DEADLINE))
+    assert listening_ports() <= before  # ports of earlier tests may close meanwhile
+    loop.close()
+
+
+async def known(
+    service_handler_factory: Any, grpc_options: Any, *, event_loop: Any,
+    enable_so_reuseport: bool = False,
+) -> Any:  # fmt: skip
+    """Ray's own function."""
+
+
+async def longer(
+    service_handler_factory: Any, grpc_options: Any, *, event_loop: Any,
+    enable_so_reuseport: bool = False, tls: bool,
+) -> Any:  # fmt: skip
+    """That of another version."""
+
+
+def blocking(
+    service_handler_factory: Any, grpc_options: Any, *, event_loop: Any,
+    enable_so_reuseport: bool = False,
+) -> Any:  # fmt: skip
+    """That of another version, which is no coroutine function."""
+
+
+STREAMING_TYPES = SimpleNamespace(gRPCStreamingType=SimpleNamespace(UNARY_UNARY=1))
+
+
+@pytest.mark.parametrize(
+    ("replica", "types", "expected"),
+    [
+        (SimpleNamespace(start_grpc_server=known), STREAMING_TYPES, ""),
+        (None, STREAMING_TYPES, "the module ray.serve._private.replica"),
+        (SimpleNamespace(), STREAMING_TYPES, "start_grpc_server(service_handler_factory, "),
+        (SimpleNamespace(start_grpc_server=longer), STREAMING_TYPES, "enable_so_reuseport=False)"),
+        (SimpleNamespace(start_grpc_server=blocking), STREAMING_TYPES, "the coroutine function"),
+        (SimpleNamespace(start_grpc_server=known), None, "proxy_request_response"),
+        (SimpleNamespace(start_grpc_server=known), SimpleNamespace(), "gRPCStreamingType"),
+        (
+            SimpleNamespace(start_grpc_server=known),
+            SimpleNamespace(gRPCStreamingType=SimpleNamespace()),
+            "gRPCStreamingType.UNARY_UNARY",
+        ),
+    ],
+    ids=[
+        "known", "no module", "no function", "other parameters", "no coroutine function",
+        "no module of types", "no type", "no unary type",
+    ],
+)  # fmt: skip
+def test_a_version_of_ray_that_is_not_known_keeps_its_own_server(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    replica: Any,
+    types: Any,
+    expected: str,
+) -> None:
+    for name, module in {
+        "ray": SimpleNamespace(__version__="3.4.5"),
+        "ray.serve": SimpleNamespace(),
+        "ray.serve._private": SimpleNamespace(**({"replica": replica} if replica else {})),
+        "ray.serve._private.proxy_request_response": types,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    before = getattr(replica, "start_grpc_server", None)
+
+    async def case() -> bool:
+        return serve_replica_port(SimpleNamespace(services=dict))
+
+    replaced = asyncio.run(case())
+    warnings = [one.getMessage() for one in caplog.records]
+    assert replaced == (not expected)
+    if replaced:
+        assert replica.start_grpc_server is not before and not warnings
+        assert asyncio.run(case())  # also of the function that has taken its place
+        return
+    assert getattr(replica, "start_grpc_server", None) is before
+    (warning,) = warnings
+    assert expected in warning and "Ray 3.4.5" in warning and "slower" in warning

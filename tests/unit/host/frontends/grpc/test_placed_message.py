@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
+from host.frontends.grpc.admin import admin_services
 from host.frontends.grpc.cached_responses import is_repeatable
 from host.frontends.grpc.codec import parse_infer_request, to_request
 from host.frontends.grpc.h2.messages import PREFIX, MessageReader
@@ -19,10 +22,12 @@ from host.frontends.grpc.h2.status import RpcError
 from host.frontends.grpc.message_limits import MAX_FIELDS
 from host.frontends.grpc.placed_message import MIN_PLACED_BYTES, PlacedMessage
 from host.frontends.grpc.request_cache import RequestCache
+from host.frontends.grpc.service import GrpcService
 from host.frontends.receive_budget import ReceiveBudget
 from host.inference.request import InferRequest
 from host.instances.regions import Regions
 from stub.wire.arena import Arena, Block, create_arena_file
+from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
 
 LIMIT = 1 << 24
 LARGE = MIN_PLACED_BYTES + 4
@@ -211,3 +216,26 @@ def test_a_request_is_not_known_by_its_bytes_alone(arena: Arena) -> None:
     message = receive(request(LARGE).SerializeToString(), arena, 16384)
     assert len(message) < 100 and not is_repeatable(message)
     assert is_repeatable(bytes(message))
+
+
+def test_tensors_of_repeated_requests_are_released_by_whoever_needs_them_no_longer(
+    arena: Arena,
+) -> None:
+    """A step of an ensemble, say; the response may come long after."""
+    message = request(LARGE)
+    message.model_name = "hold"
+    data = message.SerializeToString()
+
+    async def run() -> None:
+        core = EchoCore()
+        service = GrpcService(core, admin_services(core))
+        for _ in range(4):  # the request cache knows the last ones
+            service.start_infer(receive(data, arena, 16384), lambda answer: None)
+            call = core.held.get_nowait()
+            assert arena.free_bytes() < LIMIT
+            call.request.inputs = []
+            gc.collect()
+            assert arena.free_bytes() == LIMIT
+            call.respond(echo(call.request))
+
+    asyncio.run(run())

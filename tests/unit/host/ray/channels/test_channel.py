@@ -22,6 +22,7 @@ from host.ray.channels.channel_server import ChannelAddress, ChannelServer, Meth
 from host.ray.channels.frames import (
     RESPONSE_WINDOW,
     FrameKind,
+    encode_contents,
     encode_frame,
     encode_message,
     encode_result,
@@ -34,6 +35,7 @@ from host.ray.channels.handshake import (
     accept_client,
     answer_client,
     answer_server,
+    greet_server,
 )
 from host.ray.channels.messages import Refusal, pack_request, unpack_response
 from host.ray.channels.replica_method import ReplicaMethod
@@ -468,5 +470,82 @@ def test_a_call_that_is_given_up_is_cancelled_and_counts_as_no_request() -> None
             assert server.ongoing == 0
             called.cancel()
             await model.cancelled.wait()
+
+    run(case())
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param(b"\x91\x92\xa1\xff\xa1v", id="a text that is not UTF-8"),
+        pytest.param(b"\x91\x92\xa1k" + b"\x91" * 10_000 + b"\xc0", id="deep lists"),
+        pytest.param(b"\xdd\xff\xff\xff\xff", id="a list without its members"),
+    ],
+)
+def test_an_rpc_that_cannot_be_decoded_is_answered_and_loses_no_other(metadata: bytes) -> None:
+    async def case() -> None:
+        async with connected(Model()) as (server, channel):
+            broken = struct.pack("<I", len(metadata)) + metadata + b"message"
+            number = channel._next_number()
+            refused = asyncio.ensure_future(
+                channel._ask(number, encode_contents(FrameKind.RPC, number, broken))
+            )
+            await asyncio.sleep(0)  # it is sent, and the other one comes with it
+            assert await channel.answer_rpc(b"at once", ()) == b"at once[]"
+            with pytest.raises(HostError, match="cannot be decoded") as caught:
+                await refused
+            assert caught.value.code is ErrorCode.INTERNAL
+            assert server.ongoing == channel.in_progress == 0
+
+    run(case())
+
+
+@pytest.mark.parametrize(
+    "result",
+    [b"\xa1\xff", b"\x91" * 10_000 + b"\xc0", b"\xc1"],
+    ids=["a text that is not UTF-8", "deep lists", "no value"],
+)
+def test_a_result_that_cannot_be_decoded_fails_its_call_alone(result: bytes) -> None:
+    async def case() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert await accept_client(reader, writer, SECRET)
+            await reader.readexactly(1)  # the beginning of the call
+            writer.write(encode_contents(FrameKind.RESULT, 1, result))
+            while await reader.read(1 << 16):
+                pass  # until the client has gone
+            writer.close()
+            ended.set()
+
+        ended = asyncio.Event()
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        channel = await Channel.connect(ChannelAddress("127.0.0.1", port, SECRET))
+        with pytest.raises(HostError, match="'make_function' cannot be decoded"):
+            await channel.call(MAKE_FUNCTION)
+        assert channel.accepts
+        channel.close()
+        await ended.wait()
+        server.close()
+
+    run(case())
+
+
+def test_a_server_that_stops_during_a_handshake_says_so_after_it() -> None:
+    """Before, the client would take it for a proof that is wrong."""
+
+    async def case() -> None:
+        server = ChannelServer(Model().infer, Model().start_infer, {})
+        address = await server.start("127.0.0.1")
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        for _ in range(100):
+            await asyncio.sleep(0)
+            if server._connections:
+                break
+        server.say_goodbye()
+        await greet_server(reader, writer, address.secret)
+        goodbye = encode_frame(FrameKind.GOODBYE, 0)
+        assert await reader.readexactly(len(goodbye)) == goodbye
+        writer.close()
+        await server.close()
 
     run(case())

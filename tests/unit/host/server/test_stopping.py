@@ -1,0 +1,34 @@
+"""What a cancellation does to a server that is stopping."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from host.server.server import _run_to_end
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_cancellation_takes_effect_at_the_end_also_of_work_that_fails(fails: bool) -> None:
+    async def test() -> None:
+        started, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        failure = OSError("a disk is full")
+
+        async def work() -> None:
+            started.set()
+            await go.wait()
+            ended.set()
+            if fails:
+                raise failure
+
+        stopping = asyncio.ensure_future(_run_to_end(work()))
+        await started.wait()
+        stopping.cancel()
+        go.set()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await stopping
+        assert ended.is_set()
+        assert caught.value.__cause__ is (failure if fails else None)
+
+    asyncio.run(test())
