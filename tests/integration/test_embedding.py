@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 import host
@@ -113,6 +114,37 @@ def test_another_grpc_server_serves_the_methods(repository: RepositoryBuilder) -
             await server.stop()
             with pytest.raises(host.HostError, match="Server not ready"):
                 _ = server.grpc_application
+
+    asyncio.run(main())
+
+
+def test_a_callback_gets_the_response_to_a_model_infer(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+    array = np.arange(16, dtype=np.float32)
+    request = pb.ModelInferRequest(model_name="identity", id="7")
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[16])
+    request.raw_input_contents.append(array.tobytes())
+    message = request.SerializeToString()
+    request.inputs[0].datatype = "INT32"
+    wrong = request.SerializeToString()
+    request.model_name = "missing"
+    missing = request.SerializeToString()
+
+    async def main() -> None:
+        server_options = options(repository, allow_grpc=False, allow_metrics=False)
+        async with host.Server(server_options) as server:
+            application = server.grpc_application
+            answer: asyncio.Future[bytes | host.HostError] = asyncio.Future()
+            application.start_infer(message, (), answer.set_result)
+            assert application.open_requests == 1
+            data = await asyncio.wait_for(answer, DEADLINE)
+            assert isinstance(data, bytes)
+            response = pb.ModelInferResponse.FromString(data)
+            assert (response.id, response.raw_output_contents) == ("7", [array.tobytes()])
+            for invalid in (wrong, missing):
+                with pytest.raises(host.HostError, match=r"data-type|is not found"):
+                    application.start_infer(invalid, (), answer.set_result)
+            assert application.open_requests == 0
 
     asyncio.run(main())
 
