@@ -123,7 +123,7 @@ class TensorTransfer:
                     if tensor.owner is None
                     else self._encode_tensor(tensor, socket, frame)
                 )
-        except Exception:
+        except Exception:  # ArenaFull, or a defect: either way, the caller gets no blocks
             for wire in encoded:
                 if wire.data is None:
                     self._exported.release_block(wire.arena, wire.offset, 1)

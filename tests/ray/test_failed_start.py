@@ -14,14 +14,12 @@ from tests.ray.conftest import RayCluster
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
 WAITS = """
-import os
-import time
+import threading
 
 class TritonPythonModel:
     def initialize(self, args):
         open({began!r}, "w").close()
-        while True:
-            time.sleep(0.01)
+        threading.Event().wait({deadline!r})  # until the process is killed
 
     def execute(self, requests):
         return []
@@ -139,7 +137,11 @@ def test_a_start_that_ends_half_way_leaves_nothing_open(
 
     began = tmp_path / "began"
     repository.copy("identity")
-    repository.add("waits", text.format(began=str(began)), "instance_group [{kind: KIND_CPU}]")
+    repository.add(
+        "waits",
+        text.format(began=str(began), deadline=DEADLINE),
+        "instance_group [{kind: KIND_CPU}]",
+    )
     arguments: dict[str, Any] = {
         "model_repository": str(repository.path),
         "model_control_mode": "explicit",
