@@ -197,16 +197,23 @@ class UserModel:
         self.preload(args)
         try:
             self.instance = self._model_class()
-            if hasattr(self.instance, "initialize"):
-                self.instance.initialize(args)
+            if self.defines("initialize"):
+                self.instance.initialize(dict(args))  # a copy, which the model may change
         except ModelFailure:
             raise
         except BaseException as error:  # SystemExit, too
             raise ModelFailure(describe_exception(error)) from error
 
+    def defines(self, method: str) -> bool:
+        """Whether the instance has a method; it has not if its `__getattr__` raises anything."""
+        try:
+            return hasattr(self.instance, method)
+        except Exception:  # by the user's `__getattr__`
+            return False
+
     def finalize(self) -> Optional[str]:
         """Calls `finalize`, if the model has one; returns the text of an exception."""
-        if self.instance is None or not hasattr(self.instance, "finalize"):
+        if self.instance is None or not self.defines("finalize"):
             return None
         try:
             self.instance.finalize()
