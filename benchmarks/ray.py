@@ -6,6 +6,8 @@ Modes: alone, two-alone, proxy, haproxy, port, models, models-haproxy.
 
 Each mode starts a cluster of one node with two replicas, and asks for a small tensor over gRPC,
 from one client process with 8 requests in progress; client, proxy and replicas share the CPUs.
+Replicas have the priority of the client. Ray starts them with a lower one (RAY_worker_niceness=15),
+so that a client on the same CPUs interrupts them for each response.
 `alone` is one server without Ray, `two-alone` are two on one port; `models` has two replicas of
 each model's deployment, behind one of the ingress. It prints requests per second (the median of
 three runs), milliseconds for each response of a stream of 1,000, the time from the start to the
@@ -58,6 +60,9 @@ def alone(servers: int, arguments: Sequence[str]) -> Iterator[list[int]]:
     processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(servers)]
     try:
         wait_for(PORT, servers)
+        for process in processes:
+            if process.poll() is not None:
+                raise RuntimeError(f"a server has ended with status {process.returncode}")
         yield [process.pid for process in processes]
     finally:
         for process in processes:
@@ -71,6 +76,7 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
     """Two replicas; yields their processes. `arguments`: NAME=VALUE, of the application."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     os.environ.update(RAY_TMPDIR=folder, RAY_USAGE_STATS_ENABLED="0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.pop("RAY_SERVE_ENABLE_HA_PROXY", None)
     if mode.endswith("haproxy"):
         os.environ.update(
@@ -122,21 +128,31 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
 
 
 def wait_for(port: int, servers: int = 1) -> None:
-    """Return once the server answers; of several that share the port, once 20 in a row do."""
+    """Returns once as many servers listen at the port, and 20 answers in a row say ready."""
     end = time.monotonic() + 60
-    missing = 1 if servers == 1 else 20
+    missing = 20
     while time.monotonic() < end:
+        # The kernel sends connections to those that listen, so answers alone prove one server.
+        if count_listeners(port) < servers:
+            time.sleep(0.05)
+            continue
         try:
             own = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
             address = f"127.0.0.1:{port}"
             with grpcclient.InferenceServerClient(address, channel_args=own) as client:
-                missing = missing - 1 if client.is_server_ready() else missing
+                missing = missing - 1 if client.is_server_ready() else 20
                 if not missing:
                     return
         except grpcclient.InferenceServerException:
-            missing = 1 if servers == 1 else 20
+            missing = 20
             time.sleep(0.05)
-    raise TimeoutError(f"no server at port {port}")
+    raise TimeoutError(f"{count_listeners(port)} of {servers} servers are ready at port {port}")
+
+
+def count_listeners(port: int) -> int:
+    """Sockets that listen at a port."""
+    sockets: Any = psutil.net_connections("tcp")  # its type allows an address without a port
+    return sum(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in sockets)
 
 
 def small_request() -> bytes:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import shlex
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 from host.system.init_process import fork_from_init
 from host.system.standard_streams import open_standard_streams
@@ -76,7 +79,16 @@ def main() -> None:
 
 
 def _run(command: str, arguments: list[str]) -> None:
-    """Runs a command, which exits. Imports it alone, because each imports other libraries."""
+    """Runs a command, which exits; returns if there is no such command."""
+    gc.disable()  # modules make much that stays and hardly any garbage: collections only take time
+    command_main = _import(command)
+    gc.enable()
+    if command_main is not None:
+        command_main(arguments)
+
+
+def _import(command: str) -> Callable[[list[str]], NoReturn] | None:
+    """Returns the function of a command. Imports it alone, because each needs other libraries."""
     match command:
         case "serve":
             from host.cli.serve import main
@@ -107,8 +119,8 @@ def _run(command: str, arguments: list[str]) -> None:
         case "version" | "--version":
             from host.cli.version import main
         case _:
-            return
-    main(arguments)
+            return None
+    return main
 
 
 def _describe_misuse(arguments: list[str]) -> str:

@@ -31,10 +31,7 @@ def with_argument_errors(function: _F) -> _F:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            trace = error.__traceback__
-            if (
-                trace is not None and trace.tb_next is None
-            ):  # the call failed before the function body
+            if _failed_before_body(error):
                 raise TypeError(f"{_error_prefix(function.__name__)} {error}") from None
             raise
 
@@ -148,7 +145,10 @@ def check_boolean(function: str, argument: str, value: object) -> bool:
         return value
     if value is None or not hasattr(type(value), "__bool__"):
         raise type_error(function, argument, "a bool", value)
-    return bool(value)
+    try:
+        return bool(value)
+    except ValueError:  # an array of several elements
+        raise type_error(function, argument, "a bool", value) from None
 
 
 def check_sequence(function: str, argument: str, value: Any, of: str) -> list[Any]:
@@ -198,6 +198,16 @@ def check_parameters(value: object) -> dict[str, bool | int | str]:
                 f"Expect parameters values to have type bool/int/str, found type {type(item)}"
             )
     return dict(value)
+
+
+def _failed_before_body(error: TypeError) -> bool:
+    """Whether the traceback ends at the call.
+
+    The caller keeps no traceback: with its own frame it would be a cycle, which holds the arguments
+    until the garbage collector runs.
+    """
+    trace = error.__traceback__
+    return trace is not None and trace.tb_next is None
 
 
 def _error_prefix(function: str) -> str:

@@ -86,7 +86,10 @@ def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
     Returns:
         The numpy type, ``numpy.object_`` for BYTES; None for another code.
     """
-    return _NUMPY_TYPES[data_type] if 0 <= data_type <= BYTES else None
+    for code in range(BOOL, BYTES + 1):
+        if data_type == code:
+            return _NUMPY_TYPES[code]
+    return None
 
 
 def numpy_to_triton_type(data_type: npt.DTypeLike) -> int | None:

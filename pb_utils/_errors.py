@@ -74,3 +74,6 @@ class TritonError(metaclass=SuggestingType):
     def __repr__(self) -> str:
         """Shows the text and the code."""
         return f"TritonError({self._message!r}, code=TritonError.{self._code.name})"
+
+
+TritonError.ErrorCode.__name__ = "__ErrorCode"  # so str() and repr() give Triton's texts

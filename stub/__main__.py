@@ -5,6 +5,7 @@ A second descriptor, with a `PreloadJob`, makes the fork server prepare a model 
 It is started by path, so that no module of the user has precedence over it.
 """
 
+import gc
 import os
 import sys
 
@@ -18,11 +19,14 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
     from stub.wire.dependencies import import_dependencies
 
     lead_process_group()  # first: until then, signals of a terminal come here
+    gc.disable()  # modules make hardly any garbage: collections only take time
     import_dependencies()
 
     from stub.channel import ThreadsUnavailable
     from stub.wire.spawn import NO_THREADS_STATUS, SpawnArguments
     from stub.worker import Worker
+
+    gc.enable()
 
     job = None
     if sys.argv[1] == "--fork-server":

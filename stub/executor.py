@@ -170,6 +170,7 @@ class Executor:
                 wanted,
                 wire.output_placement,
                 wire.max_outstanding_responses,
+                wire.accepts_client_memory,
             )
             running.responders.append(responder)
             if wire.trace is not None and running.context is None:
@@ -208,7 +209,7 @@ class Executor:
 
     def _call_execute(self, running: RunningBatch) -> Any:
         instance = self._model.instance
-        if not hasattr(instance, "execute"):
+        if not self._model.defines("execute"):
             raise InvalidReturnValue(
                 f"Python model {self._model.path} does not implement `execute` method."
             )
@@ -322,7 +323,9 @@ class Executor:
     @property
     def runs_coroutines(self) -> bool:
         """Whether `execute` is a coroutine function, which `run_coroutine` runs."""
-        return inspect.iscoroutinefunction(getattr(self._model.instance, "execute", None))
+        return self._model.defines("execute") and inspect.iscoroutinefunction(
+            self._model.instance.execute
+        )
 
     async def run_coroutine(self, running: RunningBatch, batch: Execute) -> List[ToHost]:
         """Runs a batch as a task, in whose first step the requests are received.

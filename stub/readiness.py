@@ -29,7 +29,7 @@ class ReadinessChecker:
     @property
     def defines_is_ready(self) -> bool:
         """Whether the model defines `is_ready`."""
-        return hasattr(self._model.instance, "is_ready")
+        return self._model.defines("is_ready")
 
     def start_check(self, number: int) -> None:
         """Starts a check; the host starts the next one after it has this one's result."""

@@ -50,16 +50,20 @@ def _suggestion(error: AttributeError) -> str:
     return missing_attribute(obj, getattr(error, "name", ""))
 
 
-def describe_exception(error: BaseException) -> str:
+def describe_exception(error: BaseException, of_message: bool = False) -> str:
     """Returns an exception as one text: type, message, then frames with the innermost first.
 
     The form is that of docs/reference/model_api.md, 2.9. Frames of this project and
-    those that wait for a coroutine are left out: they do not help a model author.
+    those that wait for a coroutine are left out: they do not help a model author. `of_message` says
+    that the error was raised by the `__str__` of another one.
     """
+    reason = ""
     try:
         message = str(error) or "<EMPTY MESSAGE>"
     except Exception as broken:  # as above
-        message = f"<MESSAGE UNAVAILABLE DUE TO {type(broken).__name__}>"
+        message = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+        if not of_message:  # a `__str__` that raises an error of its own class would never end
+            reason = "\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: " + describe_exception(broken, True)
     if isinstance(error, AttributeError):
         message += _suggestion(error)
     notes = getattr(error, "__notes__", None)
@@ -80,6 +84,7 @@ def describe_exception(error: BaseException) -> str:
     text = f"{type(error).__name__}: {message}"
     if lines:
         text += _FRAMES_HEADING + "".join(reversed(lines))
+    text += reason
     return text.encode(
         errors="backslashreplace"
     ).decode()  # surrogates cannot be encoded in a message
@@ -192,16 +197,23 @@ class UserModel:
         self.preload(args)
         try:
             self.instance = self._model_class()
-            if hasattr(self.instance, "initialize"):
-                self.instance.initialize(args)
+            if self.defines("initialize"):
+                self.instance.initialize(dict(args))  # a copy, which the model may change
         except ModelFailure:
             raise
         except BaseException as error:  # SystemExit, too
             raise ModelFailure(describe_exception(error)) from error
 
+    def defines(self, method: str) -> bool:
+        """Whether the instance has a method; it has not if its `__getattr__` raises anything."""
+        try:
+            return hasattr(self.instance, method)
+        except Exception:  # by the user's `__getattr__`
+            return False
+
     def finalize(self) -> Optional[str]:
         """Calls `finalize`, if the model has one; returns the text of an exception."""
-        if self.instance is None or not hasattr(self.instance, "finalize"):
+        if self.instance is None or not self.defines("finalize"):
             return None
         try:
             self.instance.finalize()

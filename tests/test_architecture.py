@@ -22,7 +22,7 @@ MODULES = {
 }
 
 LAYERS = [
-    ["host.errors"],
+    ["host.errors", "host.release"],
     ["host.system"],
     ["host.config"],
     ["host.inference"],
@@ -94,7 +94,7 @@ ONE_PLACE = {
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},
     "orjson": {"host.frontends.http.json_text"},
-    "prometheus_client": {"host.metrics.exposition", "host.metrics.process"},
+    "prometheus_client": {"host.metrics.open_metrics"},
     "onnxruntime": {"stub.backends.onnxruntime.session"},
     "tensorflow": {"stub.backends.tensorflow.graph"},
     "tensorrt": {f"stub.backends.tensorrt.{name}" for name in ("library", "model", "runner")},

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from host.cache.store import CachedOutputs, InsertCallback, LookupCallback
 from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.metrics.catalogue import MetricsSnapshot
+from host.system.byte_size import read_byte_size
 
 _OVERHEAD_BYTES = 256  # estimated bytes of a tensor besides its data
 
@@ -32,13 +33,15 @@ class LocalStore:
         size = settings.get("size", "")
         if not size:
             raise _invalid_setting("config didn't contain a valid 'size' field.")
-        if not (size.isascii() and size.isdecimal()):
-            raise _invalid_setting("'size' config must be a string or uint type")
-        if not int(size):
+        try:
+            size_bytes = read_byte_size(size)
+        except ValueError:
+            raise _invalid_setting("'size' config must be a string or uint type") from None
+        if not size_bytes:
             raise _invalid_setting(
                 "'size' must be greater than 0 bytes; without --cache-config, there is no cache"
             )
-        return cls(int(size))
+        return cls(size_bytes)
 
     def look_up(self, key: bytes, on_found: LookupCallback) -> None:
         """Call `on_found` before returning. A hit becomes the most recently used entry."""

@@ -15,7 +15,7 @@ import msgspec
 from host.cli.arguments import parse_texts
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.errors import HostError, invalid_argument, unavailable
-from host.options.flag_parser import SIZE, FlagGroup, InvalidValue, integer
+from host.options.flag_parser import SIZE, FlagGroup, InvalidValue, byte_size, integer
 from host.recording.folder import LINES_NAME, RecordingWriter
 from host.recording.format import (
     MAX_LINE_BYTES,
@@ -80,7 +80,7 @@ class RecordOptions:
         _DEFAULT.max_requests, "Number of requests after which the recording ends.", integer(1)
     )
     max_bytes: int = _group(
-        _DEFAULT.max_bytes, "Bytes of tensors before which the recording ends.", integer(1)
+        _DEFAULT.max_bytes, "Bytes of tensors before which the recording ends.", byte_size(1)
     )
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import NoReturn
 
 from host.cli.arguments import parse_texts
 from host.core import VERSION
+from host.release import RELEASE
 
 _ABOUT = "Print the version of pbhost, and the version of Triton that it tells clients."
 
@@ -22,5 +22,5 @@ class _Options:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the versions and exits."""
     parse_texts(arguments, "version", _ABOUT, _Options)
-    sys.stdout.write(f"pbhost {version('pbhost')} (as Triton {VERSION})\n")
+    sys.stdout.write(f"pbhost {RELEASE} (as Triton {VERSION})\n")
     sys.exit(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from host.options.flag_parser import BOOLEAN, SIZE, STRING, DeprecatedFlag, integer
+from host.options.flag_parser import BOOLEAN, BYTES, STRING, DeprecatedFlag, integer
 
 
 def _trace(setting: str) -> Any:
@@ -20,7 +20,7 @@ DEPRECATED = [
     ),
     DeprecatedFlag(
         "response-cache-byte-size",
-        SIZE,
+        BYTES,
         "Please use --cache-config local,size=<bytes> instead.",
         lambda size: [("cache-config", f"local,size={size}")] if size else [],
     ),

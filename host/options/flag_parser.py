@@ -12,6 +12,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from host.system.byte_size import read_byte_size
+
 _Value = TypeVar("_Value")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+")
 _FLOAT = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -170,6 +172,22 @@ def integer(low: int = -(2**31), high: int = 2**31 - 1) -> ValueKind:
     return ValueKind("integer", read)
 
 
+def byte_size(low: int = 0) -> ValueKind:
+    """Returns a kind for sizes in bytes of at least `low`, such as 8589934592 or 8Gi."""
+    number = integer(low, 2**63 - 1)
+
+    def read(text: str) -> Any:
+        try:
+            size = read_byte_size(text)
+        except ValueError:
+            return number.read(text)  # which says what is wrong with it
+        if not low <= size < 2**63:
+            raise InvalidValue(f"Provided option value is out of bound. Got {text}")
+        return size
+
+    return ValueKind("bytes", read)
+
+
 def _read_float(text: str) -> float:
     if not _FLOAT.fullmatch(text):
         raise InvalidValue(f"Invalid option value. Got {text}")
@@ -229,6 +247,7 @@ LOWERCASE = ValueKind("string", str.lower)
 """A word that is read without regard to case."""
 PORT = integer(0, 65535)
 SIZE = integer(0, 2**63 - 1)
+BYTES = byte_size()
 SWITCH = ValueKind("", lambda _: True)
 
 _HELP = DeprecatedFlag("help", SWITCH, "Print usage", lambda _: [])

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from host.options import template_values
 from host.options import validators as values
 from host.options.flag_parser import (
+    BYTES,
     LOWERCASE,
     PORT,
-    SIZE,
     SWITCH,
     FlagGroup,
     Status,
@@ -74,7 +74,7 @@ class ServerFlags:
     receive_buffer_byte_size: int = _server(
         0, "Maximum size in bytes of all requests together that the server receives, or that wait"
         " for a model; 0 means half of the machine's memory, or a quarter of the limit of the"
-        " control group. Triton does not have this flag.", SIZE)
+        " control group. Triton does not have this flag.", BYTES)
 
     api_key_file: str = _server(
         "", "File with the API keys of clients, one per line: [NAME] KEY [OPTION=VALUE ...]."
@@ -160,7 +160,7 @@ class ServerFlags:
         8, "Number of HTTP threads.", status=_IGNORED,
         reason="one event loop serves all connections")
     http_max_input_size: int = _http(
-        67108864, "Maximum size in bytes of the JSON part of a request.", SIZE,
+        67108864, "Maximum size in bytes of the JSON part of a request.", BYTES,
         check=values.http_max_input_size)
     http_restricted_api: list[str] = _http(
         [], "<apis>:<key>=<value>: requests to these APIs need the header <key> with this value."
@@ -301,7 +301,7 @@ class ServerFlags:
         False, "Allow clients to pass tensors in shared memory.", status=Status.HONOURED)
 
     pinned_memory_pool_byte_size: int = _device(
-        268435456, "Size in bytes of the pinned memory pool.", SIZE,
+        268435456, "Size in bytes of the pinned memory pool.", BYTES,
         reason="a metric shows the value, but no memory is pinned")
     cuda_memory_pool_byte_size: list[str] = _device(
         [], "<device>:<bytes>: size of the CUDA memory pool.",
@@ -334,7 +334,7 @@ class ServerFlags:
     arena_byte_size: int = _own(
         0, "Maximum size in bytes of the tensor memory of each process; 0 means the size of the"
         " machine's memory, or a quarter of the limit of the control group.",
-        SIZE)
+        BYTES)
     grpc_engine: str = _own(
         "h2", "Implementation of the gRPC server. h2: built in. grpcio: the grpcio library, which"
         " needs more CPU time.", check=values.grpc_engine)
@@ -365,7 +365,7 @@ class ServerFlags:
     crash_tensor_byte_size: int = _own(
         0, "Bytes of tensors that are kept with each record of a crash, in --crash-directory: those"
         " of the requests that the process ran. pbhost replay sends them again. 0 keeps none.",
-        SIZE)
+        BYTES)
     quarantine_secs: float = _own(
         300.0, "Seconds for which a request is refused after it has ended two processes of its"
         " model. 0 means never.", check=values.not_negative)

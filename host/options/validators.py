@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from host.options.flag_parser import InvalidValue, ValueKind, integer, one_of
+from host.system.byte_size import read_byte_size
 from host.tracing.config import BATCHING, LEVELS
 
 NAMES = (
@@ -19,8 +20,7 @@ CATEGORIES = frozenset(NAMES.split(", "))
 """The categories of requests that can be restricted."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
-_DEVICE = re.compile(r"[0-9]+:[0-9]+")
-_BUDGET = re.compile(r"([0-9]{1,4}:)?[0-9]{1,18}")
+_DEVICE = re.compile(r"[0-9]{1,4}")
 _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -190,10 +190,25 @@ def device_sizes(flag: str) -> Callable[[Sequence[str]], None]:
 
     def check(settings: Sequence[str]) -> None:
         for text in settings:
-            if not _DEVICE.fullmatch(text):
+            try:
+                device, _ = _read_device_size(text)
+            except ValueError:
+                device = None
+            if device is None:
                 raise InvalidValue(f"--{flag} option format is '<device>:<bytes>'. Got {text}")
 
     return check
+
+
+def _read_device_size(text: str) -> tuple[int | None, int]:
+    """Returns the device, if there is one, and the bytes of `[<device>:]<bytes>`.
+
+    Raises ValueError for other texts.
+    """
+    device, colon, size = text.rpartition(":")
+    if colon and not _DEVICE.fullmatch(device):
+        raise ValueError(f"not the number of a device: {device}")
+    return int(device) if colon else None, read_byte_size(size)
 
 
 def memory_budget(settings: Sequence[str]) -> dict[int | None, int]:
@@ -203,16 +218,17 @@ def memory_budget(settings: Sequence[str]) -> dict[int | None, int]:
     """
     budget: dict[int | None, int] = {}
     for text in settings:
-        if not _BUDGET.fullmatch(text):
+        try:
+            device, size = _read_device_size(text)
+        except ValueError:
             raise InvalidValue(
-                f"--memory-budget option format is '<bytes>' or '<device>:<bytes>'. Got {text}"
-            )
-        *device, size = map(int, text.split(":"))
-        key = device[0] if device else None
-        if key in budget or not size:
+                "--memory-budget option format is '<bytes>' or '<device>:<bytes>', with bytes as in"
+                f" 8589934592, 700M or 8Gi. Got {text}"
+            ) from None
+        if device in budget or not size:
             what = "0 bytes" if not size else "a second value for the same memory"
             raise InvalidValue(f"--memory-budget got {what}: {text}")
-        budget[key] = size
+        budget[device] = size
     return budget
 
 

@@ -48,6 +48,7 @@ from host.ray.rpc_methods import RpcMethods
 from host.ray.sequence_guard import SequenceGuard
 from host.ray.statistics import add_statistics
 from host.server.server import Server
+from stub.wire.heap import tune_malloc
 
 _log = logging.getLogger("pbhost")
 
@@ -87,6 +88,7 @@ class ServerReplica(RpcMethods):
             lambda message, metadata, done: self.rpcs.start_infer(message, metadata, done),
             {method: getattr(self, method.name) for method in self.methods_for_replicas},
         )
+        tune_malloc()  # as `pbhost serve` does; Ray Serve itself freezes what the collector visits
         self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
         self._queue = (0, 0.0)  # what queues had counted when last asked

@@ -38,6 +38,9 @@ _LIMITS = ConnectionLimits(reset_rate=_FRAME_RATE, no_op_frame_rate=_FRAME_RATE)
 
 _REPLACED = "ray.serve._private.replica"
 _SIGNATURE = "(service_handler_factory, grpc_options, *, event_loop, enable_so_reuseport=False)"
+_FACTORY = "_direct_ingress_service_handler_factory"
+_FACTORY_SIGNATURE = "(self, service_method, streaming_type)"
+"""Of the method of Ray's class Replica that is the `service_handler_factory`."""
 _UNARY_TYPE = "ray.serve._private.proxy_request_response.gRPCStreamingType.UNARY_UNARY"
 
 RayHandler = Callable[[bytes, Any], Awaitable[bytes]]
@@ -173,7 +176,7 @@ class _UnknownRayError(Exception):
 def _find_ray_internals() -> tuple[Any, Any]:
     """The module whose function is replaced, and the type of unary methods.
 
-    Raises _UnknownRayError if either is not the one of Ray 2.60.
+    Raises _UnknownRayError if either, or the factory of handlers, is not the one of Ray 2.60.
     """
     try:
         from ray.serve._private import replica as ray_replica
@@ -182,6 +185,9 @@ def _find_ray_internals() -> tuple[Any, Any]:
     function = getattr(ray_replica, "start_grpc_server", None)
     if not inspect.iscoroutinefunction(function) or _signature_of(function) != _SIGNATURE:
         raise _UnknownRayError(f"the coroutine function {_REPLACED}.start_grpc_server{_SIGNATURE}")
+    factory = getattr(getattr(ray_replica, "Replica", None), _FACTORY, None)
+    if not inspect.isfunction(factory) or _signature_of(factory) != _FACTORY_SIGNATURE:
+        raise _UnknownRayError(f"the method {_REPLACED}.Replica.{_FACTORY}{_FACTORY_SIGNATURE}")
     try:
         from ray.serve._private.proxy_request_response import gRPCStreamingType
 

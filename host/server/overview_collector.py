@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 
 from host.instances.supervisor import Supervisor
 from host.metrics.latency_counts import latency_buckets
@@ -13,6 +12,7 @@ from host.metrics.overview import InstanceOverview, ModelOverview, ServerOvervie
 from host.metrics.token_latencies import token_buckets
 from host.models.python_model import PythonModel
 from host.models.registry import ModelVersion, Registry
+from host.release import RELEASE
 from host.system.resident_memory import resident_bytes
 
 _LIFE_SECONDS = 0.5
@@ -30,7 +30,7 @@ class OverviewCollector:
         self._name = name
         self._registry = registry
         self._model_control = model_control
-        self._version = version("pbhost")
+        self._version = RELEASE
         self._started = time.monotonic()
         self._overview: ServerOverview | None = None
         self._collected = 0.0  # when the overview was collected, monotonic

@@ -260,6 +260,35 @@ def test_numpy_numbers_complete_a_configuration(
         assert list(client.get_model_metadata("numbers").inputs[0].shape) == [-1]
 
 
+@pytest.mark.parametrize(
+    "methods",
+    [
+        """
+    def initialize(self, args):
+        args.clear()
+""",
+        """
+    def __getattr__(self, name):
+        raise KeyError(name)
+""",
+    ],
+    ids=["arguments are changed", "__getattr__ raises another error"],
+)
+def test_a_model_with_unusual_habits_is_served_and_finalized(
+    repository: RepositoryBuilder, serve: Serve, methods: str
+) -> None:
+    repository.add("odd", TWO_INPUTS + methods)
+    running = serve(repository, "--model-control-mode=explicit", "--load-model=odd").wait_started()
+    with running.client() as client:
+        assert client.is_model_ready("odd")
+        values = np.array([1], dtype=np.float32)
+        result = client.infer("odd", [tensor("A", values), tensor("B", values)])
+        np.testing.assert_array_equal(result.as_numpy("B_OUT"), values)
+        client.unload_model("odd")
+        running.wait_for("successfully unloaded 'odd' version 1")
+    assert "not healthy" not in running.output
+
+
 def test_a_folder_for_sockets_that_is_too_deep_is_named(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:

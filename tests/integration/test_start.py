@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,3 +124,13 @@ def test_a_port_in_use_is_told_before_models_load(
     second = serve(repository, f"--http-port={port}")
     assert second.process.wait(DEADLINE) == 1
     assert "loading:" not in second.output
+
+
+def test_a_server_starts_without_libraries_that_only_some_requests_need() -> None:
+    code = (
+        "import host.cli.serve, sys;"
+        "late = {'prometheus_client', 'importlib.metadata', 'jinja2', 'redis'};"
+        "sys.exit(' '.join(late & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=DEADLINE)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -21,6 +20,7 @@ from host.frontends.http.infer import json_too_large
 from host.frontends.http.routes import Route
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Parameter
+from host.release import RELEASE
 
 
 class AdminHandler:
@@ -29,7 +29,7 @@ class AdminHandler:
     def __init__(self, core: Core, max_input_size: int) -> None:
         self._core = core
         self._max_input_size = max_input_size
-        metadata = {**asdict(core.server_metadata()), "pbhost_version": version("pbhost")}
+        metadata = {**asdict(core.server_metadata()), "pbhost_version": RELEASE}
         self._metadata = json.dump(metadata)
 
     async def live(self, exchange: HttpExchange, route: Route) -> None:

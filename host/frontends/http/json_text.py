@@ -27,6 +27,12 @@ _MAX_CONTAINERS = 4_000_000
 
 _COLON = ord(":")
 
+_SHORT_EXPONENTS = (b"e-6", b"e16", b"e17", b"e18", b"e19", b"e20")
+"""The exponents that orjson writes and Triton does not."""
+_SHORT_EXPONENT = re.compile(rb"([0-9])(?:\.([0-9]+))?e(-6|1[6-9]|20)(?![0-9])")
+
+_NOT_FINITE = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
+
 _MANY_BYTES = 4096
 """From this length, numpy counts faster than `bytes.count`."""
 
@@ -220,12 +226,29 @@ def dump(value: Any) -> bytes:
 def dump_numbers(values: npt.NDArray[Any]) -> bytes:
     """Write a flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`.
 
-    Floating-point numbers are FP64.
+    Floating-point numbers are FP64. As in Triton, they have an exponent below 1e-6 and from 1e21.
     """
     text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+    text = text.replace(b"+", b"")  # only exponents have a sign that JSON does not need
+    if any(exponent in text for exponent in _SHORT_EXPONENTS):
+        text = _SHORT_EXPONENT.sub(_without_exponent, text)
     if b"n" in text:  # a `null`, which stands for a number that is not finite
-        return json.dumps(values.tolist(), separators=(",", ":")).encode()
-    return text.replace(b"+", b"")  # only exponents have a sign that JSON does not need
+        return _name_not_finite(text, values)
+    return text
+
+
+def _without_exponent(found: re.Match[bytes]) -> bytes:
+    first, rest, exponent = found.groups(b"")
+    if exponent == b"-6":
+        return b"0.00000" + first + rest
+    return (first + rest).ljust(int(exponent) + 1, b"0") + b".0"
+
+
+def _name_not_finite(text: bytes, values: npt.NDArray[Any]) -> bytes:
+    """Return the text with the names of numbers instead of `null`."""
+    names = [_NOT_FINITE[str(value)] for value in values[~np.isfinite(values)]]
+    head, *parts = text.split(b"null")
+    return b"".join([head, *(piece for pair in zip(names, parts, strict=True) for piece in pair)])
 
 
 def dump_strings(values: Sequence[bytes]) -> bytes:

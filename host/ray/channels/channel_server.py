@@ -40,6 +40,8 @@ from host.remote.provider import ResponseStream
 _log = logging.getLogger("pbhost")
 
 _HANDSHAKE_SECONDS = 5.0
+_MAX_HANDSHAKES = 512
+"""Connections whose clients have not proved yet that they know the secret."""
 _CLOSE_SECONDS = 5.0
 _SEND_SECONDS = 10.0
 BUFFER_BYTES = 1 << 20
@@ -75,6 +77,8 @@ class ChannelServer:
         self._methods = {method.name: (method, function) for method, function in methods.items()}
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._connections: dict[_ServedChannel, asyncio.Task[None]] = {}
+        self._handshakes = 0
+        self._refuses_handshakes = False
         self._server: asyncio.Server | None = None
         self.stopping = False
 
@@ -108,14 +112,16 @@ class ChannelServer:
             await asyncio.wait(self._connections.values(), timeout=_CLOSE_SECONDS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._may_greet():
+            writer.close()
+            return
         channel = _ServedChannel(self, reader, writer)
         task = asyncio.current_task()
         assert task is not None
         self._connections[channel] = task
         try:
             notice_lost_machine(writer.get_extra_info("socket"))
-            accepting = accept_client(reader, writer, self._secret)
-            if not await asyncio.wait_for(accepting, _HANDSHAKE_SECONDS):
+            if not await self._greet(reader, writer):
                 _log.warning("a client of the port for replicas does not know its secret")
                 return
             await channel.serve()
@@ -129,6 +135,27 @@ class ChannelServer:
             del self._connections[channel]
             channel.cancel_all()
             writer.close()
+
+    def _may_greet(self) -> bool:
+        """Whether another handshake may begin; logs once that there are too many."""
+        full = self._handshakes >= _MAX_HANDSHAKES
+        if full and not self._refuses_handshakes:
+            _log.warning(
+                "the port for replicas closes new connections: %d clients have not proved yet that"
+                " they know its secret; let only nodes of the cluster reach the ports of replicas",
+                self._handshakes,
+            )
+        self._refuses_handshakes = full
+        return not full
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Whether the client knows the secret. Raises as `accept_client`, and TimeoutError."""
+        self._handshakes += 1
+        try:
+            accepting = accept_client(reader, writer, self._secret)
+            return await asyncio.wait_for(accepting, _HANDSHAKE_SECONDS)
+        finally:
+            self._handshakes -= 1
 
     async def call_own(self, name: str, arguments: Sequence[object]) -> Any:
         """The result of a method. Raises HostError, also for a defect of the method."""

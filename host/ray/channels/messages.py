@@ -21,6 +21,8 @@ from host.remote.provider import RemoteVersion
 LARGE_BYTES = 1 << 20
 """From this size, a tensor is an array, which Ray keeps out of the pickled message."""
 
+_CODES = {code.value for code in ErrorCode}
+
 TensorHead = tuple[str, str, list[int]]
 """Name, datatype and shape of a tensor."""
 
@@ -38,7 +40,9 @@ class Refusal:
         return cls(error.code.value, error.message)
 
     def to_error(self) -> HostError:
-        """The error again."""
+        """The error again; a code that this version does not know becomes UNKNOWN."""
+        if self.code not in _CODES:
+            return HostError(ErrorCode.UNKNOWN, f"{self.code}: {self.message}")
         return HostError(ErrorCode(self.code), self.message)
 
 

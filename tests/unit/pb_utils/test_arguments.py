@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
 from collections import deque
 from typing import Any
 
@@ -17,6 +20,7 @@ from pb_utils import (
     PreferredMemory,
     Tensor,
     TritonError,
+    unload_model,
 )
 
 CONSTRUCTOR = r"^__init__\(\): incompatible constructor arguments\."
@@ -181,3 +185,22 @@ def test_enumeration_parameters_take_members_only() -> None:
         Logger.log("m", 1)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(TypeError, match=CONSTRUCTOR):
         TritonError("m", 1)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_refused_arguments_are_freed_without_the_garbage_collector() -> None:
+    argument: Any = deque()
+    freed = weakref.ref(argument)
+    gc.disable()
+    try:
+        with contextlib.suppress(TypeError):
+            InferenceResponse(error=argument)
+        del argument
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_an_array_of_several_elements_is_not_a_bool() -> None:
+    flags: Any = np.array([True, False])
+    with pytest.raises(TypeError, match=r"^unload_model\(\): incompatible.*must be a bool"):
+        unload_model("m", flags)

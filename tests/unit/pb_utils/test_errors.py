@@ -37,6 +37,11 @@ def test_an_error_is_internal_unless_said_otherwise() -> None:
     assert by_keyword.code() == TritonError.CANCELLED
 
 
+def test_a_code_is_printed_as_in_triton() -> None:
+    assert str(TritonError.NOT_FOUND) == "__ErrorCode.NOT_FOUND"
+    assert repr(TritonError.NOT_FOUND) == "<__ErrorCode.NOT_FOUND: 2>"
+
+
 def test_an_error_is_no_exception() -> None:
     assert not isinstance(TritonError("text"), BaseException)
 

@@ -40,3 +40,28 @@ def test_a_misspelt_attribute_of_a_class_has_one_suggestion() -> None:
         "AttributeError: type object 'Logger' has no attribute 'log_eror',"
         " did you mean 'log_error'?"
     )
+
+
+class _UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise self
+
+
+def test_an_error_without_a_readable_message_is_followed_by_the_reason() -> None:
+    class OddError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    first, *frames = describe_exception(OddError()).splitlines()
+    assert first == "OddError: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+    assert frames[:3] == ["MESSAGE UNAVAILABLE DUE TO EXCEPTION: ValueError: no text", "", "At:"]
+    assert "__str__" in frames[3]
+
+
+def test_a_message_that_can_never_be_read_is_described_once() -> None:
+    lines = describe_exception(_UnreadableError()).splitlines()
+    text = "_UnreadableError: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+    assert lines[0] == text
+    assert [line for line in lines if "EXCEPTION: " in line] == [
+        f"MESSAGE UNAVAILABLE DUE TO EXCEPTION: {text}"
+    ]

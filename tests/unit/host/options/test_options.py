@@ -206,7 +206,7 @@ def test_usage_names_every_flag_and_says_what_has_no_effect() -> None:
         "\tEnable GPU peer access. Accepted without effect: the server process\n"
         "\tdoes not use GPUs.\n"
     ) in text
-    assert "Stub Processes:\n  --arena-byte-size <integer>" in text
+    assert "Stub Processes:\n  --arena-byte-size <bytes>" in text
     assert "DEPRECATED:\n  --strict-model-config <boolean>\n\tDEPRECATED: Please use" in text
 
 
@@ -415,8 +415,11 @@ def test_options_do_not_share_lists() -> None:
         ),
         (
             "memory-budget",
-            "8G",
-            "--memory-budget option format is '<bytes>' or '<device>:<bytes>'. Got 8G",
+            "8GB",
+            (
+                "--memory-budget option format is '<bytes>' or '<device>:<bytes>', with bytes as in"
+                " 8589934592, 700M or 8Gi. Got 8GB"
+            ),
         ),
         ("memory-budget", "1:0", "--memory-budget got 0 bytes: 1:0"),
         (
@@ -855,9 +858,47 @@ def test_a_resource_has_a_name_a_count_and_perhaps_a_device() -> None:
     assert made.rate_limiter_resources == [("R", 4, None), ("S", 2, 1)]
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("+700000", 700_000),
+        ("700k", 700_000),
+        ("700K", 700_000),
+        ("700M", 700_000_000),
+        ("7G", 7_000_000_000),
+        ("1T", 1_000_000_000_000),
+        ("1Ki", 1024),
+        ("700Mi", 700 << 20),
+        ("8Gi", 8 << 30),
+        ("1Ti", 1 << 40),
+    ],
+)
+def test_a_size_in_bytes_may_have_a_suffix(text: str, size: int) -> None:
+    assert options(f"--arena-byte-size={text}").arena_limit == size
+    assert options(f"--http-max-input-size={text}").http_max_input_size == size
+    assert options(f"--response-cache-byte-size={text}").cache_settings == (
+        "local",
+        {"size": str(size)},
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["M", "7MB", "7 M", "7mi", "-7M", "7.5G", "0x7", "\N{DIGIT SEVEN}\N{ARABIC-INDIC DIGIT SEVEN}"],
+)
+def test_other_texts_are_no_sizes(text: str) -> None:
+    assert f"Invalid option value. Got {text}" in complaint(f"--arena-byte-size={text}")
+
+
+def test_a_size_with_a_suffix_can_be_out_of_bound() -> None:
+    assert "out of bound. Got 9999999Ti" in complaint("--arena-byte-size=9999999Ti")
+
+
 def test_a_memory_budget_is_of_the_host_and_of_gpus() -> None:
     made = options("--memory-budget=1000", "--memory-budget=0:7", "--memory-budget=1:8")
     assert validators.memory_budget(made.memory_budget) == {None: 1000, 0: 7, 1: 8}
+    made = options("--memory-budget=700M", "--memory-budget=0:8Gi")
+    assert validators.memory_budget(made.memory_budget) == {None: 700_000_000, 0: 8 << 30}
     with pytest.raises(UsageError, match="a second value for the same memory: 0:2"):
         options("--memory-budget=0:1", "--memory-budget=0:2")
     with pytest.raises(UsageError, match="does not work with --model-namespacing"):

@@ -369,28 +369,51 @@ def blocking(
     """That of another version, which is no coroutine function."""
 
 
+class RayReplica:
+    """Ray's own class."""
+
+    def _direct_ingress_service_handler_factory(
+        self, service_method: str, streaming_type: Any
+    ) -> Any:
+        """Makes a handler."""
+
+
+class OtherReplica:
+    """That of another version."""
+
+    def _direct_ingress_service_handler_factory(self, method: str, streaming_type: Any) -> Any:
+        """Makes a handler."""
+
+
+def ray_module(function: Any, replica: Any = RayReplica) -> SimpleNamespace:
+    """What Ray's module has."""
+    return SimpleNamespace(start_grpc_server=function, Replica=replica)
+
+
 STREAMING_TYPES = SimpleNamespace(gRPCStreamingType=SimpleNamespace(UNARY_UNARY=1))
 
 
 @pytest.mark.parametrize(
     ("replica", "types", "expected"),
     [
-        (SimpleNamespace(start_grpc_server=known), STREAMING_TYPES, ""),
+        (ray_module(known), STREAMING_TYPES, ""),
         (None, STREAMING_TYPES, "the module ray.serve._private.replica"),
         (SimpleNamespace(), STREAMING_TYPES, "start_grpc_server(service_handler_factory, "),
-        (SimpleNamespace(start_grpc_server=longer), STREAMING_TYPES, "enable_so_reuseport=False)"),
-        (SimpleNamespace(start_grpc_server=blocking), STREAMING_TYPES, "the coroutine function"),
-        (SimpleNamespace(start_grpc_server=known), None, "proxy_request_response"),
-        (SimpleNamespace(start_grpc_server=known), SimpleNamespace(), "gRPCStreamingType"),
+        (ray_module(longer), STREAMING_TYPES, "enable_so_reuseport=False)"),
+        (ray_module(blocking), STREAMING_TYPES, "the coroutine function"),
+        (ray_module(known, None), STREAMING_TYPES, "Replica._direct_ingress_service_handler_fac"),
+        (ray_module(known, OtherReplica), STREAMING_TYPES, "(self, service_method, streaming_type"),
+        (ray_module(known), None, "proxy_request_response"),
+        (ray_module(known), SimpleNamespace(), "gRPCStreamingType"),
         (
-            SimpleNamespace(start_grpc_server=known),
+            ray_module(known),
             SimpleNamespace(gRPCStreamingType=SimpleNamespace()),
             "gRPCStreamingType.UNARY_UNARY",
         ),
     ],
     ids=[
         "known", "no module", "no function", "other parameters", "no coroutine function",
-        "no module of types", "no type", "no unary type",
+        "no class", "other factory", "no module of types", "no type", "no unary type",
     ],
 )  # fmt: skip
 def test_a_version_of_ray_that_is_not_known_keeps_its_own_server(

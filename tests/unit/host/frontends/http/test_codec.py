@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -276,6 +277,36 @@ def test_numbers_are_written_with_as_few_digits_as_they_need(numbers: list[float
     for digits, number in zip(text[1:-1].split(","), numbers, strict=False):
         assert Decimal(digits) == Decimal(repr(number))  # which has as few as it needs
         assert "." in digits or "e" in digits
+
+
+@pytest.mark.parametrize("beside", [[], [math.nan], [math.inf, -math.inf]], ids=str)
+@pytest.mark.parametrize(
+    ("number", "text"),  # the texts of Triton 2.51
+    [
+        (1e15, "1000000000000000.0"),
+        (1e16, "10000000000000000.0"),
+        (1.5e17, "150000000000000000.0"),
+        (1.2345678901234568e17, "123456789012345680.0"),
+        (1e20, "100000000000000000000.0"),
+        (1.2345678901234568e20, "123456789012345680000.0"),
+        (1e21, "1e21"),
+        (1.7e22, "1.7e22"),
+        (1e160, "1e160"),
+        (0.001, "0.001"),
+        (1e-5, "0.00001"),
+        (1e-6, "0.000001"),
+        (1.25e-6, "0.00000125"),
+        (-2.5e-6, "-0.0000025"),
+        (9.5e-7, "9.5e-7"),
+        (1e-60, "1e-60"),
+        (5e-324, "5e-324"),
+        (-0.0, "-0.0"),
+    ],
+)
+def test_numbers_are_written_as_triton_does(number: float, text: str, beside: list[float]) -> None:
+    names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    written = json_text.dump_numbers(np.array([number, *beside, number], np.float64))
+    assert written.decode() == f"[{','.join([text, *(names[str(one)] for one in beside), text])}]"
 
 
 # Arbitrary bytes

@@ -17,6 +17,7 @@ from host.errors import ErrorCode, HostError
 from host.frontends.forwarding import Header
 from host.frontends.grpc.methods import Cancellable, ResponseCallback
 from host.inference.request import InferRequest, InferResponse, Tensor
+from host.ray.channels import channel_server
 from host.ray.channels.channel import Channel, ChannelLostError, NotTakenError
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer, Methods
 from host.ray.channels.frames import (
@@ -213,6 +214,12 @@ def test_an_error_has_its_code() -> None:
     run(case())
 
 
+def test_an_error_of_a_later_version_is_an_unknown_one() -> None:
+    error = Refusal("Out of range", "the index is 7").to_error()
+    assert error.code is ErrorCode.UNKNOWN
+    assert error.message == "Out of range: the index is 7"
+
+
 def test_a_request_that_is_given_up_is_cancelled() -> None:
     async def case() -> None:
         model = Model()
@@ -389,6 +396,40 @@ def test_a_client_that_does_not_know_the_secret_is_not_served() -> None:
         await server.close()
 
     run(case())
+
+
+def test_clients_that_never_prove_the_secret_leave_room_for_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(channel_server, "_MAX_HANDSHAKES", 2)
+
+    async def greet_halfway(address: ChannelAddress) -> tuple[Any, Any]:
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(bytes(NONCE_BYTES))
+        await reader.readexactly(ANSWER_BYTES)
+        return reader, writer
+
+    async def case() -> None:
+        model = Model()
+        server = ChannelServer(model.infer, model.start_infer, {ADD: add})
+        address = await server.start("127.0.0.1")
+        held = [await greet_halfway(address) for _ in range(2)]
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                await Channel.connect(address)
+        reader, writer = held[0]
+        writer.write_eof()
+        assert not await reader.read()  # the server has noticed
+        channel = await Channel.connect(address)
+        assert await channel.call(ADD, 1, 2) == 3
+        channel.close()
+        for _, writer in held:
+            writer.close()
+        await server.close()
+
+    run(case())
+    (warning,) = [one.getMessage() for one in caplog.records]
+    assert "closes new connections: 2 clients have not proved" in warning
 
 
 def test_a_client_reads_nothing_of_a_server_that_does_not_know_the_secret() -> None:
