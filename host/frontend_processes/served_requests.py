@@ -149,10 +149,11 @@ class ServedRequests:
         self._requests[number] = served
         client: Client | None = None
         try:
-            client = self._find_client(message.authorization, request.model_name)
-            if client is None:
+            if self._api_keys is None:
                 call = start()
             else:
+                client = self._api_keys.authorize("inference", message.authorization)
+                client.check_model(request.model_name)
                 call = self._admissions.pop(message.admission, client).start_request(start)
         except NotServedError as error:
             if self._core.loads_on_demand:
@@ -168,14 +169,6 @@ class ServedRequests:
             self._refuse(number, unexpected_failure(error))
         else:
             self._subscribe(number, served, call)
-
-    def _find_client(self, authorization: bytes, model: str) -> Client | None:
-        """The client of a request, if clients need keys. Raises HostError."""
-        if self._api_keys is None:
-            return None
-        client = self._api_keys.authorize("inference", authorization)
-        client.check_model(model)
-        return client
 
     def _start_call(
         self, message: Infer, request: InferRequest, inputs: list[Tensor | WireTensor]

@@ -87,8 +87,7 @@ class BusyPoller:
 
     def _on_work_sent(self, bell: Doorbell) -> None:
         source, self._last_source = self._last_source, None
-        if source is None:
-            return
+        assert source is not None
         source.woken = False
         if source.doorbell is bell:
             source.repeats += 1
@@ -175,7 +174,8 @@ class Doorbell:
         """
         self._woken = False
         busy_poller = self._busy_poller
-        busy_poller._on_work_sent(self)
+        if busy_poller._last_source is not None:
+            busy_poller._on_work_sent(self)
         self._unannounced += 1
         if not self._sent_at:
             self._write_event()

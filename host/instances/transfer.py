@@ -92,9 +92,8 @@ class TensorTransfer:
                 break
         if request.reserved_memory is not None:
             _release_message(request)
-        placement = self._encode_output_placement(
-            request.output_placement or request.output_placement_hints, socket, frame
-        )
+        wanted = request.output_placement or request.output_placement_hints
+        placement = self._encode_output_placement(wanted, socket, frame) if wanted else None
         return WireRequest(
             request.id,
             self._encode_inputs(inputs, socket, frame),
@@ -189,10 +188,8 @@ class TensorTransfer:
             announced.add(arena)
 
     def _encode_output_placement(
-        self, wanted: Mapping[str, object] | None, socket: bytes, frame: list[ToStub]
-    ) -> dict[str, OutputPlacement] | None:
-        if not wanted:
-            return None
+        self, wanted: Mapping[str, object], socket: bytes, frame: list[ToStub]
+    ) -> dict[str, OutputPlacement]:
         placements: dict[str, OutputPlacement] = {}
         for name, block in wanted.items():
             assert isinstance(block, Block)

@@ -106,7 +106,8 @@ class DrainableModel(ABC):
 
     def _release_call(self, call: Call) -> None:
         self._calls.discard(call)
-        self._signal_if_drained()
+        if self._drained is not None:
+            self._signal_if_drained()
 
     def _signal_if_drained(self) -> None:
         if self._drained is not None and not self._calls and not self._holds:

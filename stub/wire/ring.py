@@ -72,11 +72,11 @@ class RingWriter:
             return False
         position = self._written % _CAPACITY
         tail = _CAPACITY - position
-        needed = _align_to_word(_LENGTH.size + size)
+        needed = (_LENGTH.size + size + 3) & ~3  # a record starts at a word: none wraps around
         if needed > tail:
             needed += tail  # the end of the ring stays unused
         # Reserves one word for an overflow marker.
-        if needed + _LENGTH.size > self._free_bytes():
+        if needed + _LENGTH.size > _CAPACITY - (self._written - self._position[0]):
             return False
         if needed > tail:
             _LENGTH.pack_into(self._memory, _START + position, _WRAP)
@@ -154,7 +154,7 @@ class RingReader:
             if size > _MAX_FRAME or at + size > RING_BYTES:
                 raise RingError(f"a frame of {size} bytes at {position}")
             frame = bytes(self._memory[at : at + size])
-            self._read += _align_to_word(_LENGTH.size + size)
+            self._read += (_LENGTH.size + size + 3) & ~3
         self._position[0] = self._read
         return frame
 
@@ -170,8 +170,3 @@ class RingReader:
 def _position_view(memory: memoryview) -> memoryview:
     """Returns the reader's position as one 64-bit word; pack_into would not write it atomically."""
     return memory[:8].cast("Q")
-
-
-def _align_to_word(size: int) -> int:
-    """Rounds up to words: a record starts at a word, so that no word wraps around."""
-    return (size + 3) & ~3

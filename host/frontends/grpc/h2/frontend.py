@@ -17,6 +17,7 @@ from host.frontends.tls import TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
 _CLOSE_TIMEOUT = 1.0  # seconds to send GOAWAY and the last responses
+_TURNS_TO_OPEN = 3  # of the event loop, at most, from accepting a connection to its first callback
 
 
 class Service(Protocol):
@@ -115,6 +116,8 @@ class H2Frontend:
         await self._service.drain(grace)
         self._stopped = True
         server.close()
+        for _ in range(_TURNS_TO_OPEN):
+            await asyncio.sleep(0)
         for connection in list(self._connections):
             connection.drain()
         await self._wait_until_closed(deadline - loop.time())
