@@ -9,7 +9,7 @@ from pb_utils._model_exception import TritonModelException
 
 
 def to_json(parameters: Mapping[str, object]) -> str:
-    """Returns parameters as JSON text; ``{}`` if there are none.
+    """Returns received parameters as JSON text, written as Triton's core does; ``{}`` without any.
 
     Raises:
         TritonModelException: a value is not a bool, int, float or str.
@@ -17,4 +17,6 @@ def to_json(parameters: Mapping[str, object]) -> str:
     for name, value in parameters.items():
         if not isinstance(value, (bool, int, str, float)):
             raise TritonModelException(f"Unsupported parameter type for parameter '{name}'.")
-    return json.dumps(parameters, separators=(",", ":")) if parameters else "{}"
+    if not parameters:
+        return "{}"
+    return json.dumps(parameters, separators=(",", ":"), ensure_ascii=False)

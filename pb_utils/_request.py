@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -247,6 +248,8 @@ class InferenceRequest(RequestFields, metaclass=SuggestingType):
         Raises:
             TritonModelException: the value of a parameter is not a bool, int, float or str.
         """
+        if self._handle is None:  # the model's own: Triton gives them to json.dumps
+            return json.dumps(self._parameters)
         return _parameters.to_json(self._parameters)
 
     def requested_output_names(self) -> set[str]:

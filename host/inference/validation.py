@@ -164,7 +164,7 @@ class Signature:
             )
 
     def _count_text(self, inputs: list[Tensor]) -> str:
-        given = [tensor.name for tensor in inputs]
+        given = [tensor.name for tensor in reversed(inputs)]  # newest first, as Triton's map
         missing = [name for name in self._required if name not in given]
         if self._fewest == self._most:
             expected = f"{self._most} inputs"

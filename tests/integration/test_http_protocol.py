@@ -699,6 +699,22 @@ def test_responses_to_raw_binary_requests(host: RunningHost, case: str) -> None:
         assert (response.status, response.read().decode("latin-1")) == (status, text)
 
 
+def test_an_fp16_input_without_elements_may_be_json(host: RunningHost) -> None:
+    empty = {"name": "X", "shape": [0, 1], "datatype": "FP16", "data": []}
+    request = {"inputs": [empty], "parameters": {"binary_data_output": True}}
+    path = "/v2/models/half/infer"
+    status, text = send_request(host, "POST", path, json.dumps(request).encode())
+    assert (status, text[-2:]) == (200, "\0\0"), text
+    one = {**empty, "shape": [1, 1], "data": [1]}
+    assert send_request(host, "POST", path, json.dumps({"inputs": [one]}).encode()) == (
+        400,
+        error(
+            "receiving FP16 data via JSON is not supported. Please use the binary data format for"
+            " input X"
+        ),
+    )
+
+
 def test_an_fp16_output_needs_binary_data(host: RunningHost) -> None:
     head = json.dumps(
         {

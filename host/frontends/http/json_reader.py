@@ -20,6 +20,8 @@ MAX_VALUES = 50_000
 MAX_ARRAYS = 500_000
 """The maximum number of arrays whose first element is an array."""
 
+_NO_COMMA_IN_ARRAY = "Missing a comma or ']' after an array element."
+_NO_COMMA_IN_OBJECT = "Missing a comma or '}' after an object member."
 _MAX_INTEGER_DIGITS = 22  # longer integers are stored as doubles, as in Triton
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # UTF-8; some clients send it first
@@ -98,12 +100,12 @@ class _Reader:
                 elements, names = stack[-1]
                 if names is None:
                     elements.append(value)
-                    if self._has_next_element(b"]", "Missing a comma or ] after an array element."):
+                    if self._has_next_element(b"]", _NO_COMMA_IN_ARRAY):
                         break
                     value = elements
                 else:
                     elements.append((names.pop(), value))
-                    if self._has_next_element(b"}", "Missing a comma or } after an object member."):
+                    if self._has_next_element(b"}", _NO_COMMA_IN_OBJECT):
                         names.append(self._member_name())
                         break
                     value = _make_object(elements)

@@ -219,3 +219,10 @@ def test_request_can_be_executed_any_number_of_times(runtime: RecordingRuntime) 
 def test_decoupled_must_be_a_bool(runtime: RecordingRuntime, value: Any) -> None:
     with pytest.raises(TypeError, match=r"^exec\(\): incompatible function arguments\."):
         make_request().exec(value)
+
+
+def test_json_of_parameters_is_written_as_in_triton() -> None:
+    assert incoming(parameters={"a": "\u00e9", "b": 1}).parameters() == '{"a":"\u00e9","b":1}'
+    own = make_request(parameters={"a": "\u00e9", "b": 1}).parameters()
+    assert own == r'{"a": "\u00e9", "b": 1}'
+    assert make_request().parameters() == "{}"

@@ -175,7 +175,7 @@ def test_memoryviews_of_any_item_size_are_measured_in_bytes() -> None:
             BATCHING,
             request(tensor("A", []), tensor("B", []), tensor("C", [])),
             RID + "expected number of inputs between 1 and 2 but got 3 inputs for model 'm'. Got"
-            " input(s) ['A','B','C'], but missing required input(s) ]. Please provide all required"
+            " input(s) ['C','B','A'], but missing required input(s) ]. Please provide all required"
             " input(s).",
         ),
         (

@@ -143,7 +143,7 @@ def test_errors_in_large_arrays_have_their_texts_and_positions(data: bytes) -> N
         b"7,7": "Unable to parse 'data': Shape does not match true shape of 'data' field",
         b"true": "Unable to parse 'data': attempt to access JSON non-signed-integer as"
         " signed-integer",
-        b"7 7": "failed to parse the request JSON buffer: Missing a comma or ] after an array"
+        b"7 7": "failed to parse the request JSON buffer: Missing a comma or ']' after an array"
         " element. at ",
         b"x": "failed to parse the request JSON buffer: Invalid value. at ",
     }.items():
