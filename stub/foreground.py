@@ -1,7 +1,7 @@
 """The process of `pbhost run`: runs one model at the terminal, without a server.
 
-It is started by path. Its argument is the number of a file descriptor, from which it reads the job
-as JSON.
+It is started by path. Its arguments are the numbers of two file descriptors: from the first it
+reads the job as JSON, to the second it writes a byte at its end, unless the model has ended it.
 """
 
 import os
@@ -29,6 +29,7 @@ from pb_utils._output_check import find_mismatches  # noqa: E402
 from pb_utils._response_text import format_response  # noqa: E402
 from stub.bls_models import BlsModels  # noqa: E402
 from stub.module_isolation import isolate_modules  # noqa: E402
+from stub.process import kill_with_parent  # noqa: E402
 from stub.wire.datatypes import CODES  # noqa: E402
 
 SUCCEEDED, FAILED, BAD_USAGE = 0, 1, 2
@@ -219,6 +220,9 @@ def _skip_own_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:
 
 
 if __name__ == "__main__":
+    kill_with_parent()
+    _completion = int(sys.argv[2])  # tells the parent that the model has not ended the process
+    os.set_inheritable(_completion, False)
     with open(int(sys.argv[1]), "rb") as source:
         given = Job(source.readline(), source.read())
     sys.argv[:] = [""]
@@ -227,4 +231,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(_here))
     if not given.backend.startswith(_here + os.sep):  # backends of this project import its modules
         isolate_modules()
-    sys.exit(run_job(given))
+    try:
+        sys.exit(run_job(given))
+    finally:
+        os.write(_completion, b".")

@@ -109,11 +109,12 @@ def _run(
     others = _find_others(directory, options, gpus)
     job = {**_describe_job(options, source, loaded.config, others), "recorded": recorded}
     descriptor = _write_job(job, contents)
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
     if needs_environment(loaded.config):
-        signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
         place = Path(source.directory)
         sys.exit(asyncio.run(_run_in_environment(descriptor, loaded.config, place)))
-    os.execv(sys.executable, [sys.executable, str(_ENTRY), str(descriptor)])
+    command = [sys.executable, str(_ENTRY), str(descriptor)]
+    sys.exit(_run_and_wait(command, os.environ))
 
 
 def run_recorded(
@@ -166,10 +167,25 @@ async def _run_in_environment(job: int, config: ModelConfig, directory: Path) ->
         await environments.close()
 
 
-def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
-    """Runs a process on this terminal; returns its exit status as a shell reports it."""
-    _, status = os.waitpid(os.posix_spawn(command[0], command, variables), 0)
+def _run_and_wait(command: list[str], variables: Mapping[str, str]) -> int:
+    """Runs the process of the model on this terminal; returns the exit status for the shell.
+
+    Says so if the model, or a signal, has ended that process.
+    """
+    done, child_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(done, "rb", buffering=0) as completion:
+        os.set_inheritable(child_end, True)
+        pid = os.posix_spawn(command[0], [*command, str(child_end)], variables)
+        os.close(child_end)
+        _, status = os.waitpid(pid, 0)
+        completed = bool(completion.read(1))
     code = os.waitstatus_to_exitcode(status)
+    if not completed:
+        reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        sys.stderr.write(
+            f"pbhost run: the process of the model ended with {reason} before the run was over\n"
+        )
+        code = code or _EXIT_FAILED
     return code if code >= 0 else 128 - code
 
 

@@ -360,6 +360,25 @@ def test_inputs_that_do_not_fit_are_told_with_what_is_expected(scale: Path) -> N
         assert text in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("end", "status", "reason"),
+    [
+        ("os._exit(0)", 1, "exit status 0"),
+        ("os._exit(7)", 7, "exit status 7"),
+        ("os.kill(os.getpid(), 9)", 137, "signal SIGKILL"),
+        ("os.abort()", 134, "signal SIGABRT"),
+    ],
+)
+def test_a_model_that_ends_its_process_is_told_of(
+    repository: RepositoryBuilder, end: str, status: int, reason: str
+) -> None:
+    model = repository.add("ends", SCALE.replace("HERE", f"import os; {end}"), CONFIG)
+    done = run(model, "--input", "X=[1]")
+    assert done.returncode == status
+    last = f"pbhost run: the process of the model ended with {reason} before the run was over"
+    assert done.stderr.splitlines()[-1] == last
+
+
 def test_a_model_that_cannot_be_found_is_named(repository: RepositoryBuilder, scale: Path) -> None:
     def refused(*arguments: str | Path) -> str:
         done = run(*arguments)

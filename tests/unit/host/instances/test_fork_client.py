@@ -91,6 +91,7 @@ class FakeBoundProcess:
 
     def __init__(self) -> None:
         self.heard_by, self.socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(DEADLINE)  # a loop does not end before its threads
         self.launcher = BoundProcessLauncher(self.heard_by)
         self.stubs = StubLauncher(self.launcher)
 
