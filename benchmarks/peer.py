@@ -84,9 +84,8 @@ class Peer:
             shutil.copytree(bundle / "backends" / "python", backend)
         stub = backend / "triton_python_backend_stub"
         source = bundle / "python_backend_stubs" / version / stub.name
-        if not filecmp.cmp(
-            source, stub, shallow=False
-        ):  # a running executable cannot be overwritten
+        # A running executable cannot be overwritten.
+        if not (stub.exists() and filecmp.cmp(source, stub, shallow=False)):
             shutil.copy(source, stub)
         stub.chmod(0o755)
         (bundle / "bin" / "tritonserver").chmod(0o755)

@@ -27,6 +27,7 @@ class CoroutineRunner:
         self._thread: Optional[threading.Thread] = None
         self._lock = threading.Lock()
         self._stopping = False
+        self._ending: Optional[asyncio.Task[None]] = None  # what ends the others
 
     def submit(self, coroutine: Coroutine[Any, Any, Any], batch: int) -> "Future[Any]":
         """Runs a coroutine of a batch on the loop. Raises RuntimeError if a model has closed it."""
@@ -75,10 +76,16 @@ class CoroutineRunner:
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or not thread.is_alive():
             return
-        import asyncio
-
-        asyncio.run_coroutine_threadsafe(self._end_tasks(), loop)
+        try:
+            loop.call_soon_threadsafe(self._begin_to_end, loop)
+        except RuntimeError:
+            return  # the thread has closed the loop just now
         thread.join(2 * _STOP_SECONDS)  # a coroutine may block the loop
+
+    def _begin_to_end(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Starts to end the tasks, on the loop's thread: a loop that ends first makes none."""
+        if self._ending is None:
+            self._ending = loop.create_task(self._end_tasks())
 
     async def _end_tasks(self) -> None:
         import asyncio
