@@ -9,8 +9,7 @@ from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Union
 
 from pb_utils._copying import copy_into
 from stub.copy_on_write_mapping import CopyOnWriteMapping
-from stub.copy_on_write_views import CopyOnWriteViews
-from stub.region_tensors import RegionBlock
+from stub.copy_on_write_views import CopyOnWriteViews, RegionBlock
 from stub.wire.arena import Arena, ArenaReader, Block, BlockReferences, RegionMapping, file_size
 from stub.wire.messages import (
     BlockRelease,
@@ -135,10 +134,8 @@ class StubMemory:
         view = reader.slice(tensor.offset, tensor.size)
         kind = RegionBlock if isinstance(reader, RegionMapping) else Block
         block = kind(tensor.arena, tensor.offset, tensor.size, view, self._on_import_dropped)
-        if isinstance(block, RegionBlock) and isinstance(reader, RegionMapping):
+        if isinstance(block, RegionBlock):
             block.batch = self.views.batch
-            block.file, block.file_offset = reader.file, reader.offset + tensor.offset
-            block.passed_on = False
         elif self._imported_blocks is not None:  # blocks of client regions use no arena
             with self._imported_lock:
                 self._imported_blocks.add(block)

@@ -197,22 +197,14 @@ class Memory:
         found: npt.NDArray[np.float32] = result.as_numpy("Y")
         return found
 
-    def close(self) -> None:
-        """Unregisters the memory and waits until the host has closed it: nothing refers to it."""
-        self.client.unregister_system_shared_memory(self.name)
-        wait_until(
-            lambda: self.name not in self.client.get_system_shared_memory_status().regions,
-            "the host to close the region",
-        )
-        shm.destroy_shared_memory_region(self.handle)
-
 
 @pytest.fixture
 def memory(host: RunningHost) -> Iterator[Memory]:
     with host.client() as client:
         memory = Memory(client)
         yield memory
-        memory.close()
+        client.unregister_system_shared_memory()
+        shm.destroy_shared_memory_region(memory.handle)
 
 
 def numbers(seed: int) -> npt.NDArray[np.float32]:
