@@ -217,12 +217,14 @@ def response_to_wire(
     try:
         parameters = _encodable_parameters(response._parameters)
         count = len(response._output_tensors)
+        tensors = [tensor for tensor in response._output_tensors if tensor._name in requested]
+        if output_placement is not None:
+            _copy_overwritten_outputs(tensors, output_placement, memory)
         outputs = [
             _write_to_client_memory(tensor, output_placement[tensor._name], memory, own)
             if output_placement is not None and tensor._name in output_placement
             else tensor_to_wire(tensor, memory, own, count)
-            for tensor in response._output_tensors
-            if tensor._name in requested
+            for tensor in tensors
         ]
     except ArenaFull as full:
         return error_response(arena_full_message(full))
@@ -230,6 +232,27 @@ def response_to_wire(
         return error_response(str(problem))
     exported.extend(own)
     return WireResponse(outputs, parameters)
+
+
+def _copy_overwritten_outputs(
+    tensors: Sequence[pb_utils.Tensor], places: Mapping[str, OutputPlacement], memory: StubMemory
+) -> None:
+    """Copies outputs that lie where the outputs of the same response will be written.
+
+    A model may return an input, or an array over its memory, and a client may want outputs where
+    its inputs lie. Arrays that are mapped copy-on-write need no copy here.
+    """
+    targets = {name: memory.placement_bytes(place) for name, place in places.items()}
+    for tensor in tensors:
+        array = tensor._array if tensor._data is None else None
+        if tensor._unsent_device_memory() is not None or (array is not None and array.base is None):
+            continue  # in memory of its own
+        data = memoryview(tensor._wire_data())
+        lies = memory.region_bytes(data)
+        if lies is None or lies.begins_with(targets.get(tensor._name)):
+            continue  # not in a client's memory, or at its place already
+        if any(target is not None and lies.overlaps(target) for target in targets.values()):
+            tensor._set_wire_data(memoryview(data.tobytes()), None)
 
 
 def _write_to_client_memory(
