@@ -170,7 +170,6 @@ class Executor:
                 wanted,
                 wire.output_placement,
                 wire.max_outstanding_responses,
-                wire.accepts_client_memory,
             )
             running.responders.append(responder)
             if wire.trace is not None and running.context is None:
