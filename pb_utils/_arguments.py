@@ -147,7 +147,7 @@ def check_boolean(function: str, argument: str, value: object) -> bool:
         raise type_error(function, argument, "a bool", value)
     try:
         return bool(value)
-    except ValueError:  # an array of several elements
+    except Exception:  # `__bool__` may raise anything; Triton refuses the value, whatever it was
         raise type_error(function, argument, "a bool", value) from None
 
 

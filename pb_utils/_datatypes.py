@@ -86,9 +86,13 @@ def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
     Returns:
         The numpy type, ``numpy.object_`` for BYTES; None for another code.
     """
-    for code in range(BOOL, BYTES + 1):
-        if data_type == code:
-            return _NUMPY_TYPES[code]
+    try:
+        # By equality, as in Triton: all that equals a code is one, and texts and None have no type.
+        for code in range(BOOL, BYTES + 1):
+            if data_type == code:
+                return _NUMPY_TYPES[code]
+    except ValueError:
+        pass  # an array of several elements
     return None
 
 

@@ -9,7 +9,9 @@ from pb_utils._model_exception import TritonModelException
 
 
 def to_json(parameters: Mapping[str, object]) -> str:
-    """Returns received parameters as JSON text, written as Triton's core does; ``{}`` without any.
+    """Returns received parameters as JSON text; ``{}`` without any.
+
+    As in Triton, it has no spaces, and letters outside ASCII stand as they are.
 
     Raises:
         TritonModelException: a value is not a bool, int, float or str.

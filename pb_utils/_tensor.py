@@ -225,8 +225,6 @@ class Tensor(metaclass=SuggestingType):
             view: npt.NDArray[Any] = self._array.view()
             view.flags.writeable = False
             return view
-        if getattr(self._owner, "passed_on", False):
-            self._copy_from_owner()  # nothing could replace the memory under the view later
         return read_only_view(self._data, STORAGE[self._code], self._shape, self._owner)
 
     def as_bfloat16(self) -> npt.NDArray[Any]:
@@ -402,25 +400,6 @@ class Tensor(metaclass=SuggestingType):
         """Stores the bytes of the first send, which later sends repeat."""
         self._data = data.toreadonly()
         self._owner = owner
-
-    def _region_owner(self) -> object:
-        """Returns what keeps the received or sent bytes alive, or kept them before an export."""
-        return self._owner if self._received is None else self._received[1]
-
-    def _copy_from_owner(self) -> None:
-        """Replaces the bytes in memory of the owner by a copy, because the owner may change them.
-
-        Other threads may read the tensor meanwhile.
-        """
-        data, owner = self._received or (self._data, self._owner)
-        if owner is None or data is None:
-            return
-        copied = copy_array(np.frombuffer(data, np.uint8)).data.toreadonly()
-        if self._received is not None:
-            self._received = copied, None
-        else:
-            self._data = copied  # before the owner, or a reader could find these bytes without it
-            self._owner = None
 
     def _own_array(self) -> npt.NDArray[Any]:
         """Returns the private array of the tensor; the first call creates it."""

@@ -7,7 +7,6 @@ from pb_utils._copying import copy_into
 from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._sender import Responder
 from stub.memory import SharedMemoryUnavailable, StubMemory
-from stub.region_tensors import RegionBlock
 from stub.text_limits import limit_text
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import (
@@ -37,18 +36,13 @@ def tensor_from_wire(wire: WireTensor, memory: StubMemory) -> pb_utils.Tensor:
 
 
 def tensor_to_wire(
-    tensor: pb_utils.Tensor,
-    memory: StubMemory,
-    exported: List[Block],
-    tensors: int = 1,
-    client_memory: bool = False,
+    tensor: pb_utils.Tensor, memory: StubMemory, exported: List[Block], tensors: int = 1
 ) -> WireTensor:
     """Returns the tensor's present bytes for a message, by reference if they are in shared memory.
 
-    `tensors` is the number of tensors in the message. `client_memory` tells whether the receiver
-    accepts a reference to a client's memory. From now on the tensor sends these bytes, even if its
-    array changes (docs/reference/model_api.md, 4.2). Blocks to export to the host with the complete
-    message are added to `exported`.
+    `tensors` is the number of tensors in the message. From now on the tensor sends these bytes,
+    even if its array changes (docs/reference/model_api.md, 4.2). Blocks to export to the host with
+    the complete message are added to `exported`.
 
     Raises ArenaFull, and TritonModelException if the content cannot be copied from a GPU.
     """
@@ -63,15 +57,8 @@ def tensor_to_wire(
             inline = data.tobytes()
             tensor._set_wire_data(memoryview(inline), None)
             return WireTensor(tensor._name, tensor._code, tensor._shape, inline)
-        shown: Optional[Block] = None
-        if tensor._data is None:
-            shown = memory.views.unchanged_block_of(tensor._array, client_memory)
+        shown = memory.views.unchanged_block_of(tensor._array) if tensor._data is None else None
         owner = shown or memory.write_block(data)
-        tensor._set_wire_data(owner.data, owner)
-        if isinstance(owner, RegionBlock):
-            memory.views.region_tensors.add(tensor, owner)
-    elif isinstance(owner, RegionBlock) and owner.passed_on and not client_memory:
-        owner = memory.write_block(owner.data)
         tensor._set_wire_data(owner.data, owner)
     exported.append(owner)
     return WireTensor(
@@ -111,33 +98,20 @@ def _inputs_from_wire(wires: Sequence[WireTensor], memory: StubMemory) -> List[p
     return tensors
 
 
-def request_to_wire(
-    request: RequestFields, memory: StubMemory, client_memory: bool = False
-) -> WireRequest:
+def request_to_wire(request: RequestFields, memory: StubMemory) -> WireRequest:
     """Returns an outgoing (BLS) request, whose blocks are exported.
 
-    `client_memory` tells that the batch waits for the response, so the memory of its clients lasts
-    until then. Raises ArenaFull or ConversionError; nothing is exported then.
+    Raises ArenaFull or ConversionError; nothing is exported then.
     """
     exported: List[Block] = []
     parameters = _request_parameters(request)
     try:
         count = len(request._inputs)
-        inputs = [
-            tensor_to_wire(tensor, memory, exported, count, client_memory)
-            for tensor in request._inputs
-        ]
+        inputs = [tensor_to_wire(tensor, memory, exported, count) for tensor in request._inputs]
     except pb_utils.TritonModelException as problem:
         raise ConversionError(str(problem)) from problem
     memory.export_blocks(exported)
-    wire = _wire_request(request, inputs, parameters)
-    if client_memory:
-        regions = [block for block in exported if isinstance(block, RegionBlock)]
-        batch = memory.views.batch
-        wire.accepts_client_memory = bool(regions) and all(
-            block.batch == batch for block in regions
-        )
-    return wire
+    return _wire_request(request, inputs, parameters)
 
 
 def request_to_wire_inline(request: RequestFields) -> WireRequest:
@@ -208,11 +182,6 @@ def response_from_wire(
     if preferred is not None and preferred._type is pb_utils.TRITONSERVER_MEMORY_GPU:
         for output in outputs:
             output._prefer_gpu(preferred._device_id)
-    for output in outputs:
-        if isinstance(output._owner, RegionBlock):
-            memory.views.region_tensors.add(output, output._owner)
-            if not memory.views.client_memory_lasts:  # a client has got its response meanwhile
-                output._copy_from_owner()
     return pb_utils.InferenceResponse._from_wire(outputs, None, wire.parameters)
 
 
@@ -235,13 +204,11 @@ def response_to_wire(
     memory: StubMemory,
     exported: List[Block],
     output_placement: Optional[Mapping[str, OutputPlacement]] = None,
-    client_memory: bool = False,
 ) -> WireResponse:
-    """Returns a model's response with its requested outputs.
+    """Returns a model's response with its requested outputs; `exported` as in `tensor_to_wire`.
 
-    `exported` and `client_memory` are as in `tensor_to_wire`. Outputs in `output_placement` are
-    written to the client's memory if they fit. If shared memory is full, only this response becomes
-    an error.
+    Outputs in `output_placement` are written to the client's memory if they fit. If shared memory
+    is full, only this response becomes an error.
     """
     error = response._error
     if error is not None:
@@ -250,12 +217,14 @@ def response_to_wire(
     try:
         parameters = _encodable_parameters(response._parameters)
         count = len(response._output_tensors)
+        tensors = [tensor for tensor in response._output_tensors if tensor._name in requested]
+        if output_placement is not None:
+            _copy_overwritten_outputs(tensors, output_placement, memory)
         outputs = [
             _write_to_client_memory(tensor, output_placement[tensor._name], memory, own)
             if output_placement is not None and tensor._name in output_placement
-            else tensor_to_wire(tensor, memory, own, count, client_memory)
-            for tensor in response._output_tensors
-            if tensor._name in requested
+            else tensor_to_wire(tensor, memory, own, count)
+            for tensor in tensors
         ]
     except ArenaFull as full:
         return error_response(arena_full_message(full))
@@ -265,30 +234,43 @@ def response_to_wire(
     return WireResponse(outputs, parameters)
 
 
+def _copy_overwritten_outputs(
+    tensors: Sequence[pb_utils.Tensor], places: Mapping[str, OutputPlacement], memory: StubMemory
+) -> None:
+    """Copies outputs that lie where the outputs of the same response will be written.
+
+    A model may return an input, or an array over its memory, and a client may want outputs where
+    its inputs lie. Arrays that are mapped copy-on-write need no copy here.
+    """
+    targets = {name: memory.placement_bytes(place) for name, place in places.items()}
+    for tensor in tensors:
+        array = tensor._array if tensor._data is None else None
+        if tensor._unsent_device_memory() is not None or (array is not None and array.base is None):
+            continue  # in memory of its own
+        data = memoryview(tensor._wire_data())
+        lies = memory.region_bytes(data)
+        if lies is None or lies.begins_with(targets.get(tensor._name)):
+            continue  # not in a client's memory, or at its place already
+        if any(target is not None and lies.overlaps(target) for target in targets.values()):
+            tensor._set_wire_data(memoryview(data.tobytes()), None)
+
+
 def _write_to_client_memory(
     tensor: pb_utils.Tensor, placement: OutputPlacement, memory: StubMemory, exported: List[Block]
 ) -> WireTensor:
     """Writes an output to a client's memory; if it is too small, does as `tensor_to_wire`."""
-    arena, offset, room = placement
-    owner = tensor._owner
-    if isinstance(owner, Block) and (owner.arena, owner.offset) == (arena, offset):
-        if owner.size <= room:  # an input of the client, which is there already
-            return _placed(tensor, placement, owner.size)
     region = tensor._unsent_device_memory()
-    size = memoryview(tensor._wire_data()).nbytes if region is None else region.nbytes
+    data = memoryview(tensor._wire_data()) if region is None else memoryview(b"")
+    arena, offset, _ = placement
+    size = data.nbytes if region is None else region.nbytes
     place = memory.output_buffer(size, placement)
     if place is None:
         # The host handles an output that does not fit.
         return tensor_to_wire(tensor, memory, exported)
-    if region is None:  # read only now, as the tensor may have left that memory
-        copy_into(place, memoryview(tensor._wire_data()))
+    if region is None:
+        copy_into(place, data)
     else:
         tensor._copy_to_host(place)
-    return _placed(tensor, placement, size)
-
-
-def _placed(tensor: pb_utils.Tensor, placement: OutputPlacement, size: int) -> WireTensor:
-    arena, offset, _ = placement
     return WireTensor(tensor._name, tensor._code, tensor._shape, None, arena, offset, size)
 
 

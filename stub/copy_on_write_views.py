@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Tuple
 
 from pb_utils._storage import address_of, array_at
 from stub.copy_on_write_mapping import CopyOnWriteMapping
-from stub.region_tensors import RegionBlock, RegionTensors
 from stub.wire.arena import Block
 from stub.wire.shared_file import PAGE
 
@@ -24,6 +23,17 @@ _ALIGNMENT = 16  # bytes, like memory that numpy allocates
 _INITIAL_BACKOFF = 64  # number of arrays that are copied
 _MAX_BACKOFF = 1 << 16
 _MAX_VIEWS = 64  # number of views that are tracked; further arrays are copied
+
+
+class RegionBlock(Block):
+    """A block in a client's shared memory, received with the batch number `batch`.
+
+    The client may change the memory after that batch, even while the block is alive.
+    """
+
+    __slots__ = ("batch",)
+
+    batch: int  # set after construction
 
 
 def _ignore_wake() -> None:
@@ -121,7 +131,6 @@ class CopyOnWriteViews:
         thread, which then calls `reclaim_dropped_views`.
         """
         self.batch = 0  # number of the current batch, or of the last one
-        self.region_tensors = RegionTensors()
         self._mapping_of = mapping_of
         self._wake = wake
         self._views: List[_View] = []  # including views that have their own pages
@@ -145,14 +154,8 @@ class CopyOnWriteViews:
     def end_batch(self) -> None:
         """Ends the batch before its responses are sent: arrays still alive get their own pages."""
         self._batch_thread = 0
-        self.region_tensors.copy_all()
         if self._views:
             self.detach_all()
-
-    @property
-    def client_memory_lasts(self) -> bool:
-        """Whether this thread runs a batch whose clients get no response before it ends."""
-        return self._regions_allowed and threading.get_ident() == self._batch_thread
 
     def detach_all(self) -> None:
         """Gives all living arrays their own pages, so that no array depends on a block.
@@ -166,12 +169,10 @@ class CopyOnWriteViews:
         """Detaches the views of client regions, and creates no more of them in this batch."""
         with self._lock:
             self._regions_allowed = False
-            self.region_tensors.copy_all()
             self._detach([view for view in self._views if view.mapping.is_client_region])
 
     def detach_from_range(self, file: Tuple[int, int], offset: int, size: int) -> None:
-        """Detaches the views and tensors of bytes in a file that are about to be overwritten."""
-        self.region_tensors.copy_range(file, offset, size)
+        """Detaches the views of bytes in a file that are about to be overwritten."""
         if self._views:
             with self._lock:
                 self._detach(
@@ -217,12 +218,10 @@ class CopyOnWriteViews:
         if not self._batch_thread:
             self._wake()
 
-    def unchanged_block_of(
-        self, array: "Optional[npt.NDArray[Any]]", client_memory: bool = False
-    ) -> Optional[Block]:
+    def unchanged_block_of(self, array: "Optional[npt.NDArray[Any]]") -> Optional[Block]:
         """Returns the block under an array that covers it and has not changed it.
 
-        Returns None for other arrays, and for blocks in client regions without `client_memory`.
+        Returns None for other arrays, and for blocks in client regions.
         """
         if array is None or not self._views:
             return None
@@ -231,8 +230,7 @@ class CopyOnWriteViews:
             for view in list(self._views):
                 if view.address == address and view.nbytes == nbytes and view.block is not None:
                     block = view.block
-                    allowed = client_memory or not view.mapping.is_client_region
-                    return block if allowed and not view.is_changed() else None
+                    return None if view.mapping.is_client_region or view.is_changed() else block
         return None
 
     def reclaim_dropped_views(self) -> None:

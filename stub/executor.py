@@ -170,7 +170,6 @@ class Executor:
                 wanted,
                 wire.output_placement,
                 wire.max_outstanding_responses,
-                wire.accepts_client_memory,
             )
             running.responders.append(responder)
             if wire.trace is not None and running.context is None:
@@ -323,9 +322,10 @@ class Executor:
     @property
     def runs_coroutines(self) -> bool:
         """Whether `execute` is a coroutine function, which `run_coroutine` runs."""
-        return self._model.defines("execute") and inspect.iscoroutinefunction(
-            self._model.instance.execute
-        )
+        try:
+            return inspect.iscoroutinefunction(self._model.instance.execute)
+        except Exception:  # of a property or `__getattr__`: each batch reports it to its clients
+            return False
 
     async def run_coroutine(self, running: RunningBatch, batch: Execute) -> List[ToHost]:
         """Runs a batch as a task, in whose first step the requests are received.

@@ -5,12 +5,14 @@ import sys
 import threading
 import weakref
 from collections import Counter, deque
-from typing import Callable, Deque, Dict, Iterable, Optional, Tuple, Union
+from typing import Callable, Deque, Dict, Iterable, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
 
 from pb_utils._copying import copy_into
+from pb_utils._storage import address_of
 from stub.copy_on_write_mapping import CopyOnWriteMapping
-from stub.copy_on_write_views import CopyOnWriteViews
-from stub.region_tensors import RegionBlock
+from stub.copy_on_write_views import CopyOnWriteViews, RegionBlock
 from stub.wire.arena import Arena, ArenaReader, Block, BlockReferences, RegionMapping, file_size
 from stub.wire.messages import (
     BlockRelease,
@@ -33,6 +35,26 @@ _BETWEEN_BATCHES = 0
 _IN_EXECUTE = 1  # the next BLS request also carries the releases
 _AFTER_EXECUTE = sys.maxsize  # the batch's last frame carries all releases
 """Numbers of releases after which the service thread is woken to report them to the host."""
+
+
+class FileRange(NamedTuple):
+    """Bytes of a file: its device and inode, and their offset and number."""
+
+    file: Tuple[int, int]
+    offset: int
+    size: int
+
+    def begins_with(self, other: "Optional[FileRange]") -> bool:
+        """Whether both have the same first byte."""
+        return other is not None and (self.file, self.offset) == (other.file, other.offset)
+
+    def overlaps(self, other: "FileRange") -> bool:
+        """Whether at least one byte is in both."""
+        return (
+            self.file == other.file
+            and self.offset < other.offset + other.size
+            and other.offset < self.offset + self.size
+        )
 
 
 class StubMemory:
@@ -100,6 +122,25 @@ class StubMemory:
         self.views.detach_from_range(region.file, region.offset + offset, size)
         return region.writable(offset, size)
 
+    def placement_bytes(self, placement: OutputPlacement) -> Optional[FileRange]:
+        """Returns where the client's memory for an output is; None if it is gone."""
+        arena, offset, room = placement
+        region = self._reader(arena)
+        if not isinstance(region, RegionMapping):
+            return None
+        return FileRange(region.file, region.offset + offset, room)
+
+    def region_bytes(self, data: memoryview) -> Optional[FileRange]:
+        """Returns where bytes in a client's memory are; None for other bytes, and for none."""
+        if not data.nbytes:
+            return None
+        address = address_of(np.frombuffer(data, np.uint8))
+        for region in tuple(self._readers.values()):
+            if isinstance(region, RegionMapping) and region.holds(address):
+                offset = region.offset + address - region.address
+                return FileRange(region.file, offset, data.nbytes)
+        return None
+
     def close_arena(self, number: int) -> None:
         """Closes an arena; its mapping ends with the last tensor in it."""
         self._readers.pop(number, None)
@@ -135,10 +176,8 @@ class StubMemory:
         view = reader.slice(tensor.offset, tensor.size)
         kind = RegionBlock if isinstance(reader, RegionMapping) else Block
         block = kind(tensor.arena, tensor.offset, tensor.size, view, self._on_import_dropped)
-        if isinstance(block, RegionBlock) and isinstance(reader, RegionMapping):
+        if isinstance(block, RegionBlock):
             block.batch = self.views.batch
-            block.file, block.file_offset = reader.file, reader.offset + tensor.offset
-            block.passed_on = False
         elif self._imported_blocks is not None:  # blocks of client regions use no arena
             with self._imported_lock:
                 self._imported_blocks.add(block)

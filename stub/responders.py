@@ -224,7 +224,6 @@ class StubResponder(Responder):
         "requested_outputs",
         "output_placement",
         "max_outstanding_responses",
-        "accepts_client_memory",
     )
 
     def __init__(
@@ -236,14 +235,12 @@ class StubResponder(Responder):
         requested_outputs: Sequence[str],
         output_placement: Optional[Mapping[str, OutputPlacement]] = None,
         max_outstanding_responses: int = 0,
-        accepts_client_memory: bool = False,
     ) -> None:
         """Creates the responder of one request.
 
         `requested_outputs` are the names of the outputs to send, `output_placement` the client's
         memory for some of them. `max_outstanding_responses` limits the unacknowledged responses;
-        0 means the limit of the instance. `accepts_client_memory` allows outputs that refer to
-        inputs in memory of a client.
+        0 means the limit of the instance.
         """
         super().__init__(decoupled)
         self.batch = batch
@@ -252,7 +249,6 @@ class StubResponder(Responder):
         self.requested_outputs = requested_outputs
         self.output_placement = output_placement
         self.max_outstanding_responses = max_outstanding_responses
-        self.accepts_client_memory = accepts_client_memory
         self._registry = registry
         self._held_response: Optional[_HeldResponse] = None  # sent without the final flag
         self._credit: Optional[_ResponseCredit] = None  # set by the first decoupled response
@@ -264,12 +260,7 @@ class StubResponder(Responder):
     def to_wire(self, response: pb_utils.InferenceResponse, exported: List[Block]) -> WireResponse:
         """Converts a response for the wire; `exported` as in `tensor_to_wire`."""
         wire = response_to_wire(
-            response,
-            self.requested_outputs,
-            self._registry.memory,
-            exported,
-            self.output_placement,
-            self.accepts_client_memory,
+            response, self.requested_outputs, self._registry.memory, exported, self.output_placement
         )
         if not wire.outputs and response._output_tensors and wire.error is None:
             names = [tensor._name for tensor in response._output_tensors]

@@ -207,13 +207,12 @@ class StubRuntime:
         Raises TritonModelException if BLS is not allowed now.
         """
         self.check_bls_allowed()
-        batch_waits = bool(self._batch and threading.get_ident() == self._main_thread)
-        wire = self._to_wire(request, batch_waits and self._memory.views.client_memory_lasts)
+        wire = self._to_wire(request)
         if isinstance(wire, pb_utils.InferenceResponse):
             return wire
         preferred = request._preferred_memory
         number = next(self._bls_numbers)
-        if batch_waits:
+        if self._batch and threading.get_ident() == self._main_thread:
             self._send_bls_request(BlsRequest(number, wire, self._batch, True), self._channel.send)
             return response_from_wire(self._wait_for_bls_response(number), self._memory, preferred)
         waiter = BlsWaiter(self._bls_reader)
@@ -341,12 +340,10 @@ class StubRuntime:
                 "BLS is only supported during the 'execute' function."
             )
 
-    def _to_wire(
-        self, request: RequestFields, client_memory: bool = False
-    ) -> "Union[WireRequest, pb_utils.InferenceResponse]":
+    def _to_wire(self, request: RequestFields) -> "Union[WireRequest, pb_utils.InferenceResponse]":
         """Returns the request for the wire, or an error response if it cannot be sent."""
         try:
-            return request_to_wire(request, self._memory, client_memory)
+            return request_to_wire(request, self._memory)
         except (ArenaFull, ConversionError) as problem:
             text = arena_full_message(problem) if isinstance(problem, ArenaFull) else str(problem)
             return pb_utils.InferenceResponse._from_wire([], pb_utils.TritonError(text), None)

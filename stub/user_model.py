@@ -10,6 +10,7 @@ import types
 from typing import Any, Dict, List, Optional
 
 import pb_utils
+from pb_utils._model_methods import defines
 from pb_utils._preload import call_preload
 from pb_utils._suggestions import missing_attribute
 from stub.module_isolation import isolate_modules
@@ -205,11 +206,8 @@ class UserModel:
             raise ModelFailure(describe_exception(error)) from error
 
     def defines(self, method: str) -> bool:
-        """Whether the instance has a method; it has not if its `__getattr__` raises anything."""
-        try:
-            return hasattr(self.instance, method)
-        except Exception:  # by the user's `__getattr__`
-            return False
+        """Whether the instance has a method."""
+        return defines(self.instance, method)
 
     def finalize(self) -> Optional[str]:
         """Calls `finalize`, if the model has one; returns the text of an exception."""

@@ -206,8 +206,6 @@ class EnsembleExecution(CallHolder):
             max_outstanding_responses=self._flow_control.max_outstanding_responses
             if step_model.decoupled
             else 0,
-            accepts_client_memory=asked.accepts_client_memory
-            or not any(name in self._route.outputs for name in step.outputs.values()),
         )
 
     def _output_placement_hints(self, execution: StepExecution) -> dict[str, object] | None:

@@ -147,8 +147,6 @@ class InferRequest(msgspec.Struct):
     classification: Classification | None = None
     max_outstanding_responses: int = 0
     """Responses that may be outstanding at a time; 0: the default."""
-    accepts_client_memory: bool = False
-    """Whether an output may be a reference to an input of this request in a client's region."""
     validation_key: object = None
     """Equal for requests that differ only in id, sequence, and content of tensors of equal size.
 

@@ -164,7 +164,8 @@ class Signature:
             )
 
     def _count_text(self, inputs: list[Tensor]) -> str:
-        given = [tensor.name for tensor in reversed(inputs)]  # newest first, as Triton's map
+        # Triton lists a hash table, which mostly has the newest first.
+        given = [tensor.name for tensor in reversed(inputs)]
         missing = [name for name in self._required if name not in given]
         if self._fewest == self._most:
             expected = f"{self._most} inputs"

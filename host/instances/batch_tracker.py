@@ -236,8 +236,9 @@ class BatchTracker:
             call.failed = True
             return answer
         decode = self._transfer.decode_output
+        wanted = request.output_placement or request.output_placement_hints
         try:
-            answer.outputs = [decode(output, request) for output in response.outputs]
+            answer.outputs = [decode(output, wanted) for output in response.outputs]
         except HostError as error:
             answer.error = error.with_traceback(None)  # it refers to the response, and so to blocks
             call.failed = True

@@ -85,9 +85,8 @@ class BusyPoller:
             assert source.doorbell is not None
             source.woken = source.doorbell.wake_early()
 
-    def _on_work_sent(self, bell: Doorbell) -> None:
-        source, self._last_source = self._last_source, None
-        assert source is not None
+    def _on_work_sent(self, bell: Doorbell, source: _WorkSource) -> None:
+        self._last_source = None
         source.woken = False
         if source.doorbell is bell:
             source.repeats += 1
@@ -174,8 +173,9 @@ class Doorbell:
         """
         self._woken = False
         busy_poller = self._busy_poller
-        if busy_poller._last_source is not None:
-            busy_poller._on_work_sent(self)
+        source = busy_poller._last_source
+        if source is not None:
+            busy_poller._on_work_sent(self, source)
         self._unannounced += 1
         if not self._sent_at:
             self._write_event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from host.errors import HostError, internal
-from host.inference.request import InferRequest, Tensor
+from host.inference.request import Tensor
 from host.inference.shared_memory_bytes import read_bytes
 from host.instances.regions import RegionBlock
 from stub.wire.arena import Block
@@ -19,17 +19,6 @@ def is_in_place(tensor: Tensor, placement: object) -> bool:
         and isinstance(placement, Block)
         and (block.arena, block.offset) == (placement.arena, placement.offset)
         and block.size <= placement.size
-    )
-
-
-def is_input_of(request: InferRequest, tensor: Tensor) -> bool:
-    """Whether the tensor lies where an input of the request lies, and has its size."""
-    block = tensor.owner
-    return isinstance(block, Block) and any(
-        isinstance(given.owner, Block)
-        and (given.owner.arena, given.owner.offset, given.owner.size)
-        == (block.arena, block.offset, block.size)
-        for given in request.inputs
     )
 
 

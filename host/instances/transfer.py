@@ -12,7 +12,7 @@ from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.instances.arenas import ArenaFile, Arenas
 from host.instances.block_releases import ReleaseTimer, arena_full_error
 from host.instances.channel import SERVICE, WORK
-from host.instances.client_memory import is_in_place, is_input_of
+from host.instances.client_memory import is_in_place
 from stub.wire.arena import ArenaFull, Block, BlockReferences
 from stub.wire.datatypes import CODES, NAMES
 from stub.wire.messages import (
@@ -107,7 +107,6 @@ class TensorTransfer:
             None if request.trace is None else request.trace.start_compute(),  # last
             placement,
             request.max_outstanding_responses,
-            request.accepts_client_memory,
         )
 
     def _encode_inputs(
@@ -224,22 +223,18 @@ class TensorTransfer:
         )
         return Tensor(wire.name, datatype, wire.shape, data, block)
 
-    def decode_output(self, wire: WireTensor, request: InferRequest) -> Tensor:
-        """Converts an output of a request, in memory of the client or not. Raises HostError, and as
+    def decode_output(self, wire: WireTensor, wanted: Mapping[str, object] | None) -> Tensor:
+        """Converts an output, in memory of the client or not. Raises HostError, and as
         `decode_tensor`.
 
         An output elsewhere in a client's region is an input that the model has passed on. It is
-        copied, as the host must not read memory that the client may take away, unless another model
-        gets it and it is an input of this very request.
+        copied, as the host must not read memory that the client may take away.
         """
         tensor = self.decode_tensor(wire)
         if tensor.owner is None:
             return tensor
-        wanted = request.output_placement or request.output_placement_hints
         if wanted is not None and is_in_place(tensor, wanted.get(wire.name)):
             return Tensor(tensor.name, tensor.datatype, tensor.shape, b"", tensor.owner)
-        if request.accepts_client_memory and is_input_of(request, tensor):
-            return tensor
         return copy_from_shared_memory(tensor)
 
     def decode_request(self, wire: WireRequest) -> InferRequest:
@@ -254,7 +249,6 @@ class TensorTransfer:
             correlation_id=wire.correlation_id,
             flags=wire.flags,
             timeout_us=wire.timeout,
-            accepts_client_memory=wire.accepts_client_memory,
         )
 
     def decode_error(self, wire: WireError) -> HostError:

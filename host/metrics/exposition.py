@@ -18,7 +18,7 @@ def render_exposition(families: Iterable[MetricFamily], accept: str) -> tuple[st
     """
     shown = [family for family in families if family.samples]
     if _prefers_open_metrics(accept):
-        # Its library takes a tenth of the time that a server takes to start.
+        # Most scrapes are in the other format, and the import of this library takes 30 ms.
         from host.metrics.open_metrics import CONTENT_TYPE, render_open_metrics
 
         return CONTENT_TYPE, render_open_metrics(shown)

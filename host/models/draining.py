@@ -106,8 +106,7 @@ class DrainableModel(ABC):
 
     def _release_call(self, call: Call) -> None:
         self._calls.discard(call)
-        if self._drained is not None:
-            self._signal_if_drained()
+        self._signal_if_drained()
 
     def _signal_if_drained(self) -> None:
         if self._drained is not None and not self._calls and not self._holds:

@@ -88,7 +88,7 @@ class ServerReplica(RpcMethods):
             lambda message, metadata, done: self.rpcs.start_infer(message, metadata, done),
             {method: getattr(self, method.name) for method in self.methods_for_replicas},
         )
-        tune_malloc()  # as `pbhost serve` does; Ray Serve itself freezes what the collector visits
+        tune_malloc()  # keeps freed memory; Ray Serve itself freezes what the collector visits
         self._declared: set[str] | None = None  # models that `user_config` names
         self._failing_since: dict[tuple[str, int], float] = {}
         self._queue = (0, 0.0)  # what queues had counted when last asked

@@ -46,7 +46,6 @@ class ShadowVersion:
         except HostError:  # the request itself fails with the same error, and the client gets it
             self._count(ComparisonResult.SKIPPED)
             return None
-        request.accepts_client_memory = False  # the response is compared after that, too
         return msgspec.structs.replace(
             request,
             inputs=inputs,
@@ -55,7 +54,6 @@ class ShadowVersion:
             model_version=self.model.version,
             trace=None,
             output_placement_hints=None,
-            accepts_client_memory=False,
             classification=None,
         )
 

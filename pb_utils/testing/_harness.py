@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Union
 from pb_utils import _runtime
 from pb_utils._iterator import ResponseIterator
 from pb_utils._model_exception import TritonModelException
+from pb_utils._model_methods import defines
 from pb_utils._preload import call_preload
 from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
@@ -149,7 +150,7 @@ class ModelHarness:
                     config, source.directory, source.version
                 )
                 self.model: Any = source.model_class()
-                if hasattr(self.model, "initialize"):
+                if defines(self.model, "initialize"):
                     self.model.initialize(dict(self.args))
         except BaseException:  # BaseException, because Ctrl-C must stop the use of the runtime too
             _runtime.stop_using(self._runtime)
@@ -411,7 +412,7 @@ class ModelHarness:
         try:
             self._instance.close()
             self._runtime.bls_allowed = False
-            if hasattr(self.model, "finalize"):
+            if defines(self.model, "finalize"):
                 with _runtime.use(self._runtime, persistent=True):
                     self.model.finalize()
         finally:

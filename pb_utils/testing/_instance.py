@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pb_utils import _runtime
 from pb_utils._model_config import using_decoupled_model_transaction_policy
 from pb_utils._model_exception import TritonModelException
+from pb_utils._model_methods import defines
 from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
 from pb_utils._response import InferenceResponse
 from pb_utils._sender import MORE_THAN_ONE
@@ -146,7 +147,7 @@ class Instance:
     ) -> None:
         if self.closed:
             raise InvalidReturnValue("The model has been finalized.")
-        if not hasattr(self.model, "execute"):
+        if not defines(self.model, "execute"):
             raise InvalidReturnValue(
                 f"Python model {self._file} does not implement `execute` method."
             )
@@ -228,7 +229,7 @@ class Instance:
             TritonModelException: the result is not a bool, or does not come in time.
             Exception: any exception of ``is_ready``.
         """
-        if not hasattr(self.model, "is_ready"):
+        if not defines(self.model, "is_ready"):
             return True
         with _runtime.use(self._runtime, persistent=True):
             ready = self.model.is_ready()

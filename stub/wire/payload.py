@@ -56,8 +56,7 @@ class WireRequest(msgspec.Struct, array_like=True):
 
     Empty `outputs` mean all outputs of the model's configuration. Outputs in `output_placement` are
     written there if they fit. `max_outstanding_responses` limits the unacknowledged responses; 0
-    means the limit of the instance. With `accepts_client_memory`, an output may be a reference to
-    an input of this request in a client's region.
+    means the limit of the instance.
     """
 
     id: str
@@ -72,7 +71,6 @@ class WireRequest(msgspec.Struct, array_like=True):
     trace: Optional[TraceLink] = None
     output_placement: Optional[Dict[str, OutputPlacement]] = None
     max_outstanding_responses: int = 0
-    accepts_client_memory: bool = False
 
 
 class WireResponse(msgspec.Struct, array_like=True):

@@ -70,6 +70,14 @@ MODELS = {
     def answer(self, request):
         return reply(self.x(request))
 """,
+    "views": """
+    def answer(self, request):
+        return reply(request.inputs()[0].as_numpy(copy=False))
+""",
+    "passes": """
+    def answer(self, request):  # its input itself, under the name of the output
+        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("Y", request.inputs()[0])])
+""",
     "asks": """
     def answer(self, request):
         question = pb_utils.Tensor("X", self.x(request))
@@ -143,6 +151,23 @@ backend: "python"
 input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
+DOUBLES = """
+    def answer(self, request):
+        given = request.inputs()[0]
+        second = given if request.request_id() == "raw" else given.as_numpy(copy=False)
+        if request.request_id() != "raw":
+            second = pb_utils.Tensor("X", second)
+        doubled = pb_utils.Tensor("DOUBLED", given.as_numpy() * 2)
+        return pb_utils.InferenceResponse([doubled, second])
+"""
+DOUBLES_CONFIG = """
+backend: "python"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [
+  { name: "DOUBLED" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }
+]
+"""
 PIPELINE = """
 platform: "ensemble"
 input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -163,6 +188,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     for name, code in MODELS.items():
         module_repository.add(name, HEAD + code, CONFIG)
     module_repository.add("pipeline", None, PIPELINE)
+    module_repository.add("doubles", HEAD + DOUBLES, DOUBLES_CONFIG)
     return module_serve(module_repository, "--allow-client-shm=true").wait_started()
 
 
@@ -197,22 +223,14 @@ class Memory:
         found: npt.NDArray[np.float32] = result.as_numpy("Y")
         return found
 
-    def close(self) -> None:
-        """Unregisters the memory and waits until the host has closed it: nothing refers to it."""
-        self.client.unregister_system_shared_memory(self.name)
-        wait_until(
-            lambda: self.name not in self.client.get_system_shared_memory_status().regions,
-            "the host to close the region",
-        )
-        shm.destroy_shared_memory_region(self.handle)
-
 
 @pytest.fixture
 def memory(host: RunningHost) -> Iterator[Memory]:
     with host.client() as client:
         memory = Memory(client)
         yield memory
-        memory.close()
+        client.unregister_system_shared_memory()
+        shm.destroy_shared_memory_region(memory.handle)
 
 
 def numbers(seed: int) -> npt.NDArray[np.float32]:
@@ -259,10 +277,32 @@ def test_in_place_writes_are_visible_to_their_model_only(memory: Memory, model: 
 
 
 @pytest.mark.parametrize("into", [0, 64, SIZE // 2])
-def test_a_response_may_overwrite_its_request(memory: Memory, into: int) -> None:
-    array = numbers(3)
-    memory.write(array)
-    np.testing.assert_array_equal(memory.infer("returns", into), array)
+@pytest.mark.parametrize("model", ["returns", "views", "passes"])
+def test_a_response_may_overwrite_its_request(memory: Memory, model: str, into: int) -> None:
+    for seed in range(3):
+        array = numbers(seed)
+        memory.write(array)
+        np.testing.assert_array_equal(memory.infer(model, into), array)
+
+
+@pytest.mark.parametrize("id", ["raw", "view"])
+@pytest.mark.parametrize("into", [None, SIZE, 0])
+def test_an_output_may_overwrite_the_input_that_another_one_returns(
+    memory: Memory, id: str, into: int | None
+) -> None:
+    """`into`: the place of the input that is returned; 0: both change places."""
+    array = numbers(4)
+    given = grpcclient.InferInput("X", [COUNT], "FP32")
+    given.set_shared_memory(memory.name, SIZE, SIZE if into == 0 else 0)
+    shm.set_shared_memory_region(memory.handle, [array], SIZE if into == 0 else 0)
+    doubled, same = map(grpcclient.InferRequestedOutput, ("DOUBLED", "X"))
+    doubled.set_shared_memory(memory.name, SIZE, SIZE if into == 0 else 0)
+    if into is not None:
+        same.set_shared_memory(memory.name, SIZE, into)
+    result = memory.client.infer("doubles", [given], outputs=[doubled, same], request_id=id)
+    returned = result.as_numpy("X") if into is None else memory.content(into)
+    np.testing.assert_array_equal(returned, array)
+    np.testing.assert_array_equal(memory.content(SIZE if into == 0 else 0), 2 * array)
 
 
 @pytest.mark.parametrize("inner", ["returns", "writes"])

@@ -289,6 +289,27 @@ def test_a_model_with_unusual_habits_is_served_and_finalized(
     assert "not healthy" not in running.output
 
 
+def test_the_error_of_a_property_that_gives_execute_reaches_the_client(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.add(
+        "lazy",
+        TWO_INPUTS.replace(
+            "    def execute(self, requests):",
+            "    @property\n"
+            "    def execute(self):\n"
+            "        raise ImportError('libcudnn is missing')\n\n"
+            "    def run(self, requests):",
+        ),
+    )
+    running = serve(repository).wait_started()
+    values = np.array([1], dtype=np.float32)
+    with running.client() as client:
+        inputs = [tensor("A", values), tensor("B", values)]
+        _, text = infer_error(client.infer, "lazy", inputs)
+    assert "ImportError: libcudnn is missing" in text
+
+
 def test_a_folder_for_sockets_that_is_too_deep_is_named(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:

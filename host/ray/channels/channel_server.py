@@ -137,15 +137,17 @@ class ChannelServer:
             writer.close()
 
     def _may_greet(self) -> bool:
-        """Whether another handshake may begin; logs once that there are too many."""
+        """Whether another handshake may begin; logs that there are too many, once for a flood."""
         full = self._handshakes >= _MAX_HANDSHAKES
+        if self._handshakes < _MAX_HANDSHAKES // 2:
+            self._refuses_handshakes = False
         if full and not self._refuses_handshakes:
             _log.warning(
                 "the port for replicas closes new connections: %d clients have not proved yet that"
                 " they know its secret; let only nodes of the cluster reach the ports of replicas",
                 self._handshakes,
             )
-        self._refuses_handshakes = full
+            self._refuses_handshakes = True
         return not full
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -200,7 +200,14 @@ def test_refused_arguments_are_freed_without_the_garbage_collector() -> None:
         gc.enable()
 
 
-def test_an_array_of_several_elements_is_not_a_bool() -> None:
-    flags: Any = np.array([True, False])
+class Undecided:
+    """As a tensor of torch with several elements."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+
+
+@pytest.mark.parametrize("flags", [np.array([True, False]), Undecided()], ids=["array", "torch"])
+def test_an_array_of_several_elements_is_not_a_bool(flags: Any) -> None:
     with pytest.raises(TypeError, match=r"^unload_model\(\): incompatible.*must be a bool"):
         unload_model("m", flags)

@@ -39,7 +39,7 @@ def test_codes_and_numpy_types_map_both_ways(code: int, kind: type[Any]) -> None
     assert code_of(np.dtype(kind)) == code
 
 
-@pytest.mark.parametrize("code", [-1, 0, 14, 15, None, 1.5, "1", ()])
+@pytest.mark.parametrize("code", [-1, 0, 14, 15, None, 1.5, "1", (), np.ones(2)])
 def test_other_values_have_no_numpy_type(code: Any) -> None:
     assert triton_to_numpy_type(code) is None
 

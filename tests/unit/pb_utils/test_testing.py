@@ -316,6 +316,28 @@ class TestLifecycle:
             "object."
         )
 
+    def test_a_model_whose_getattr_raises_another_error_is_served_as_by_a_server(self) -> None:
+        class Model(Doubler):
+            def __getattr__(self, name: str) -> Any:
+                raise KeyError(name)
+
+        with testing.load(Model, CONFIG) as model:
+            assert model.is_ready()
+            assert model.infer({"X": x})["Y"].tolist() == [2, 4]
+        with testing.load(type("Empty", (), {"__getattr__": Model.__getattr__})) as empty:
+            with pytest.raises(pb_utils.TritonModelException, match="not implement `execute`"):
+                empty.infer({})
+
+    def test_the_error_of_a_property_that_gives_execute_is_shown(self) -> None:
+        class Model:
+            @property
+            def execute(self) -> Any:
+                raise ImportError("libcudnn is missing")
+
+        with testing.load(Model) as model:
+            with pytest.raises(ImportError, match="^libcudnn is missing$"):
+                model.infer({})
+
     def test_finalize_runs_once_at_the_end(self) -> None:
         calls: list[str] = []
 

@@ -17,7 +17,7 @@ from host.frontends.tls import TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
 _CLOSE_TIMEOUT = 1.0  # seconds to send GOAWAY and the last responses
-_TURNS_TO_OPEN = 3  # of the event loop, at most, from accepting a connection to its first callback
+_TURNS_TO_OPEN = 3  # of the event loop, at most, until an accepted connection without TLS is open
 
 
 class Service(Protocol):

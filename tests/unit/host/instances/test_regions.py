@@ -20,12 +20,8 @@ from host.inference.request import InferRequest, Tensor, copy_from_shared_memory
 from host.inference.shared_memory_bytes import read_bytes
 from host.inference.validation import Signature
 from host.instances.arenas import Arenas
-from host.instances.block_releases import ReleaseTimer
-from host.instances.channel import WORK
 from host.instances.client_memory import write_outputs
 from host.instances.regions import RegionBlock, Regions
-from host.instances.transfer import TensorTransfer
-from stub.wire.payload import WireTensor
 from stub.wire.shared_file import PAGE
 
 SHAPED = """
@@ -39,9 +35,8 @@ SHAPED = """
 class Client:
     """Its object has one page before the registered ones, and is registered as `r`."""
 
-    def __init__(self, regions: Regions, arenas: Arenas, key: str) -> None:
+    def __init__(self, regions: Regions, key: str) -> None:
         self.regions = regions
-        self.arenas = arenas
         memory = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=3 * PAGE)
         self.fd = memory.fd
         regions.register("r", key, PAGE, 2 * PAGE)
@@ -62,57 +57,12 @@ def client() -> Iterator[Client]:
 
     arenas = asyncio.run(make())
     key = f"/test-{uuid.uuid4().hex}"
-    client = Client(Regions(arenas), arenas, key)
+    client = Client(Regions(arenas), key)
     yield client
     client.regions.close()
     arenas.close()
     os.close(client.fd)
     posix_ipc.unlink_shared_memory(key)
-
-
-async def _transfer(client: Client) -> TensorTransfer:
-    """The tensors of a stub that knows the region."""
-    file = client.arenas.create_arena()
-    transfer = TensorTransfer(client.arenas, file, ReleaseTimer(lambda: None))
-    transfer.encode_request(InferRequest("m", [tensor_in_region(client.write(b"x"))]), WORK, [])
-    return transfer
-
-
-@pytest.mark.parametrize(
-    ("offset", "size", "accepts", "refers"),
-    [
-        (100, 4, True, True),
-        (100, 4, False, False),  # the caller may be a client
-        (100, 3, True, False),
-        (101, 4, True, False),
-        (200, 4, True, False),  # of another request
-    ],
-)
-def test_a_stub_may_pass_on_only_inputs_of_the_request_itself_by_reference(
-    client: Client, offset: int, size: int, accepts: bool, refers: bool
-) -> None:
-    transfer = asyncio.run(_transfer(client))
-    given = tensor_in_region(client.write(b"here", 100))
-    asked = InferRequest("m", [given], accepts_client_memory=accepts)
-    arena = client.regions.find_block("r", 0, 1).arena
-    output = transfer.decode_output(WireTensor("O", 6, [size], None, arena, offset, size), asked)
-    assert isinstance(output.data, RegionBlock) == refers
-    assert (output.owner is not None) == refers
-
-
-@pytest.mark.parametrize("accepts", [True, False])
-def test_a_stub_may_not_refer_to_a_region_that_it_was_not_told_of(
-    client: Client, accepts: bool
-) -> None:
-    async def main() -> None:
-        file = client.arenas.create_arena()
-        transfer = TensorTransfer(client.arenas, file, ReleaseTimer(lambda: None))
-        block = client.write(b"here", 100)
-        asked = InferRequest("m", [tensor_in_region(block)], accepts_client_memory=accepts)
-        with pytest.raises(KeyError):
-            transfer.decode_output(WireTensor("O", 6, [4], None, block.arena, 100, 4), asked)
-
-    asyncio.run(main())
 
 
 def tensor_in_region(block: RegionBlock, name: str = "A") -> Tensor:
