@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from host.cli.arguments import (
     serve_flag,
     split_inputs,
 )
+from host.cli.model_process import exit_as, run_and_wait
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, ModelConfig
@@ -63,7 +63,8 @@ examples:
   pbhost run models/resnet --input image=@cat.npy --count 100 --profile resnet.prof
 
 exit status: 0 all responses are successful; 1 a response is an error, or the model cannot be
-loaded; 2 the command line is invalid, or the inputs do not match the model"""
+loaded; 2 the command line is invalid, or the inputs do not match the model. If the model ends the
+process: its own status, 1 in place of 0, or 128 and the number of the signal"""
 
 
 _group = FlagGroup("Run")
@@ -88,7 +89,7 @@ class RunOptions:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Runs the model in place of this process, or in a child process with another Python."""
+    """Runs the model in a child process, and ends as it does."""
     (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, RunOptions)
     try:
         _run(directory, options)
@@ -109,12 +110,11 @@ def _run(
     others = _find_others(directory, options, gpus)
     job = {**_describe_job(options, source, loaded.config, others), "recorded": recorded}
     descriptor = _write_job(job, contents)
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
     if needs_environment(loaded.config):
         place = Path(source.directory)
-        sys.exit(asyncio.run(_run_in_environment(descriptor, loaded.config, place)))
+        exit_as(asyncio.run(_run_in_environment(descriptor, loaded.config, place)))
     command = [sys.executable, str(_ENTRY), str(descriptor)]
-    sys.exit(_run_and_wait(command, os.environ))
+    exit_as(run_and_wait(command, os.environ))
 
 
 def run_recorded(
@@ -154,7 +154,7 @@ def _describe_recorded(request: RecordedRequest) -> dict[str, Any]:
 
 
 async def _run_in_environment(job: int, config: ModelConfig, directory: Path) -> int:
-    """Runs the model in its environment; returns the exit status. Raises HostError."""
+    """Runs the model in its environment; returns what `run_and_wait` returns. Raises HostError."""
     options = Options()
     environments = Environments(options.environment_cache, options.environment_timeout_secs)
     try:
@@ -162,31 +162,10 @@ async def _run_in_environment(job: int, config: ModelConfig, directory: Path) ->
         assert environment is not None
         entry = environment.sources.entry.with_name(_ENTRY.name)
         command = [str(environment.python), str(entry), str(job)]
-        return await asyncio.to_thread(_run_and_wait, command, environment.variables(os.environ))
+        # It stops the event loop, on which nothing else runs: signals need the main thread.
+        return run_and_wait(command, environment.variables(os.environ))
     finally:
         await environments.close()
-
-
-def _run_and_wait(command: list[str], variables: Mapping[str, str]) -> int:
-    """Runs the process of the model on this terminal; returns the exit status for the shell.
-
-    Says so if the model, or a signal, has ended that process.
-    """
-    done, child_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(done, "rb", buffering=0) as completion:
-        os.set_inheritable(child_end, True)
-        pid = os.posix_spawn(command[0], [*command, str(child_end)], variables)
-        os.close(child_end)
-        _, status = os.waitpid(pid, 0)
-        completed = bool(completion.read(1))
-    code = os.waitstatus_to_exitcode(status)
-    if not completed:
-        reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        sys.stderr.write(
-            f"pbhost run: the process of the model ended with {reason} before the run was over\n"
-        )
-        code = code or _EXIT_FAILED
-    return code if code >= 0 else 128 - code
 
 
 def _find_model(
