@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from host.cache.store import CachedOutputs, InsertCallback, LookupCallback
 from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.metrics.catalogue import MetricsSnapshot
-from host.system.byte_size import read_byte_size
+from host.system.byte_size import SizeOutOfBound, read_byte_size
 
 _OVERHEAD_BYTES = 256  # estimated bytes of a tensor besides its data
 
@@ -35,6 +35,8 @@ class LocalStore:
             raise _invalid_setting("config didn't contain a valid 'size' field.")
         try:
             size_bytes = read_byte_size(size)
+        except SizeOutOfBound as error:
+            raise _invalid_setting(f"'size' is {size}, but {error}") from None
         except ValueError:
             raise _invalid_setting("'size' config must be a string or uint type") from None
         if not size_bytes:

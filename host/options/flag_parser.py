@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from host.system.byte_size import read_byte_size
+from host.system.byte_size import MAX_BYTES, SizeOutOfBound, read_byte_size
 
 _Value = TypeVar("_Value")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+")
@@ -159,30 +159,37 @@ def _read_bool(text: str) -> bool:
 
 def integer(low: int = -(2**31), high: int = 2**31 - 1) -> ValueKind:
     """Returns a kind for integers in a range. Unlike in Triton, nothing may follow the number."""
+    return ValueKind("integer", lambda text: _read_integer(text, low, high))
 
-    def read(text: str) -> int:
-        if not _INTEGER.fullmatch(text):
-            raise InvalidValue(f"Invalid option value. Got {text}")
-        # Longer texts are out of range, and Python refuses to convert very long ones.
-        value = int(text) if len(text) < 40 else high + 1
-        if not low <= value <= high:
-            raise InvalidValue(f"Provided option value is out of bound. Got {text}")
-        return value
 
-    return ValueKind("integer", read)
+def _read_integer(text: str, low: int, high: int) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise InvalidValue(f"Invalid option value. Got {text}")
+    # Longer texts are out of range, and Python refuses to convert very long ones.
+    value = int(text) if len(text) < 40 else high + 1
+    if not low <= value <= high:
+        raise _out_of_bound(text)
+    return value
+
+
+def _out_of_bound(text: str, advice: str = "") -> InvalidValue:
+    return InvalidValue(f"Provided option value is out of bound. Got {text}", advice)
 
 
 def byte_size(low: int = 0) -> ValueKind:
     """Returns a kind for sizes in bytes of at least `low`, such as 8589934592 or 8Gi."""
-    number = integer(low, 2**63 - 1)
 
-    def read(text: str) -> Any:
+    def read(text: str) -> int:
+        if _INTEGER.fullmatch(text):
+            return _read_integer(text, low, MAX_BYTES)
         try:
             size = read_byte_size(text)
-        except ValueError:
-            return number.read(text)  # which says what is wrong with it
-        if not low <= size < 2**63:
-            raise InvalidValue(f"Provided option value is out of bound. Got {text}")
+        except SizeOutOfBound as error:
+            raise _out_of_bound(text, str(error)) from None
+        except ValueError as error:
+            raise InvalidValue(f"Invalid option value. Got {text}", str(error)) from None
+        if size < low:
+            raise _out_of_bound(text)
         return size
 
     return ValueKind("bytes", read)
@@ -193,7 +200,7 @@ def _read_float(text: str) -> float:
         raise InvalidValue(f"Invalid option value. Got {text}")
     value = float(text)
     if value in (float("inf"), -float("inf")):
-        raise InvalidValue(f"Provided option value is out of bound. Got {text}")
+        raise _out_of_bound(text)
     return value
 
 
@@ -246,7 +253,7 @@ STRING = ValueKind("string", str)
 LOWERCASE = ValueKind("string", str.lower)
 """A word that is read without regard to case."""
 PORT = integer(0, 65535)
-SIZE = integer(0, 2**63 - 1)
+SIZE = integer(0, MAX_BYTES)
 BYTES = byte_size()
 SWITCH = ValueKind("", lambda _: True)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from host.options.flag_parser import InvalidValue, ValueKind, integer, one_of
-from host.system.byte_size import read_byte_size
+from host.system.byte_size import SizeOutOfBound, read_byte_size
 from host.tracing.config import BATCHING, LEVELS
 
 NAMES = (
@@ -203,12 +203,17 @@ def device_sizes(flag: str) -> Callable[[Sequence[str]], None]:
 def _read_device_size(text: str) -> tuple[int | None, int]:
     """Returns the device, if there is one, and the bytes of `[<device>:]<bytes>`.
 
-    Raises ValueError for other texts.
+    Raises ValueError for other texts, and InvalidValue for a size that is out of bound.
     """
     device, colon, size = text.rpartition(":")
     if colon and not _DEVICE.fullmatch(device):
         raise ValueError(f"not the number of a device: {device}")
-    return int(device) if colon else None, read_byte_size(size)
+    try:
+        return int(device) if colon else None, read_byte_size(size)
+    except SizeOutOfBound as error:
+        raise InvalidValue(
+            f"Provided option value is out of bound. Got {text}", str(error)
+        ) from None
 
 
 def memory_budget(settings: Sequence[str]) -> dict[int | None, int]:

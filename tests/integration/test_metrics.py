@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
+import psutil
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open
 from prometheus_client.parser import text_string_to_metric_families as read_text
@@ -773,14 +773,53 @@ class TritonPythonModel:
     host.wait_for("finalize scraped 1")
 
 
-def test_a_scrape_tells_versions_and_what_the_server_uses(scripted: Scripted) -> None:
-    text = scripted.run("return scrape()")
+def process_values(text: str) -> dict[str, float]:
+    """The values of the families `process_*`, without the prefix."""
+    found = re.findall(r"^process_(\w+) (\S+)$", text, re.M)
+    return {name: float(value) for name, value in found}
+
+
+def test_a_scrape_tells_versions_and_what_the_server_uses(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    host = serve(repository).wait_started()
+    process = psutil.Process(host.process.pid)
+    before = process.cpu_times()
+    with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as response:
+        text = response.read().decode()
+    after = process.cpu_times()
     assert re.search(
         r'^pbhost_build_info\{triton_version="2\.73\.0",version="[^"]+"\} 1(\.0)?$', text, re.M
     )
-    values = dict(re.findall(r"^(process_\w+) (\S+)$", text, re.M))
-    resident = float(values["process_resident_memory_bytes"])
-    assert 10 << 20 < resident < float(values["process_virtual_memory_bytes"])
-    assert 10 < float(values["process_open_fds"]) < float(values["process_max_fds"])
-    assert float(values["process_cpu_seconds_total"]) > 0
-    assert 0 < time.time() - float(values["process_start_time_seconds"]) < 3600
+    values = process_values(text)
+    memory = process.memory_info()
+    assert values.pop("resident_memory_bytes") == pytest.approx(memory.rss, rel=0.1)
+    assert values.pop("virtual_memory_bytes") == pytest.approx(memory.vms, rel=0.1)
+    assert values.pop("start_time_seconds") == pytest.approx(process.create_time(), abs=2)
+    used = values.pop("cpu_seconds_total")
+    assert before.user + before.system <= used <= after.user + after.system
+    assert values.pop("open_fds") == pytest.approx(process.num_fds(), abs=4)  # the connection
+    assert values == {"max_fds": process.rlimit(psutil.RLIMIT_NOFILE)[0]}
+
+
+def test_a_scrape_leaves_out_what_cannot_be_read_without_a_file_descriptor(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    host = serve(repository).wait_started()
+    process = psutil.Process(host.process.pid)
+    limit, most = process.rlimit(psutil.RLIMIT_NOFILE)
+    with closing(http.client.HTTPConnection(host.metrics_url, timeout=DEADLINE)) as connection:
+
+        def scrape() -> dict[str, float]:
+            connection.request("GET", "/metrics")
+            response = connection.getresponse()
+            text = response.read().decode()
+            assert response.status == 200, text
+            assert "pbhost_build_info{" in text
+            return process_values(text)
+
+        before = scrape()  # the server has accepted the connection
+        process.rlimit(psutil.RLIMIT_NOFILE, (3, most))
+        assert scrape() == {"max_fds": 3}
+        process.rlimit(psutil.RLIMIT_NOFILE, (limit, most))
+        assert scrape().keys() == before.keys()

@@ -27,9 +27,9 @@ _MAX_CONTAINERS = 4_000_000
 
 _COLON = ord(":")
 
-_SHORT_EXPONENTS = (b"e-6", b"e16", b"e17", b"e18", b"e19", b"e20")
-"""The exponents that orjson writes and Triton does not."""
-_SHORT_EXPONENT = re.compile(rb"([0-9])(?:\.([0-9]+))?e(-6|1[6-9]|20)(?![0-9])")
+_SHORT_EXPONENT = re.compile(rb"e(-6|1[6-9]|20)(?![0-9])")
+"""The exponents that orjson writes and Triton does not. (A pattern that begins with a digit would
+be tried at every digit.)"""
 
 _NOT_FINITE = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
 
@@ -229,19 +229,34 @@ def dump_numbers(values: npt.NDArray[Any]) -> bytes:
     Floating-point numbers are FP64. As in Triton, they have an exponent below 1e-6 and from 1e21.
     """
     text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-    text = text.replace(b"+", b"")  # only exponents have a sign that JSON does not need
-    if any(exponent in text for exponent in _SHORT_EXPONENTS):
-        text = _SHORT_EXPONENT.sub(_without_exponent, text)
+    if values.dtype.kind != "f":
+        return text
+    if b"e" in text:
+        text = _write_exponents(text)
     if b"n" in text:  # a `null`, which stands for a number that is not finite
         return _name_not_finite(text, values)
     return text
 
 
-def _without_exponent(found: re.Match[bytes]) -> bytes:
-    first, rest, exponent = found.groups(b"")
+def _write_exponents(text: bytes) -> bytes:
+    """Return the text of a flat array with the exponents that Triton writes, without `+`."""
+    text = text.replace(b"+", b"")  # only exponents have a sign that JSON does not need
+    pieces: list[bytes] = []
+    written = 0
+    for found in _SHORT_EXPONENT.finditer(text):
+        end = found.start()
+        start = text.rfind(b",", written, end) + 1 or 1  # the first number follows a `[`
+        pieces += text[written:start], _without_exponent(text[start:end], found[1])
+        written = found.end()
+    return b"".join([*pieces, text[written:]]) if pieces else text
+
+
+def _without_exponent(digits: bytes, exponent: bytes) -> bytes:
     if exponent == b"-6":
-        return b"0.00000" + first + rest
-    return (first + rest).ljust(int(exponent) + 1, b"0") + b".0"
+        sign, digits = (b"-", digits[1:]) if digits.startswith(b"-") else (b"", digits)
+        return sign + b"0.00000" + digits.replace(b".", b"")
+    whole, _, fraction = digits.partition(b".")
+    return whole + fraction.ljust(int(exponent), b"0") + b".0"
 
 
 def _name_not_finite(text: bytes, values: npt.NDArray[Any]) -> bytes:

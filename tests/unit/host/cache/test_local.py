@@ -118,11 +118,19 @@ def test_the_cache_counts_lookups_hits_and_evictions() -> None:
         ({}, "config didn't contain a valid 'size' field."),
         ({"size": "big"}, "'size' config must be a string or uint type"),
         ({"size": "-1"}, "'size' config must be a string or uint type"),
+        ({"size": "9999999Ti"}, f"'size' is 9999999Ti, but a size in bytes is at most {2**63 - 1}"),
     ],
-    ids=["none", "a word", "negative"],
+    ids=["none", "a word", "negative", "too large"],
 )
 def test_the_size_must_be_a_number_of_bytes(settings: dict[str, str], text: str) -> None:
     with pytest.raises(HostError) as caught:
         LocalStore.from_settings(settings)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == f"Failed to initialize LocalCache: {text}"
+
+
+@pytest.mark.parametrize("size", ["9223372036854775807", "9007199254740991Ki"])
+def test_the_size_may_have_63_bits(size: str) -> None:
+    store = LocalStore.from_settings({"size": size})
+    insert(store, b"a", 0)
+    assert look_up(store, b"a") is not None

@@ -887,11 +887,23 @@ def test_a_size_in_bytes_may_have_a_suffix(text: str, size: int) -> None:
     ["M", "7MB", "7 M", "7mi", "-7M", "7.5G", "0x7", "\N{DIGIT SEVEN}\N{ARABIC-INDIC DIGIT SEVEN}"],
 )
 def test_other_texts_are_no_sizes(text: str) -> None:
-    assert f"Invalid option value. Got {text}" in complaint(f"--arena-byte-size={text}")
+    with pytest.raises(UsageError) as caught:
+        options(f"--arena-byte-size={text}")
+    assert f"Invalid option value. Got {text}" in str(caught.value)
+    assert "a number, perhaps with K, M, G, T, Ki, Mi, Gi or Ti" in caught.value.advice
 
 
-def test_a_size_with_a_suffix_can_be_out_of_bound() -> None:
-    assert "out of bound. Got 9999999Ti" in complaint("--arena-byte-size=9999999Ti")
+@pytest.mark.parametrize(
+    "flag",
+    ["arena-byte-size=", "response-cache-byte-size=", "memory-budget=", "memory-budget=0:",
+     "cuda-memory-pool-byte-size=0:"],
+)  # fmt: skip
+def test_a_size_has_at_most_63_bits(flag: str) -> None:
+    options(f"--{flag}9223372036854775807")
+    options(f"--{flag}9007199254740991Ki")
+    for text in ("9223372036854775808", "9007199254740992Ki", "9" * 18 + "T", "9" * 5000 + "M"):
+        detail = complaint("--model-repository", HERE, f"--{flag}{text}")
+        assert "out of bound. Got" in detail
 
 
 def test_a_memory_budget_is_of_the_host_and_of_gpus() -> None:

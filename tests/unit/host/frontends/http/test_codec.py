@@ -309,6 +309,39 @@ def test_numbers_are_written_as_triton_does(number: float, text: str, beside: li
     assert written.decode() == f"[{','.join([text, *(names[str(one)] for one in beside), text])}]"
 
 
+def triton_text(number: float) -> str:
+    """The text of a number in the JSON of Triton."""
+    if not math.isfinite(number):
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(number)]
+    exact = Decimal(repr(number))
+    if number and not 1e-6 <= abs(number) < 1e21:
+        sign, digits, _ = exact.normalize().as_tuple()
+        first, *rest = map(str, digits)
+        fraction = f".{''.join(rest)}" if rest else ""
+        return f"{'-' * sign}{first}{fraction}e{exact.adjusted()}"
+    text = f"{exact:f}"
+    return text if "." in text else f"{text}.0"
+
+
+near_exponents = st.builds(  # where the texts of Triton and of orjson differ
+    lambda sign, digits, exponent: float(f"{sign}{digits}e{exponent}"),
+    st.sampled_from(["", "-"]),
+    st.integers(1, 9) | st.floats(1, 9.9),
+    st.sampled_from([-60, -7, -6, -5, 15, 16, 17, 18, 19, 20, 21, 160, 200]),
+)
+
+
+@given(
+    st.sampled_from(["f2", "f4", "f8"]),
+    st.lists(st.floats() | near_exponents | st.sampled_from([0.5, -0.0, math.nan, -math.inf])),
+)
+def test_arrays_have_the_text_that_triton_gives_each_number(kind: str, given: list[float]) -> None:
+    with np.errstate(over="ignore"):
+        numbers = np.array(given).astype(kind).astype(np.float64)
+    expected = ",".join(map(triton_text, numbers.tolist()))
+    assert json_text.dump_numbers(numbers).decode() == f"[{expected}]"
+
+
 # Arbitrary bytes
 
 scalars = (
