@@ -252,7 +252,8 @@ def _copy_overwritten_outputs(
         if lies is None or lies.begins_with(targets.get(tensor._name)):
             continue  # not in a client's memory, or at its place already
         if any(target is not None and lies.overlaps(target) for target in targets.values()):
-            tensor._set_wire_data(memoryview(data.tobytes()), None)
+            block = memory.write_block(data)
+            tensor._set_wire_data(block.data, block)
 
 
 def _write_to_client_memory(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from host.cli.arguments import (
     serve_flag,
     split_inputs,
 )
-from host.cli.model_process import exit_as, run_and_wait
 from host.config import model_config as configuration
 from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, ModelConfig
@@ -63,8 +63,7 @@ examples:
   pbhost run models/resnet --input image=@cat.npy --count 100 --profile resnet.prof
 
 exit status: 0 all responses are successful; 1 a response is an error, or the model cannot be
-loaded; 2 the command line is invalid, or the inputs do not match the model. If the model ends the
-process: its own status, 1 in place of 0, or 128 and the number of the signal"""
+loaded; 2 the command line is invalid, or the inputs do not match the model"""
 
 
 _group = FlagGroup("Run")
@@ -89,7 +88,7 @@ class RunOptions:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Runs the model in a child process, and ends as it does."""
+    """Runs the model in place of this process, or in a child process with another Python."""
     (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, RunOptions)
     try:
         _run(directory, options)
@@ -111,10 +110,10 @@ def _run(
     job = {**_describe_job(options, source, loaded.config, others), "recorded": recorded}
     descriptor = _write_job(job, contents)
     if needs_environment(loaded.config):
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
         place = Path(source.directory)
-        exit_as(asyncio.run(_run_in_environment(descriptor, loaded.config, place)))
-    command = [sys.executable, str(_ENTRY), str(descriptor)]
-    exit_as(run_and_wait(command, os.environ))
+        sys.exit(asyncio.run(_run_in_environment(descriptor, loaded.config, place)))
+    os.execv(sys.executable, [sys.executable, str(_ENTRY), str(descriptor)])
 
 
 def run_recorded(
@@ -154,7 +153,7 @@ def _describe_recorded(request: RecordedRequest) -> dict[str, Any]:
 
 
 async def _run_in_environment(job: int, config: ModelConfig, directory: Path) -> int:
-    """Runs the model in its environment; returns what `run_and_wait` returns. Raises HostError."""
+    """Runs the model in its environment; returns the exit status. Raises HostError."""
     options = Options()
     environments = Environments(options.environment_cache, options.environment_timeout_secs)
     try:
@@ -162,10 +161,16 @@ async def _run_in_environment(job: int, config: ModelConfig, directory: Path) ->
         assert environment is not None
         entry = environment.sources.entry.with_name(_ENTRY.name)
         command = [str(environment.python), str(entry), str(job)]
-        # It stops the event loop, on which nothing else runs: signals need the main thread.
-        return run_and_wait(command, environment.variables(os.environ))
+        return await asyncio.to_thread(_run_and_wait, command, environment.variables(os.environ))
     finally:
         await environments.close()
+
+
+def _run_and_wait(command: list[str], variables: dict[str, str]) -> int:
+    """Runs a process on this terminal; returns its exit status as a shell reports it."""
+    _, status = os.waitpid(os.posix_spawn(command[0], command, variables), 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 def _find_model(

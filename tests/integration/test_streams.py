@@ -290,7 +290,7 @@ def test_a_client_that_does_not_read_pauses_the_sender(
 
 
 def test_many_streams_at_once_all_complete_and_leave_no_memory(host: RunningHost) -> None:
-    """Runs 500 requests of 20 responses each; a leak of 105 bytes per response is a megabyte."""
+    """Runs 500 requests of 20 responses each; finds a leak of a megabyte, or 105 bytes each."""
 
     def send_requests() -> None:
         with InferStream(host) as stream:
