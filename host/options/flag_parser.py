@@ -180,13 +180,13 @@ def byte_size(low: int = 0) -> ValueKind:
     """Returns a kind for sizes in bytes of at least `low`, such as 8589934592 or 8Gi."""
 
     def read(text: str) -> int:
-        if _INTEGER.fullmatch(text):
-            return _read_integer(text, low, MAX_BYTES)
         try:
-            size = read_byte_size(text)
+            size = read_byte_size(text.lstrip().removeprefix("+"))
         except SizeOutOfBound as error:
             raise _out_of_bound(text, str(error)) from None
         except ValueError as error:
+            if _INTEGER.fullmatch(text):  # a negative one
+                raise _out_of_bound(text) from None
             raise InvalidValue(f"Invalid option value. Got {text}", str(error)) from None
         if size < low:
             raise _out_of_bound(text)
