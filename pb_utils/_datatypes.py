@@ -91,8 +91,8 @@ def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
         for code in range(BOOL, BYTES + 1):
             if data_type == code:
                 return _NUMPY_TYPES[code]
-    except ValueError:
-        pass  # an array of several elements
+    except Exception:  # the result of a comparison may raise anything, as that of arrays does
+        return None
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -42,6 +42,23 @@ def test_codes_and_numpy_types_map_both_ways(code: int, kind: type[Any]) -> None
 @pytest.mark.parametrize("code", [-1, 0, 14, 15, None, 1.5, "1", (), np.ones(2)])
 def test_other_values_have_no_numpy_type(code: Any) -> None:
     assert triton_to_numpy_type(code) is None
+
+
+class Undecided:
+    """Its comparisons give what is neither true nor false, as those of torch's tensors do."""
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+
+
+def test_what_cannot_be_compared_with_a_code_has_no_numpy_type() -> None:
+    assert triton_to_numpy_type(cast(int, Undecided())) is None
 
 
 def test_numpy_bytes_maps_to_bytes_only_without_a_width() -> None:
