@@ -435,12 +435,16 @@ def test_bls_requests_and_ensemble_steps_are_child_traces(
     api.set(dict.fromkeys(ONE))
 
 
-def test_a_request_that_fails_is_traced_to_its_end(host: RunningHost, files: Files) -> None:
+@pytest.mark.parametrize("http", [False, True], ids=["grpc", "http"])
+def test_a_request_that_fails_is_traced_to_its_end(
+    host: RunningHost, files: Files, http: bool
+) -> None:
     api = SettingsApi(host, "grpc")
     api.set(ONE)
-    assert "no luck" in infer_error(send_request, host, "unlucky")[1]
+    assert "no luck" in infer_error(send_request, host, "unlucky", http=http)[1]
     times = stamps(elements := files.read(), elements[0]["id"])
-    assert {"REQUEST_START", "COMPUTE_END", "REQUEST_END", "GRPC_SEND_END"} <= set(times)
+    outside = HTTP_STAMPS if http else GRPC_STAMPS
+    assert {"REQUEST_START", "COMPUTE_END", "REQUEST_END", *outside} <= set(times)
     api.set(dict.fromkeys(ONE))
 
 
