@@ -56,8 +56,9 @@ def loopback_alone() -> Iterator[None]:
 class RayCluster:
     """Two nodes with Ray Serve on the first, and a proxy on each."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, gpus: int) -> None:
         self._cluster = cluster
+        self._gpus = gpus
         self._second: Any = None
 
     @property
@@ -69,7 +70,10 @@ class RayCluster:
         """Add the node that is not the head."""
         port = int(METRICS[1].split(":")[1])
         self._second = self._cluster.add_node(
-            num_cpus=4, metrics_export_port=port, resources={"second": 100}
+            num_cpus=4,
+            num_gpus=self._gpus,
+            metrics_export_port=port,
+            resources={"second": 100},
         )
 
     def remove_second_node(self) -> None:
@@ -170,8 +174,8 @@ def haproxy_environment(folder: str) -> dict[str, str]:
 
 
 @contextmanager
-def ray_cluster(**environment: str) -> Iterator[RayCluster]:
-    """Start a cluster and Ray Serve; stop both."""
+def ray_cluster(gpus: int = 0, **environment: str) -> Iterator[RayCluster]:
+    """Start a cluster and Ray Serve; stop both. The second node has the GPUs."""
     pytest.importorskip("ray", reason="ray is not installed: make test-ray")
     with pytest.MonkeyPatch.context() as patch, loopback_alone():
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
@@ -186,14 +190,14 @@ def ray_cluster(**environment: str) -> Iterator[RayCluster]:
         }.items():
             patch.setenv(name, value)
         try:
-            with _running_cluster(Path(folder)) as cluster:
+            with _running_cluster(Path(folder), gpus) as cluster:
                 yield cluster
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _running_cluster(folder: Path) -> Iterator[RayCluster]:
+def _running_cluster(folder: Path, gpus: int) -> Iterator[RayCluster]:
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
@@ -204,9 +208,13 @@ def _running_cluster(folder: Path) -> Iterator[RayCluster]:
         port = int(METRICS[0].split(":")[1])
         head = {"head": 100}
         nodes.add_node(
-            num_cpus=4, include_dashboard=False, metrics_export_port=port, resources=head
+            num_cpus=4,
+            num_gpus=0,
+            include_dashboard=False,
+            metrics_export_port=port,
+            resources=head,
         )
-        cluster = RayCluster(nodes)
+        cluster = RayCluster(nodes, gpus)
         cluster.add_second_node()
         ray.init(address=nodes.address, namespace="serve", log_to_driver=False)
         serve.start(
