@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import tritonclient.grpc as grpcclient
 
 from tests.conftest import RepositoryBuilder, wait_until
 from tests.gpu.conftest import simulated_driver as simulated_driver
-from tests.ray.conftest import GRPC, RayCluster, ray_cluster
+from tests.ray.conftest import GRPC, RayCluster
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
@@ -36,27 +35,21 @@ instance_group [{kind: KIND_GPU, count: 2, gpus: [0, 1]}]
 """
 
 
-@pytest.fixture(scope="module")
-def cluster_with_gpus(
-    check_nothing_left_behind: None, simulated_driver: Path
-) -> Iterator[RayCluster]:
-    """A cluster whose second node has two GPUs; each process sees one device."""
-    with ray_cluster(
-        gpus=2,
-        CUDA_VISIBLE_DEVICES="0,1",
-        LD_LIBRARY_PATH=str(simulated_driver),
-        SIMULATED_CUDA_DEVICES="9.0",
-    ) as started:
-        yield started
-
-
 def test_each_gpu_of_a_group_has_a_replica(
-    cluster_with_gpus: RayCluster, repository: RepositoryBuilder
+    cluster: RayCluster, simulated_driver: Path, repository: RepositoryBuilder
 ) -> None:
     from host.ray import model_apps
 
     repository.add("where", WHERE, CONFIG)
-    application = model_apps({"model_repository": str(repository.path), "log_info": False})
+    driver = {"LD_LIBRARY_PATH": str(simulated_driver), "SIMULATED_CUDA_DEVICES": "9.0"}
+    options = {"num_cpus": 0.2, "num_gpus": 1, "runtime_env": {"env_vars": driver}}
+    application = model_apps(
+        {
+            "model_repository": str(repository.path),
+            "log_info": False,
+            "deployments": {"where": {"ray_actor_options": options}},
+        }
+    )
     places: set[str] = set()
 
     def both_have_answered() -> bool:
@@ -65,7 +58,7 @@ def test_each_gpu_of_a_group_has_a_replica(
         places.update(one.result().as_numpy("PLACE")[0].decode() for one in asked)
         return len(places) == 2
 
-    with cluster_with_gpus.deploy(application), grpcclient.InferenceServerClient(GRPC) as client:
+    with cluster.deploy(application), grpcclient.InferenceServerClient(GRPC) as client:
         wait_until(both_have_answered, "answers of both replicas", state=lambda: places)
         assert places == {"GPU 0 of 0", "GPU 0 of 1"}
         (group,) = client.get_model_config("where").config.instance_group
