@@ -192,6 +192,7 @@ def test_the_side_of_bound_functions_is_not_a_host(name: str) -> None:
         ),
         *(f"host.frontends.http.{name}" for name in ("fast_path", "infer", "generate")),
         "host.frontends.http.inference_app",
+        "host.frontends.http.inference_endpoints",
         "host.frontend_processes.core_proxy",
         "host.frontend_processes.process",
     ],

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, aclosing
 from host.errors import HostError, invalid_argument
 from host.frontends.http.exchange import HTTP_STATUS, JSON, Header, HttpExchange
 from host.frontends.http.generate_schema import to_json, to_request
-from host.frontends.http.infer import json_too_large
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
+from host.frontends.http.json_body import json_too_large
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
 from host.frontends.http.steps import run_in_turns
