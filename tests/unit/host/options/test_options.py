@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from host.options import validators
 from host.options.command_line import parse, usage
 from host.options.deprecated_flags import DEPRECATED
-from host.options.flag_parser import Flag, Status
+from host.options.flags import Flag, Status
 from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
 from tests import flag_table
