@@ -232,6 +232,7 @@ class RequestCache:
 
 def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | None:
     """The request, if it matches the template. Raises IndexError or UnicodeDecodeError."""
+    # In one function, without a call for each field, as nearly every request passes through it.
     if not data.startswith(template.prefix):
         return None
     position = len(template.prefix)

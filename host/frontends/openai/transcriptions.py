@@ -25,7 +25,8 @@ from host.frontends.openai.errors import (
 from host.frontends.openai.fields import TRANSCRIPTIONS, Fields, check_fields, model_name
 from host.frontends.openai.handler import Handler
 from host.frontends.openai.inputs import SCHEDULING_FIELDS, build_request
-from host.frontends.openai.outputs import raise_error, read_float, read_texts
+from host.frontends.openai.output_tensors import read_float, read_texts
+from host.frontends.openai.outputs import raise_error
 from host.frontends.openai.pieces import utf8_decoder
 from host.frontends.openai.subtitles import write_srt, write_vtt
 from host.inference.request import InferRequest, InferResponse

@@ -13,7 +13,7 @@ from host.config.model_config import LoadedConfig, load_config
 from host.environments.environments import Environments
 from host.errors import HostError
 from host.inference.request import InferRequest, Tensor
-from host.instances.batch_tracker import FlowControl
+from host.instances.flow_control import FlowControlSettings
 from host.models.backends import Backends
 from host.models.loader import Loader
 from host.models.python_model import PythonModel
@@ -127,7 +127,7 @@ def with_loader(
                 Backends(repository.path / "backends"),
                 environments,
                 auto_complete=auto_complete,
-                flow=FlowControl(7, 8.0),
+                flow=FlowControlSettings(7, 8.0),
                 limiter=limiter,
             )
             setup = LoadingSetup(launcher, loader, repository)
