@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as pb
 
-from host.frontends.grpc.codec import parse_infer_request, to_request
-from host.frontends.grpc.encode import encode_infer_response
+from host.frontends.grpc.infer_request import parse_infer_request, to_request
+from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.request_cache import RequestCache
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor

@@ -188,7 +188,7 @@ def test_the_side_of_bound_functions_is_not_a_host(name: str) -> None:
         "host.frontends.inference_core",
         *(
             f"host.frontends.grpc.{name}"
-            for name in ("codec", "request_cache", "service", "stream")
+            for name in ("infer_request", "request_cache", "service", "stream")
         ),
         *(f"host.frontends.http.{name}" for name in ("fast_path", "infer", "generate")),
         "host.frontends.http.inference_app",

@@ -9,8 +9,8 @@ from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
 from host.frontends.grpc.cached_responses import CachedResponses, is_repeatable
-from host.frontends.grpc.codec import InferMessage, parse_infer_request, to_request
-from host.frontends.grpc.encode import encode_infer_response
+from host.frontends.grpc.infer_request import InferMessage, parse_infer_request, to_request
+from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.large_contents import (
     MIN_LARGE_INPUT_BYTES,
     LargeInput,

@@ -23,7 +23,7 @@ from host.frontends.http.json_body import json_too_large
 from host.frontends.http.routes import Route
 from host.frontends.http.steps import run_in_turns
 from host.frontends.http.tensors import JsonInputLimit
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version

@@ -17,7 +17,7 @@ from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract, Input
 from host.frontends.openai.errors import (

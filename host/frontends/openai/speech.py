@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from host.frontends.http.exchange import HttpExchange
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import (

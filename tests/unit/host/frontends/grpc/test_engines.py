@@ -454,7 +454,7 @@ def test_mutual_tls_needs_a_client_certificate(loop: Loop) -> None:
 def test_a_response_that_cannot_be_sent_is_an_error(
     stub: Any, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("host.frontends.grpc.encode.MAX_MESSAGE_BYTES", 100)
+    monkeypatch.setattr("host.frontends.grpc.infer_response.MAX_MESSAGE_BYTES", 100)
     future = stub.ModelInfer.future(message("hold"), timeout=DEADLINE)
     call = served.core.held.get(timeout=DEADLINE)
     output = Tensor("OUTPUT0", "UINT8", [200], bytes(200))

@@ -1,4 +1,4 @@
-"""Requests on the wire and what the codec makes of them."""
+"""Requests on the wire, and what the parser makes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError
-from host.frontends.grpc.codec import parse_infer_request, read_model_name, to_request
+from host.frontends.grpc.infer_request import parse_infer_request, read_model_name, to_request
 from host.inference.request import Classification, InferRequest, Tensor
 from host.inference.shared_memory_bytes import read_bytes
 from host.instances.regions import Regions
