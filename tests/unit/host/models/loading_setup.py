@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,8 @@ from host.models.loader import Loader
 from host.models.python_model import PythonModel
 from host.scheduling.rate_limiter import RateLimiter
 from stub.wire import messages as m
-from stub.wire.payload import WireResponse, WireTensor
 from tests.conftest import DEADLINE, RepositoryBuilder
-from tests.unit.host.stub_peer import PeerLauncher, Script, StubPeer, stub_pool, well_behaved
+from tests.unit.host.stub_peer import PeerLauncher, Script, StubPeer, echo, stub_pool
 from tests.waiting import eventually
 
 TENSORS = """
@@ -29,21 +28,6 @@ TENSORS = """
     input { name: "x" data_type: TYPE_UINT8 dims: [ -1 ] }
     output { name: "y" data_type: TYPE_UINT8 dims: [ -1 ] }
 """
-
-
-def echo(peer: StubPeer, message: m.ToStub) -> Sequence[m.ToHost]:
-    """Answers each request with its input."""
-    if not isinstance(message, m.Execute):
-        return well_behaved(peer, message)
-    answers: list[m.ToHost] = [
-        m.Response(
-            message.batch,
-            index,
-            WireResponse([WireTensor("y", t.code, t.shape, t.data) for t in request.inputs], {}),
-        )
-        for index, request in enumerate(message.requests)
-    ]
-    return [*answers, m.BatchDone(message.batch, 1, 2, 3, 4)]
 
 
 class LoadingSetup:
