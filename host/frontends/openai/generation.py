@@ -31,8 +31,9 @@ from host.frontends.openai.response_answers import ResponseAnswer
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.openai.text_outputs import TextReader
-from host.frontends.openai.tool_calls import ForcedCall, ForcedChoice, ToolParser, make_parser
+from host.frontends.openai.tool_calls import ForcedCall, ForcedChoice, ToolParser
 from host.frontends.openai.tool_choice import demanded_functions, required_functions, wanted_tools
+from host.frontends.openai.tool_parsers import make_parser
 from host.frontends.openai.usage import UsageCounter
 from host.inference.request import InferRequest
 from host.metrics.token_latencies import TokenTimer
