@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from host.cli.arguments import check_inputs, parse_arguments, split_inputs
-from host.options.flag_parser import PORT, FlagGroup, integer
+from host.options.flags import PORT, FlagGroup, integer
 from host.options.options import Options
 from host.ray.arguments import read_options
 from host.ray.deployment_options import derive_options

@@ -21,7 +21,7 @@ from host.errors import internal, invalid_argument
 from host.frontends.openai.loader import OpenAILoader
 from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.health.server_state import ServerState
-from host.instances.batch_tracker import FlowControl
+from host.instances.flow_control import FlowControlSettings
 from host.instances.gpu_memory import read_gpu_memory
 from host.instances.gpus import find_gpus
 from host.instances.launchers import ForkLauncher, SpawnLauncher
@@ -234,8 +234,11 @@ class Composition:
             Backends(Path(options.backend_directory), options.backend_config),
             environments,
             auto_complete=not options.disable_auto_complete_config,
-            flow=FlowControl(
-                min(FlowControl.max_outstanding_responses, options.grpc_max_response_pool_size),
+            flow=FlowControlSettings(
+                min(
+                    FlowControlSettings.max_outstanding_responses,
+                    options.grpc_max_response_pool_size,
+                ),
                 options.response_send_timeout_secs,
             ),
             debugged=options.debug_model,
