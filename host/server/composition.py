@@ -12,6 +12,7 @@ from host.access.api_keys import ApiKeys
 from host.bls.targets import BlsTargets
 from host.cache.store import ResponseStore
 from host.cache.store_factory import open_store
+from host.config.model_config import AdaptConfig
 from host.core import VERSION, CollectStatistics, Core
 from host.crashes.records import CrashRecords
 from host.ensembles.loader import EnsembleLoader
@@ -101,11 +102,13 @@ class Composition:
         control_hook: ModelControlHook | None = None,
         remote_models: RemoteModelProvider | None = None,
         collect_statistics: CollectStatistics | None = None,
+        adapt_config: AdaptConfig | None = None,
     ) -> None:
         self._options = options
         self._launcher = launcher
         self._control_hook = control_hook
         self._collect_statistics = collect_statistics
+        self._adapt_config = adapt_config
         self.registry = Registry(options.model_namespacing)
         self.state = ServerState()
         self.traffic = TrafficSplits(self.registry)
@@ -154,7 +157,7 @@ class Composition:
                 registry,
                 repository,
                 self._make_loader(pool, environments, store, initializing),
-                await _read_load_settings(options),
+                await _read_load_settings(options, self._adapt_config),
                 uploads,
                 self.fingerprint,
                 initializing,
@@ -357,7 +360,7 @@ class Composition:
         )
 
 
-async def _read_load_settings(options: Options) -> LoadSettings:
+async def _read_load_settings(options: Options, adapt_config: AdaptConfig | None) -> LoadSettings:
     return LoadSettings(
         strict=options.disable_auto_complete_config,
         threads=options.model_load_thread_count,
@@ -371,6 +374,7 @@ async def _read_load_settings(options: Options) -> LoadSettings:
         cpu_fallback=options.gpu_fallback == "cpu",
         on_demand=options.model_control_mode == "on-demand",
         variables=options.template_variables,
+        adapt_config=adapt_config,
     )
 
 
