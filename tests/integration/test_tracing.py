@@ -217,6 +217,11 @@ def test_a_cleared_global_setting_returns_to_its_initial_value(api: SettingsApi)
     assert {name: cleared[name] for name in DEFAULTS} == DEFAULTS
 
 
+def test_a_count_of_zero_is_accepted(api: SettingsApi) -> None:
+    assert api.set({"trace_count": "0"})["trace_count"] == "0"
+    assert api.set({"trace_count": None})["trace_count"] == "-1"
+
+
 def test_unknown_settings_are_ignored(api: SettingsApi) -> None:
     assert api.set({"trace_colour": "red", "trace_level": ["LOUD"]})["trace_level"] == ["OFF"]
 
