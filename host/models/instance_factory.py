@@ -14,7 +14,7 @@ from host.config.load_parameters import max_initializing_instances
 from host.config.model_config import InstanceSpec, ModelConfig
 from host.config.schema import ConfigPart
 from host.errors import HostError
-from host.instances.batch_tracker import FlowControl
+from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.logs.formats import Label
@@ -36,10 +36,13 @@ Start = Callable[[Label], Awaitable[Instance]]
 
 @dataclass(frozen=True, slots=True)
 class InstancePlan:
-    """One instance to be made, and its permit if executions are limited."""
+    """One instance to be made, and its permit if executions are limited.
+
+    `fingerprint`: instances with equal ones are interchangeable.
+    """
 
     spec: InstanceSpec
-    signature: bytes
+    fingerprint: bytes
     policy: HostPolicy
     permit: Permit | None = None
 
@@ -75,7 +78,7 @@ class InstanceFactory:
         self._source = source
         self._arguments = arguments
         self._warmup = warmup
-        self._places: dict[Supervisor, InstancePlan] = {}
+        self._plans: dict[Supervisor, InstancePlan] = {}
         self._limiter = limiter
         if limiter is not None and isinstance(model.scheduler, InstanceQueue):
             model.scheduler.gate = LimitedGate(_permit_of, model.scheduler.dispatch)
@@ -90,21 +93,19 @@ class InstanceFactory:
         `config`: the configuration that they belong to, if it is not the model's.
         """
         groups = (config or self._model.config).instance_group
-        places: list[InstancePlan] = []
+        plans: list[InstancePlan] = []
         try:
             for spec in specs:
                 limited = self._limiter is not None and not spec.passive
                 group = groups[spec.group]
                 permit = self._permit(spec, group) if limited else None
                 policy = find_policy(self._policies, spec.kind, spec.device_id, group.host_policy)
-                places.append(
-                    InstancePlan(spec, _instance_fingerprint(group, spec), policy, permit)
-                )
+                plans.append(InstancePlan(spec, _instance_fingerprint(group, spec), policy, permit))
         except HostError:
-            for place in places:
-                place.close()
+            for plan in plans:
+                plan.close()
             raise
-        return places
+        return plans
 
     def _permit(self, spec: InstanceSpec, group: ConfigPart) -> Permit:
         assert self._limiter is not None
@@ -113,20 +114,20 @@ class InstanceFactory:
         return self._limiter.permit(ResourceRequest(resources, spec.device_id, wanted.priority))
 
     async def initialize(
-        self, stub: Instance, place: InstancePlan, arguments: InitializeArguments | None = None
+        self, stub: Instance, plan: InstancePlan, arguments: InitializeArguments | None = None
     ) -> None:
         """Initialises and warms up a stub. Raises HostError."""
         arguments = arguments or self._arguments
-        if place.permit is None:
-            await self._initialize(stub, place, arguments)
+        if plan.permit is None:
+            await self._initialize(stub, plan, arguments)
             return
-        async with place.permit.held():
-            await self._initialize(stub, place, arguments)
+        async with plan.permit.held():
+            await self._initialize(stub, plan, arguments)
 
     async def _initialize(
-        self, stub: Instance, place: InstancePlan, arguments: InitializeArguments
+        self, stub: Instance, plan: InstancePlan, arguments: InitializeArguments
     ) -> None:
-        spec, policy = place.spec, place.policy
+        spec, policy = plan.spec, plan.policy
         stub.label = Label(self._model.name, self._model.version, spec.name)
         message = Initialize(
             spec.name,
@@ -152,9 +153,9 @@ class InstanceFactory:
 
     def start_accepting(self, made: Iterable[tuple[Instance, InstancePlan]]) -> None:
         """Lets these instances take work, except passive ones."""
-        supervisors = {self._create_slot(stub, place): place for stub, place in made}
+        supervisors = {self._create_slot(stub, plan): plan for stub, plan in made}
         self._model.supervisors += supervisors
-        self._places.update(supervisors)
+        self._plans.update(supervisors)
         for supervisor in supervisors:
             supervisor.start_accepting()
 
@@ -163,12 +164,14 @@ class InstanceFactory:
         config = type(wanted)()
         config.CopyFrom(self._model.config)
         copy_updatable(wanted, config)
-        surplus = dict(self._places)
+        surplus = dict(self._plans)
         missing: list[InstanceSpec] = []
         for spec in configuration.instance_specs(config):
-            fitting = _instance_fingerprint(config.instance_group[spec.group], spec)
+            fingerprint = _instance_fingerprint(config.instance_group[spec.group], spec)
             same = [
-                supervisor for supervisor, place in surplus.items() if place.signature == fitting
+                supervisor
+                for supervisor, plan in surplus.items()
+                if plan.fingerprint == fingerprint
             ]
             if same:  # the one with that name if there is one
                 del surplus[
@@ -177,19 +180,19 @@ class InstanceFactory:
             else:
                 missing.append(spec)
         stay = {
-            (place.spec.name, place.spec.device_id)
-            for supervisor, place in self._places.items()
+            (plan.spec.name, plan.spec.device_id)
+            for supervisor, plan in self._plans.items()
             if supervisor not in surplus
         }
         arguments = self._arguments.for_config(config)
-        places = self.plan_instances([_with_unique_name(spec, stay) for spec in missing], config)
+        plans = self.plan_instances([_with_unique_name(spec, stay) for spec in missing], config)
         change = InstanceChange(self, config, arguments, list(surplus), finalize)
         try:
-            for place in places:
-                change.made.append((await self._launch(place, arguments), place))
+            for plan in plans:
+                change.made.append((await self._launch(plan, arguments), plan))
         except BaseException:  # also if cancelled, as these processes have no other owner
-            for place in places[len(change.made) :]:
-                place.close()
+            for plan in plans[len(change.made) :]:
+                plan.close()
             await change.discard()
             raise
         return change
@@ -200,14 +203,14 @@ class InstanceFactory:
         self._arguments = change.arguments
         self.start_accepting(change.made)
         for supervisor in change.surplus:
-            del self._places[supervisor]
+            del self._plans[supervisor]
             task = self._model.retire_slot(supervisor, change.finalize)
             if task is not None:
                 change.ending.append(task)
 
-    def _create_slot(self, stub: Instance, place: InstancePlan) -> Supervisor:
+    def _create_slot(self, stub: Instance, plan: InstancePlan) -> Supervisor:
         async def launch() -> Instance:
-            return await self._launch(place, self._arguments)
+            return await self._launch(plan, self._arguments)
 
         model = self._model
         return Supervisor(
@@ -215,16 +218,16 @@ class InstanceFactory:
             launch,
             model.scheduler,
             model.record_batch,
-            place.spec.passive,
-            place.permit,
+            plan.spec.passive,
+            plan.permit,
             model.record_lethal_request,
         )
 
-    async def _launch(self, place: InstancePlan, arguments: InitializeArguments) -> Instance:
-        label = Label(self._model.name, self._model.version, place.spec.name)
+    async def _launch(self, plan: InstancePlan, arguments: InitializeArguments) -> Instance:
+        label = Label(self._model.name, self._model.version, plan.spec.name)
         fresh = await self._start(label)
         try:
-            await self.initialize(fresh, place, arguments)
+            await self.initialize(fresh, plan, arguments)
         except BaseException:  # also if cancelled, as this process has no other owner
             fresh.kill()
             raise
@@ -238,7 +241,7 @@ class InstanceChange:
     `finalize`: seconds that `finalize` of a surplus instance may take.
     """
 
-    workshop: InstanceFactory
+    factory: InstanceFactory
     config: ModelConfig
     arguments: InitializeArguments
     surplus: list[Supervisor]
@@ -248,7 +251,7 @@ class InstanceChange:
 
     def commit(self) -> None:
         """Puts the change into effect."""
-        self.workshop.commit(self)
+        self.factory.commit(self)
 
     async def wait_ended(self) -> None:
         """Waits until the surplus instances that were idle have ended."""
@@ -257,9 +260,9 @@ class InstanceChange:
 
     async def discard(self) -> None:
         """Stops the new instances and leaves the model as it was."""
-        for stub, place in self.made:
+        for stub, plan in self.made:
             await stub.stop(0, self.finalize)
-            place.close()
+            plan.close()
 
 
 def _instance_fingerprint(group: ConfigPart, spec: InstanceSpec) -> bytes:
@@ -296,7 +299,7 @@ class InitializeArguments:
     """
 
     def __init__(
-        self, directory: Path, version: int, config: ModelConfig, flow: FlowControl
+        self, directory: Path, version: int, config: ModelConfig, flow: FlowControlSettings
     ) -> None:
         self.outputs = [output.name for output in config.output]
         self.decoupled = bool(config.model_transaction_policy.decoupled)

@@ -23,10 +23,10 @@ from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
 from host.environments.environment import Environment
 from host.environments.environments import Environments
-from host.instances.batch_tracker import FlowControl
 from host.instances.client_memory import write_outputs
+from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
-from host.instances.pool import StubPool
+from host.instances.pool import PreparedModel, StubPool
 from host.logs.formats import Label, model_fields
 from host.metrics.settings import MetricsSettings
 from host.models.backends import Backends
@@ -65,7 +65,7 @@ class Loader:
         environments: Environments,
         *,
         auto_complete: bool,
-        flow: FlowControl,
+        flow: FlowControlSettings,
         metrics: MetricsSettings | None = None,
         debugged: str = "",
         store: ResponseStore | None = None,
@@ -79,7 +79,7 @@ class Loader:
         self._initializing = initializing or LendableSemaphore(0)
         self._debugged = debugged
         self._store = store
-        self._workshops: WeakKeyDictionary[LoadedModel, InstanceFactory] = WeakKeyDictionary()
+        self._factories: WeakKeyDictionary[LoadedModel, InstanceFactory] = WeakKeyDictionary()
         self._limiter = limiter
         self._metrics = metrics
         self._pool = pool
@@ -114,64 +114,80 @@ class Loader:
         source: ModelSource,
         environment: Environment | None,
     ) -> PythonModel:
-        name: str = loaded.config.name
-        # Auto-completion cannot change the number of instances, so that all can start at once.
-        count = len(self._instances(loaded.config))
-        attached = name == self._debugged
-        label = Label(name, version)
-        prepared = None
-        if not attached and await asyncio.to_thread(is_prepared, loaded.config, source):
-            job = PreloadJob(source, preload_arguments(loaded.config, directory, version))
-            prepared = await self._pool.prepare_model(label, msgspec.json.encode(job), environment)
+        label = Label(loaded.config.name, version)
+        prepared = await self._prepare(label, directory, loaded.config, source, environment)
         start = partial(
             self._pool.start_instance,
             environment=environment,
-            attached=attached,
+            attached=label.model == self._debugged,
             launcher=None if prepared is None else prepared.launcher,
         )
         stubs: list[Instance] = []
-        places: list[InstancePlan] = []
+        plans: list[InstancePlan] = []
         try:
+            # Auto-completion cannot change the number of instances, so that all can start at once.
+            count = len(self._instances(loaded.config))
             stubs = await _gather_all(start(label) for _ in range(count))
             config = await self._complete(loaded, source, stubs, start)
-            labels = await asyncio.to_thread(read_labels, directory, config)
-            if said := configuration.input_memory_message(config):
-                _log.info("%s", said, extra=model_fields(name, version))
-            states = await asyncio.to_thread(read_states, config, directory)
-            model = PythonModel(config, version, self._metrics, labels, states)
-            model.metrics.set_namespace(loaded.namespace)
-            if self._quarantine_seconds:
-                model.set_quarantine(self._quarantine_seconds)
-            if self._store is not None and config.response_cache.enable:
-                space = loaded.namespace
-                model.cache = ResponseCache(
-                    self._store, version, model.counters, write_outputs, space
-                )
+            model = await self._make_model(directory, version, config, loaded.namespace)
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
-            arguments = InitializeArguments(directory, version, config, self._flow)
-            workshop = InstanceFactory(
+            factory = InstanceFactory(
                 model,
                 start,
                 source,
-                arguments,
+                InitializeArguments(directory, version, config, self._flow),
                 warmup,
                 self._limiter,
                 self._policies,
                 self._initializing,
             )
-            places = workshop.plan_instances(self._instances(config))
-            await _run_steps(map(workshop.initialize, stubs, places))
+            plans = factory.plan_instances(self._instances(config))
+            await _run_steps(map(factory.initialize, stubs, plans))
         except BaseException:  # also if cancelled, as these processes have no other owner
             for stub in stubs:
                 stub.kill()
-            for place in places:
-                place.close()
+            for plan in plans:
+                plan.close()
             if prepared is not None:
                 await prepared.close()
             raise
         model.prepared = prepared
-        workshop.start_accepting(zip(stubs, places, strict=True))
-        self._workshops[model] = workshop
+        factory.start_accepting(zip(stubs, plans, strict=True))
+        self._factories[model] = factory
+        return model
+
+    async def _prepare(
+        self,
+        label: Label,
+        directory: Path,
+        config: ModelConfig,
+        source: ModelSource,
+        environment: Environment | None,
+    ) -> PreparedModel | None:
+        """The process that the stubs are forks of; None if each starts by itself."""
+        if label.model == self._debugged:
+            return None
+        if not await asyncio.to_thread(is_prepared, config, source):
+            return None
+        job = PreloadJob(source, preload_arguments(config, directory, label.version))
+        return await self._pool.prepare_model(label, msgspec.json.encode(job), environment)
+
+    async def _make_model(
+        self, directory: Path, version: int, config: ModelConfig, namespace: str
+    ) -> PythonModel:
+        """The model of a complete configuration, without instances. Raises HostError."""
+        labels = await asyncio.to_thread(read_labels, directory, config)
+        if message := configuration.input_memory_message(config):
+            _log.info("%s", message, extra=model_fields(config.name, version))
+        states = await asyncio.to_thread(read_states, config, directory)
+        model = PythonModel(config, version, self._metrics, labels, states)
+        model.metrics.set_namespace(namespace)
+        if self._quarantine_seconds:
+            model.set_quarantine(self._quarantine_seconds)
+        if self._store is not None and config.response_cache.enable:
+            model.cache = ResponseCache(
+                self._store, version, model.counters, write_outputs, namespace
+            )
         return model
 
     async def update(
@@ -181,11 +197,11 @@ class Loader:
 
         None for a debugged model, which is loaded again.
         """
-        workshop = self._workshops.get(model)
-        if workshop is None or model.name == self._debugged:
+        factory = self._factories.get(model)
+        if factory is None or model.name == self._debugged:
             return None
         loaded.check_instances()
-        return await workshop.plan_change(loaded.config, finalize)
+        return await factory.plan_change(loaded.config, finalize)
 
     def _instances(self, config: ModelConfig) -> list[InstanceSpec]:
         """The instances to run; only one for a debugged model, as there is one terminal."""

@@ -16,7 +16,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
-from tests.clients import Client, tensor
+from tests.clients import Client, InferStream, is_final, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.unit.stub.test_copy_on_write_views import is_possible
 
@@ -168,6 +168,23 @@ output [
   { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }
 ]
 """
+STREAMS = """
+    def execute(self, requests):
+        (request,) = requests
+        given, sender = request.inputs()[0], request.get_response_sender()
+        overwriting = pb_utils.Tensor("X", np.zeros(given.shape(), np.float32))
+        sender.send(pb_utils.InferenceResponse([overwriting]))
+        if request.request_id() != "raw":
+            given = pb_utils.Tensor("X", given.as_numpy(copy=request.request_id() == "array"))
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        sender.send(pb_utils.InferenceResponse([given]), final)
+"""
+STREAMS_CONFIG = """
+backend: "python"
+input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
 PIPELINE = """
 platform: "ensemble"
 input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
@@ -188,6 +205,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     for name, code in MODELS.items():
         module_repository.add(name, HEAD + code, CONFIG)
     module_repository.add("pipeline", None, PIPELINE)
+    module_repository.add("streams", HEAD + STREAMS, STREAMS_CONFIG)
     module_repository.add("doubles", HEAD + DOUBLES, DOUBLES_CONFIG)
     return module_serve(module_repository, "--allow-client-shm=true").wait_started()
 
@@ -303,6 +321,24 @@ def test_an_output_may_overwrite_the_input_that_another_one_returns(
     returned = result.as_numpy("X") if into is None else memory.content(into)
     np.testing.assert_array_equal(returned, array)
     np.testing.assert_array_equal(memory.content(SIZE if into == 0 else 0), 2 * array)
+
+
+@pytest.mark.parametrize("into", [0, 64, SIZE // 2])
+@pytest.mark.parametrize("id", ["array", "view", "raw"])
+def test_a_response_may_return_the_input_that_an_earlier_one_overwrote(
+    host: RunningHost, memory: Memory, id: str, into: int
+) -> None:
+    array = numbers(5)
+    memory.write(array)
+    given = grpcclient.InferInput("X", [COUNT], "FP32")
+    given.set_shared_memory(memory.name, SIZE)
+    wanted = grpcclient.InferRequestedOutput("X")
+    wanted.set_shared_memory(memory.name, SIZE, into)
+    with InferStream(host) as stream:
+        stream.send_inputs("streams", given, outputs=[wanted], request_id=id)
+        assert not is_final(stream.next())
+        assert is_final(stream.next())
+    np.testing.assert_array_equal(memory.content(into), array)
 
 
 @pytest.mark.parametrize("inner", ["returns", "writes"])

@@ -217,7 +217,7 @@ ASKED: dict[str, tuple[int, str]] = {
 
 
 @pytest.mark.parametrize("line", ASKED)
-def test_responses_by_path(host: RunningHost, line: str) -> None:
+def test_each_path_has_its_response(host: RunningHost, line: str) -> None:
     method, path = line.split(" ")
     assert send_request(host, method, path) == ASKED[line]
 
@@ -648,7 +648,9 @@ INFERRED: dict[str, tuple[str, int, str]] = {
 
 
 @pytest.mark.parametrize("case", INFERRED)
-def test_responses_to_inference_requests(host: RunningHost, case: str) -> None:
+def test_inference_requests_are_answered_or_refused_as_by_triton(
+    host: RunningHost, case: str
+) -> None:
     body, status, text = INFERRED[case]
     assert send_request(host, "POST", "/v2/models/identity/infer", body.encode()) == (status, text)
 
@@ -690,7 +692,9 @@ RAW: dict[str, tuple[str, bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("case", RAW)
-def test_responses_to_raw_binary_requests(host: RunningHost, case: str) -> None:
+def test_raw_binary_requests_are_answered_or_refused_as_by_triton(
+    host: RunningHost, case: str
+) -> None:
     model, body, status, text = RAW[case]
     path = f"/v2/models/{model}/infer"
     with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
@@ -712,6 +716,21 @@ def test_an_fp16_input_without_elements_may_be_json(host: RunningHost) -> None:
             "receiving FP16 data via JSON is not supported. Please use the binary data format for"
             " input X"
         ),
+    )
+    no_array = {**empty, "shape": [1, 1], "data": 1}
+    assert send_request(host, "POST", path, json.dumps({"inputs": [no_array]}).encode()) == (
+        500,
+        error("Unable to parse 'data': attempt to access JSON non-array as array"),
+    )
+
+
+@pytest.mark.parametrize("data", ["[]", "[1]", "[[1],[]]", "[1,2,3]", "[[1,2],3]"])
+def test_data_of_a_wrong_size_is_refused(host: RunningHost, data: str) -> None:
+    tensor = {"name": "INPUT0", "shape": [2], "datatype": "FP32", "data": json.loads(data)}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    assert send_request(host, "POST", "/v2/models/identity/infer", body) == (
+        500,
+        error("Unable to parse 'data': Shape does not match true shape of 'data' field"),
     )
 
 
@@ -869,7 +888,9 @@ GENERATED: dict[str, tuple[str, str, int, str]] = {
 
 @pytest.mark.parametrize("way", ["generate", "generate_stream"])
 @pytest.mark.parametrize("case", GENERATED)
-def test_responses_to_generate_requests(host: RunningHost, case: str, way: str) -> None:
+def test_generate_requests_are_answered_or_refused_as_by_triton(
+    host: RunningHost, case: str, way: str
+) -> None:
     model, body, status, text = GENERATED[case]
     expected = f"data: {text}\n\n" if status == 200 and way == "generate_stream" else text
     assert send_request(host, "POST", f"/v2/models/{model}/{way}", body.encode()) == (

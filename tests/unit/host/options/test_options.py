@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from host.options import validators
 from host.options.command_line import parse, usage
 from host.options.deprecated_flags import DEPRECATED
-from host.options.flag_parser import Flag, Status
+from host.options.flags import Flag, Status
 from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
 from tests import flag_table
@@ -52,7 +52,7 @@ def bad(flag: str, text: str) -> str:
 # Forms
 
 
-def test_defaults() -> None:
+def test_the_defaults_are_those_of_triton() -> None:
     made = options()
     assert made == Options(model_repository=[HERE])
     assert made.warnings == []
@@ -97,7 +97,7 @@ def test_last_value_counts() -> None:
 
 
 @given(st.sampled_from(["true", "on", "1"]), st.sampled_from(["false", "off", "0"]), st.data())
-def test_booleans_in_any_case(yes: str, no: str, data: st.DataObject) -> None:
+def test_booleans_may_be_written_in_any_case(yes: str, no: str, data: st.DataObject) -> None:
     def cased(word: str) -> str:
         return data.draw(st.sampled_from([word, word.upper(), word.capitalize()]))
 
@@ -116,7 +116,7 @@ def test_model_store_is_model_repository(tmp_path: Path) -> None:
     assert made.model_repository == [str(tmp_path), HERE]
 
 
-def test_flag_without_value() -> None:
+def test_a_flag_without_value_takes_none() -> None:
     assert options("--disable-auto-complete-config").disable_auto_complete_config
     assert complaint("--disable-auto-complete-config=true") == (
         "option '--disable-auto-complete-config' doesn't allow an argument"
@@ -579,7 +579,7 @@ def test_log_format_is_read_as_it_is_written() -> None:
         options("--log-format=iso8601")
 
 
-def test_explicit_mode() -> None:
+def test_models_of_the_start_are_listed_in_explicit_mode() -> None:
     made = options("--model-control-mode=explicit", "--load-model=a", "--load-model", "b")
     assert made.load_model == ["a", "b"]
 
@@ -594,7 +594,7 @@ def test_arena_limit_is_the_machines_memory_if_none_is_given() -> None:
     assert options().arena_limit == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_stub_grace() -> None:
+def test_the_grace_of_stubs_may_be_a_fraction_of_a_second() -> None:
     assert options().stub_grace_secs == 10.0
     assert options("--stub-grace-secs=.5").stub_grace_secs == 0.5
 
@@ -630,7 +630,7 @@ def test_settings_that_the_tensorrt_backend_reads_cause_no_warning() -> None:
     ]
 
 
-def test_every_setting_of_the_python_backend() -> None:
+def test_every_setting_of_the_python_backend_is_accepted_without_a_warning() -> None:
     made = options(
         "--backend-config=python,shm-default-byte-size=1048576",
         "--backend-config=python,shm-growth-byte-size=1",
@@ -895,7 +895,7 @@ def test_other_texts_are_no_sizes(text: str) -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    ["arena-byte-size=", "response-cache-byte-size=", "memory-budget=", "memory-budget=0:",
+    ["receive-buffer-byte-size=", "response-cache-byte-size=", "memory-budget=", "memory-budget=0:",
      "cuda-memory-pool-byte-size=0:"],
 )  # fmt: skip
 def test_a_size_has_at_most_63_bits(flag: str) -> None:
@@ -904,6 +904,18 @@ def test_a_size_has_at_most_63_bits(flag: str) -> None:
     for text in ("9223372036854775808", "9007199254740992Ki", "9" * 18 + "T", "9" * 5000 + "M"):
         detail = complaint("--model-repository", HERE, f"--{flag}{text}")
         assert "out of bound. Got" in detail
+
+
+def test_an_arena_has_at_most_one_exbibyte() -> None:
+    assert options("--arena-byte-size=1152921504606846976").arena_limit == 1 << 60
+    for text in ("1152921504606846977", "9223372036854775807"):
+        with pytest.raises(UsageError) as caught:
+            options(f"--arena-byte-size={text}")
+        assert '"--arena-byte-size"' in str(caught.value)
+        assert f"out of bound. Got {text}" in str(caught.value)
+        assert "at most 1152921504606846976 bytes" in caught.value.advice
+    with pytest.raises(UsageError, match="out of bound"):
+        Options(model_repository=[HERE], arena_byte_size=1 << 61)
 
 
 def test_a_memory_budget_is_of_the_host_and_of_gpus() -> None:
