@@ -25,7 +25,7 @@ class InvalidBytesTensor(Exception):
         Source: docs/reference/protocol.md, 3.3, rule 13.
         """
         template: str = self.args[0]
-        return template.format(f"inference input '{tensor}' for model '{model}'")
+        return template.format(f"inference input '{tensor}' for model '{model}'", tensor=tensor)
 
 
 def check_elements(data: Buffer | SharedMemoryBytes, count: int) -> None:
@@ -109,10 +109,15 @@ def check_elements_in_chunks(
                 )
             (length,) = _LENGTH.unpack_from(piece, place)
             place += 4
-            if length > size - position - place:
+            left = size - position - place
+            if length > left:
+                if found + 1 < count:
+                    raise InvalidBytesTensor(
+                        f"expected {count} string elements for {{}}, got {found + 1}"
+                    )
                 raise InvalidBytesTensor(
-                    f"incomplete string element {found} for {{}}, expecting {length} bytes but"
-                    f" only {size - position - place} bytes available."
+                    "incomplete string data for inference input '{tensor}', expecting string of"
+                    f" length {length} but only {left} bytes available"
                 )
             place += length
             found += 1

@@ -334,7 +334,7 @@ class ServerFlags:
     arena_byte_size: int = _own(
         0, "Maximum size in bytes of the tensor memory of each process; 0 means the size of the"
         " machine's memory, or a quarter of the limit of the control group.",
-        BYTES)
+        BYTES, check=values.arena_byte_size)
     grpc_engine: str = _own(
         "h2", "Implementation of the gRPC server. h2: built in. grpcio: the grpcio library, which"
         " needs more CPU time.", check=values.grpc_engine)

@@ -24,6 +24,7 @@ _DEVICE = re.compile(r"[0-9]{1,4}")
 _FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_MAX_ARENA_BYTES = 1 << 60
 _MAX_LENGTH = 1e8  # seconds; event loops limit timers to some years
 
 log_format = one_of("log-format", "default", "ISO8601", "json")
@@ -62,6 +63,15 @@ def seconds(number: float) -> None:
     """Accepts a positive time that a timer can wait for."""
     if not 0 < number <= _MAX_LENGTH:
         raise InvalidValue(f"Provided option value is out of bound. Got {number}")
+
+
+def arena_byte_size(size: int) -> None:
+    """Accepts sizes whose arena fits into a file, which is four times as long."""
+    if size > _MAX_ARENA_BYTES:
+        raise InvalidValue(
+            f"Provided option value is out of bound. Got {size}",
+            f"an arena has at most {_MAX_ARENA_BYTES} bytes",
+        )
 
 
 def http_max_input_size(size: int) -> None:

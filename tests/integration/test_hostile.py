@@ -156,7 +156,7 @@ HOSTILE: dict[str, tuple[tuple[bytes, dict[str, str]], int, str]] = {
     "an overflowing shape": (plain(given(shape=[2**32] * 3)), 400, "invalid shape for input"),
     "a shape of too many bytes": (plain(given(shape=[2**62])), 400, "byte size overflow for input"),
     "a shape of much memory": (plain(given(shape=[2**40])), 400, "JSON input 'INPUT0' has a byte_"),
-    "a shape of more": (plain(given(shape=[2])), 500, "Failed to parse 'data' field: shape does"),
+    "a shape of more": (plain(given(shape=[2])), 500, "Unable to parse 'data': Shape does not"),
     "a shape of less": (plain(given(data=[1, 2])), 500, "Unable to parse 'data': Shape does not"),
     "an unknown datatype": (
         plain(given(datatype="FP33")),
@@ -250,8 +250,8 @@ def test_a_hostile_body_is_refused(host: RunningHost, case: str) -> None:
 
 TEXTS = {
     "a cut length": (b"\4\0\0", "incomplete string length indicator for inference input 'COMMAND'"),
-    "a cut text": (b"\4\0\0\0abc", "incomplete string element 0 for inference input 'COMMAND'"),
-    "a text of 4 GiB": (b"\xff\xff\xff\xffabc", "incomplete string element 0 for inference input"),
+    "a cut text": (b"\4\0\0\0abc", "incomplete string data for inference input 'COMMAND'"),
+    "a text of 4 GiB": (b"\xff\xff\xff\xffabc", "incomplete string data for inference input"),
     "two texts for one": (b"\0\0\0\0" * 2, "unexpected number of string elements 2 for inference"),
     "no text for one": (b"", "expected 1 string elements for inference input 'COMMAND'"),
 }
@@ -724,7 +724,7 @@ OVER_GRPC: dict[str, tuple[str, Any, grpc.StatusCode, str]] = {
             raw_input_contents=[b"\xff\xff\xff\xffabc"],
         ),
         INVALID,
-        MISMATCH + "incomplete string element 0 for inference input 'COMMAND'",
+        MISMATCH + "incomplete string data for inference input 'COMMAND'",
     ),
     "a version of 5000 digits": (
         "ModelMetadata",

@@ -713,6 +713,21 @@ def test_an_fp16_input_without_elements_may_be_json(host: RunningHost) -> None:
             " input X"
         ),
     )
+    no_array = {**empty, "shape": [1, 1], "data": 1}
+    assert send_request(host, "POST", path, json.dumps({"inputs": [no_array]}).encode()) == (
+        500,
+        error("Unable to parse 'data': attempt to access JSON non-array as array"),
+    )
+
+
+@pytest.mark.parametrize("data", ["[]", "[1]", "[[1],[]]", "[1,2,3]", "[[1,2],3]"])
+def test_data_of_a_wrong_size_is_refused(host: RunningHost, data: str) -> None:
+    tensor = {"name": "INPUT0", "shape": [2], "datatype": "FP32", "data": json.loads(data)}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    assert send_request(host, "POST", "/v2/models/identity/infer", body) == (
+        500,
+        error("Unable to parse 'data': Shape does not match true shape of 'data' field"),
+    )
 
 
 def test_an_fp16_output_needs_binary_data(host: RunningHost) -> None:

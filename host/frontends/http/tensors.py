@@ -79,13 +79,13 @@ def read_tensor(
     Raises HostError with the texts of docs/reference/protocol.md, 1.6.
     """
     count = _element_count(name, shape)
-    refusal = binary_only_error(name, datatype)
-    if refusal is not None and count > 0:
-        raise refusal
     if datatype not in CODES:
         raise invalid_argument(f"invalid datatype for input {name}")
     if type(data) is not list and not isinstance(data, LargeArray):
         raise with_context("Unable to parse 'data'", wrong_type("array"))
+    refusal = binary_only_error(name, datatype)
+    if refusal is not None and count > 0:
+        raise refusal
     if count == 0:
         return b""
     if datatype == "BYTES":
@@ -116,11 +116,9 @@ def read_tensor(
             raise with_context("Unable to parse 'data'", error) from None
         found += len(values)
         if found > count:
-            raise internal(
-                "Unable to parse 'data': Shape does not match true shape of 'data' field"
-            )
-    if found < count:
-        raise internal("Failed to parse 'data' field: shape does not match true shape")
+            break
+    if found != count:
+        raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

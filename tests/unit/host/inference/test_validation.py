@@ -120,7 +120,7 @@ def test_more_forms_than_are_remembered_pass_as_well() -> None:
 def test_the_content_of_strings_is_checked_in_every_request_of_a_form() -> None:
     ours, form = signature(STRINGS), object()
     ours.validate_request(request(strings([1], serialize(b"abcd")), validation_key=form))
-    with pytest.raises(HostError, match="incomplete string element 0"):
+    with pytest.raises(HostError, match="incomplete string data"):
         ours.validate_request(request(strings([1], b"\xff\xff\0\0abcd"), validation_key=form))
 
 
@@ -309,8 +309,13 @@ def test_memoryviews_of_any_item_size_are_measured_in_bytes() -> None:
         (
             STRINGS,
             request(strings([2], serialize(b"a", b"bcd")[:-1])),
-            RID + "incomplete string element 1 for inference input 'S' for model 'm', expecting 3"
-            " bytes but only 2 bytes available.",
+            RID + "incomplete string data for inference input 'S', expecting string of length 3"
+            " but only 2 bytes available",
+        ),
+        (
+            STRINGS,
+            request(strings([4], serialize(b"a", b"bcd")[:-1])),
+            RID + "expected 4 string elements for inference input 'S' for model 'm', got 2",
         ),
         (
             STRINGS,

@@ -895,7 +895,7 @@ def test_other_texts_are_no_sizes(text: str) -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    ["arena-byte-size=", "response-cache-byte-size=", "memory-budget=", "memory-budget=0:",
+    ["receive-buffer-byte-size=", "response-cache-byte-size=", "memory-budget=", "memory-budget=0:",
      "cuda-memory-pool-byte-size=0:"],
 )  # fmt: skip
 def test_a_size_has_at_most_63_bits(flag: str) -> None:
@@ -904,6 +904,18 @@ def test_a_size_has_at_most_63_bits(flag: str) -> None:
     for text in ("9223372036854775808", "9007199254740992Ki", "9" * 18 + "T", "9" * 5000 + "M"):
         detail = complaint("--model-repository", HERE, f"--{flag}{text}")
         assert "out of bound. Got" in detail
+
+
+def test_an_arena_has_at_most_one_exbibyte() -> None:
+    assert options("--arena-byte-size=1152921504606846976").arena_limit == 1 << 60
+    for text in ("1152921504606846977", "9223372036854775807"):
+        with pytest.raises(UsageError) as caught:
+            options(f"--arena-byte-size={text}")
+        assert '"--arena-byte-size"' in str(caught.value)
+        assert f"out of bound. Got {text}" in str(caught.value)
+        assert "at most 1152921504606846976 bytes" in caught.value.advice
+    with pytest.raises(UsageError, match="out of bound"):
+        Options(model_repository=[HERE], arena_byte_size=1 << 61)
 
 
 def test_a_memory_budget_is_of_the_host_and_of_gpus() -> None:
