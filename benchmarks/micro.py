@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as pb
 
-from host.frontends.grpc.codec import parse_infer_request, to_request
-from host.frontends.grpc.encode import encode_infer_response
+from host.frontends.grpc.infer_request import parse_infer_request, to_request
+from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.request_cache import RequestCache
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor
@@ -100,9 +100,6 @@ class _FakeInstance(InstanceSlot):
 
     def run(self, calls: Sequence[Call]) -> None:
         self.calls = calls
-
-    def cancel(self, call: Call) -> bool:
-        return False
 
     def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
         return False

@@ -42,9 +42,6 @@ class _FakeInstance(InstanceSlot):
     def run(self, calls: Sequence[Call]) -> None:
         self.batch = calls
 
-    def cancel(self, call: Call) -> bool:
-        return False
-
     def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
         return False
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from host.options.deprecated_flags import DEPRECATED
-from host.options.flag_parser import Flag, Status
+from host.options.flags import Flag, Status
 from host.options.server_flags import FLAGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "operations.md"

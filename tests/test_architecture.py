@@ -188,10 +188,11 @@ def test_the_side_of_bound_functions_is_not_a_host(name: str) -> None:
         "host.frontends.inference_core",
         *(
             f"host.frontends.grpc.{name}"
-            for name in ("codec", "request_cache", "service", "stream")
+            for name in ("infer_request", "request_cache", "service", "stream")
         ),
         *(f"host.frontends.http.{name}" for name in ("fast_path", "infer", "generate")),
         "host.frontends.http.inference_app",
+        "host.frontends.http.inference_endpoints",
         "host.frontend_processes.core_proxy",
         "host.frontend_processes.process",
     ],

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from host.inference.digest import DIGEST_SIZE, digest_request
+from host.inference.digest import digest_request
 from host.inference.request import InferRequest
 from host.repository.qualified_name import qualified_name
 
-KEY_SIZE = DIGEST_SIZE
-"""Length of a key in bytes."""
-
 
 def request_key(request: InferRequest, version: int, namespace: str = "") -> bytes:
-    """Compute the key of a validated request to a version of its model.
+    """Compute the key of a validated request to a version of its model, `DIGEST_SIZE` bytes.
 
     The key depends on the model, its version, the name, data type, shape and bytes of every input,
     and the names of the requested outputs. It does not depend on the order of inputs and outputs,

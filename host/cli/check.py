@@ -16,7 +16,7 @@ from host.lint.model import CheckedModel, LintSettings, check_model
 from host.lint.problem import Problem
 from host.logs.colours import Colour, paint, shows_colours
 from host.models.backends import Backends
-from host.options.flag_parser import SWITCH, FlagGroup, one_of
+from host.options.flags import SWITCH, FlagGroup, one_of
 from host.options.template_values import read_variables
 from host.repository.repository import Repository, RepositoryScan
 

@@ -20,7 +20,7 @@ from host.cli.replay import ReplayOptions
 from host.cli.run import RunOptions
 from host.cli.stacks import StacksOptions
 from host.cli.top import TopOptions
-from host.options.flag_parser import Flag, Status, flags_of
+from host.options.flags import Flag, Status, flags_of
 from host.options.server_flags import FLAGS
 
 _ABOUT = """Print the completion of commands, flags and values for a shell: bash, zsh or fish.

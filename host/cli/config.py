@@ -30,7 +30,7 @@ from host.logs.formats import Label
 from host.metrics.custom import CustomMetrics
 from host.models.backends import Backends
 from host.models.registry import Registry
-from host.options.flag_parser import SWITCH, FlagGroup, one_of
+from host.options.flags import SWITCH, FlagGroup, one_of
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
 from host.tracing.config import TraceConfig

@@ -19,7 +19,7 @@ from host.crashes.records import read_records, tensor_folder
 from host.errors import HostError, invalid_argument, not_found
 from host.logs.formats import escape_control_characters
 from host.logs.text_table import format_table
-from host.options.flag_parser import SWITCH, FlagGroup, one_of
+from host.options.flags import SWITCH, FlagGroup, one_of
 
 _NEWEST = "newest"
 

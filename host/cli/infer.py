@@ -18,7 +18,7 @@ from host.cli.http_inference import HttpInferenceClient
 from host.cli.inference import Inference, InferenceClient, Parameter
 from host.cli.server_client import HEADER_HELP, check_headers
 from host.errors import ErrorCode, HostError
-from host.options.flag_parser import SIZE, FlagGroup, InvalidValue
+from host.options.flags import SIZE, FlagGroup, InvalidValue
 from pb_utils import Tensor
 from pb_utils._literals import InvalidInput, read_inputs
 from pb_utils._response_text import format_response

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from host.cli.arguments import parse_arguments
-from host.options.flag_parser import FlagGroup, InvalidValue, one_of
+from host.options.flags import FlagGroup, InvalidValue, one_of
 
 _EXIT_OK, _EXIT_FAILED = 0, 1
 _TEMPLATES = Path(__file__).with_name("templates")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from host.cli.arguments import check_inputs, parse_arguments, split_inputs
-from host.options.flag_parser import PORT, FlagGroup, integer
+from host.options.flags import PORT, FlagGroup, integer
 from host.options.options import Options
 from host.ray.arguments import read_options
 from host.ray.deployment_options import derive_options
@@ -43,7 +43,12 @@ _group = FlagGroup("Ray")
 class RayOptions:
     """The flags of `pbhost ray`."""
 
-    replicas: int = _group(1, "Number of replicas; the least one with --max-replicas.", integer(1))
+    replicas: int = _group(
+        0,
+        "Number of replicas; the least one with --max-replicas. By default 1, or with"
+        " --per-model=true one for each GPU that a model's instance groups name.",
+        integer(0),
+    )
     max_replicas: int = _group(
         0, "Add replicas up to this number under load; 0 keeps --replicas.", integer(0)
     )
@@ -93,10 +98,13 @@ def _server_arguments(repositories: Sequence[Path], options: RayOptions) -> dict
 
 
 def _deployment(options: RayOptions) -> dict[str, Any]:
-    if not options.max_replicas:
-        return {"num_replicas": options.replicas}
-    scaling = {"min_replicas": options.replicas, "max_replicas": options.max_replicas}
-    return {"autoscaling_config": scaling}
+    least = max(1, options.replicas)
+    if options.max_replicas:
+        scaling = {"min_replicas": least, "max_replicas": options.max_replicas}
+        return {"autoscaling_config": scaling}
+    if options.per_model and not options.replicas:
+        return {}
+    return {"num_replicas": least}
 
 
 def _check(arguments: dict[str, Any], options: RayOptions) -> None:
@@ -132,10 +140,12 @@ def _needs_of_deployments(
 ) -> list[str]:
     lines = []
     for part in model_deployments(settings, dict.fromkeys(found.models, given)):
-        actor = part.settings["ray_actor_options"]
+        actor, ongoing = part.settings["ray_actor_options"], part.settings["max_ongoing_requests"]
+        replicas = part.settings.get("num_replicas", 1)
+        several = f"{replicas} replicas; " if replicas > 1 else ""
         lines.append(
-            f"{part.model}: a replica needs {actor['num_gpus']} GPUs and {actor['num_cpus']} CPUs,"
-            f" and takes {part.settings['max_ongoing_requests']} requests at a time"
+            f"{part.model}: {several}a replica needs {actor['num_gpus']} GPUs and"
+            f" {actor['num_cpus']} CPUs, and takes {ongoing} requests at a time"
         )
     return lines
 

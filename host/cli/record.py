@@ -15,7 +15,7 @@ import msgspec
 from host.cli.arguments import parse_texts
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.errors import HostError, invalid_argument, unavailable
-from host.options.flag_parser import SIZE, FlagGroup, InvalidValue, byte_size, integer
+from host.options.flags import SIZE, FlagGroup, InvalidValue, byte_size, integer
 from host.recording.folder import LINES_NAME, RecordingWriter
 from host.recording.format import (
     MAX_LINE_BYTES,

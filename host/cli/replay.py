@@ -21,7 +21,7 @@ from host.cli.run import run_recorded
 from host.cli.server_client import HEADER_HELP, check_headers
 from host.errors import HostError, not_found
 from host.logs.formats import escape_control_characters
-from host.options.flag_parser import SWITCH, FlagGroup, InvalidValue, integer, one_of
+from host.options.flags import SWITCH, FlagGroup, InvalidValue, integer, one_of
 from host.options.validators import not_negative
 from host.recording.folder import RecordingReader
 from host.recording.format import RecordedRequest

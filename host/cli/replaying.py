@@ -100,15 +100,15 @@ class Replay:
 
         Raises HostError if the recording is damaged, or the server does not answer at all.
         """
-        lanes = self._read_lanes()
-        pending = iter(lanes)
-        first = min((lane[0].request.time for lane in lanes), default=0.0)
+        chains = self._read_chains()
+        pending = iter(chains)
+        first = min((chain[0].request.time for chain in chains), default=0.0)
         started = time.monotonic()
 
         def work() -> None:
             try:
-                while (lane := self._take(pending)) is not None:
-                    for one in lane:
+                while (chain := self._take(pending)) is not None:
+                    for one in chain:
                         if schedule.speed:
                             due = started + (one.request.time - first) / schedule.speed
                             self._wait_until(due)
@@ -121,7 +121,7 @@ class Replay:
 
         with ThreadPoolExecutor(schedule.concurrency) as threads:
             try:
-                wait([threads.submit(work) for _ in range(min(schedule.concurrency, len(lanes)))])
+                wait([threads.submit(work) for _ in range(min(schedule.concurrency, len(chains)))])
             except BaseException:  # Ctrl-C: the threads end with their requests
                 self._stopped.set()
                 raise
@@ -133,23 +133,23 @@ class Replay:
         self._result.differences.sort(key=lambda one: one.number)
         return self._result
 
-    def _read_lanes(self) -> list[list[_Numbered]]:
+    def _read_chains(self) -> list[list[_Numbered]]:
         """Requests that follow each other: a list for each sequence, and for each other request."""
-        lanes: list[list[_Numbered]] = []
+        chains: list[list[_Numbered]] = []
         sequences: dict[tuple[str, object], list[_Numbered]] = {}
         for number, request in enumerate(self._reader.requests(), 1):
             one = _Numbered(number, request)
             sequence = request.parameters.get(_SEQUENCE)
             if sequence is None:
-                lanes.append([one])
+                chains.append([one])
             elif (key := (request.model, sequence)) in sequences:
                 sequences[key].append(one)
             else:
                 sequences[key] = [one]
-                lanes.append(sequences[key])
-        for lane in lanes:
-            lane.sort(key=lambda one: one.request.time)
-        return sorted(lanes, key=lambda lane: lane[0].request.time)
+                chains.append(sequences[key])
+        for chain in chains:
+            chain.sort(key=lambda one: one.request.time)
+        return sorted(chains, key=lambda chain: chain[0].request.time)
 
     def _take(self, pending: Iterator[list[_Numbered]]) -> list[_Numbered] | None:
         with self._lock:

@@ -30,7 +30,7 @@ from host.environments.environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument, unsupported
 from host.instances.gpus import find_gpus
 from host.models.backends import Backends
-from host.options.flag_parser import SIZE, SWITCH, FlagGroup, integer
+from host.options.flags import SIZE, SWITCH, FlagGroup, integer
 from host.options.options import Options
 from host.recording.folder import RecordingReader
 from host.recording.format import RecordedRequest

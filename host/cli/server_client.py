@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from host.errors import HostError, invalid_argument, unavailable
-from host.options.flag_parser import InvalidValue
+from host.options.flags import InvalidValue
 
 _TIMEOUT_SECONDS = 30.0
 _Answer = TypeVar("_Answer")

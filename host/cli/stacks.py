@@ -16,7 +16,7 @@ from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.errors import HostError
 from host.instances.activity import InstanceActivity
 from host.logs.formats import escape_control_characters
-from host.options.flag_parser import FlagGroup, one_of
+from host.options.flags import FlagGroup, one_of
 
 _ABOUT = """\
 Shows what each instance of a running server does now: the requests that it runs, and the Python

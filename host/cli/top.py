@@ -21,7 +21,7 @@ from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.errors import HostError
 from host.logs.formats import escape_control_characters
 from host.metrics.overview import ServerOverview
-from host.options.flag_parser import SWITCH, FlagGroup, InvalidValue, one_of
+from host.options.flags import SWITCH, FlagGroup, InvalidValue, one_of
 
 _ABOUT = """\
 Shows the models of a running server in a table, and updates it until you press q or Ctrl-C. URL is

@@ -49,9 +49,6 @@ _FRAMEWORKS = (
     _Framework("python", "", "model.py"),
 )
 
-BACKENDS = tuple(dict.fromkeys(known.backend for known in _FRAMEWORKS))
-"""The backends that are known by name; some of them cannot be served."""
-
 PLATFORMS_OF_BACKEND = {
     backend: {known.platform for known in _FRAMEWORKS if known.backend == backend}
     for backend in ("tensorflow", "tensorrt", "onnxruntime", "pytorch")

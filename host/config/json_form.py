@@ -17,6 +17,7 @@ from host.config.schema import (
     enum_names,
     field_kind,
     is_map,
+    is_repeated,
     new_config,
     suggestion,
     unknown_field,
@@ -63,7 +64,7 @@ def _field_value(field: Field, value: Any) -> Any:
     if is_map(field):
         element = field.message_type.fields_by_name["value"]
         return {str(key): _value(element, value[key]) for key in sorted(value)}
-    if field.is_repeated:
+    if is_repeated(field):
         return [_value(field, element) for element in value]
     return _value(field, value)
 
@@ -155,7 +156,7 @@ def _named(field: Field, value: Any, path: str) -> Any:
     if is_map(field) and isinstance(value, Mapping):
         element = field.message_type.fields_by_name["value"]
         return {key: _named(element, value[key], f"{path}[{key}]") for key in value}
-    if field.is_repeated and isinstance(value, list):
+    if is_repeated(field) and isinstance(value, list):
         return [_single(field, element, f"{path}[{i}]") for i, element in enumerate(value)]
     return _single(field, value, path)
 

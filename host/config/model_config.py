@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -33,6 +33,7 @@ from host.errors import HostError, internal
 from host.system.regular_file import read_file
 
 __all__ = [
+    "AdaptConfig",
     "InstanceSpec",
     "LoadedConfig",
     "ModelConfig",
@@ -49,6 +50,10 @@ __all__ = [
 
 
 _log = logging.getLogger("pbhost")
+
+
+AdaptConfig = Callable[[ModelConfig], None]
+"""Changes a configuration in place, before defaults are filled in and anything is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ def load_config(
     name: str | None = None,
     cpu_fallback: bool = False,
     variables: Mapping[str, str] | None = None,
+    adapt: AdaptConfig | None = None,
 ) -> LoadedConfig:
     """Read, complete and check the configuration of a model that does not run yet.
 
@@ -90,7 +96,7 @@ def load_config(
     `override` is JSON that replaces the file. `name` replaces the directory's name if the directory
     is temporary. `gpus` are the ids of GPUs with at least the compute capability
     `least_capability`. `cpu_fallback`: without GPUs, instance groups of KIND_GPU use the CPU.
-    `variables` are values for the template variables of the file.
+    `variables` are values for the template variables of the file. `adapt` changes what was read.
 
     These are steps 2 to 8 of docs/reference/configuration_and_scheduling.md, 2.4. Raises HostError,
     but keeps an error of steps 10 and 11 as `instance_error`.
@@ -100,6 +106,8 @@ def load_config(
         config, source = _read_file(config_file(model_dir, config_name), strict, variables)
     else:
         config, source = _read_override(override), None
+    if adapt is not None:
+        adapt(config)
     if cpu_fallback and not gpus and use_cpu_without_gpus(config):
         _log.warning(
             "model '%s': its instance groups of KIND_GPU run on the CPU, because there is no GPU"

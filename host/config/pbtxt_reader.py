@@ -14,6 +14,7 @@ from host.config.schema import (
     expected_value,
     field_kind,
     is_map,
+    is_repeated,
     range_problem,
     suggestion,
     unknown_field,
@@ -107,7 +108,7 @@ class PbtxtReader:
         members = [member.name for member in choice.fields] if choice is not None else [field.name]
         earlier = [name for name in members if name in seen]
         seen.setdefault(field.name, self._here())
-        if not earlier or field.is_repeated:
+        if not earlier or is_repeated(field):
             return
         line, column = seen[earlier[0]]
         owner = field.containing_type.name + (f" (field '{path}')" if path else "")
@@ -128,7 +129,7 @@ class PbtxtReader:
         self._tokens.NextToken()
         if not self._tokens.TryConsume(":") and field_kind(field) != "message":
             self._missing(":", "':'", field, path)
-        if not field.is_repeated:
+        if not is_repeated(field):
             return self._value(field, path)
         if not self._tokens.TryConsume("["):
             self._element(field, path, position)

@@ -74,6 +74,11 @@ def is_map(field: Field) -> bool:
     return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
 
 
+def is_repeated(field: Field) -> bool:
+    """Whether a field is repeated; protobuf 5 has no property of that name."""
+    return isinstance(field.default_value, list)
+
+
 def field_kind(field: Field) -> str:
     """The protobuf name of the field's type: `int32`, `string`, `enum`, `message`, ..."""
     return _SCALARS[field.type]

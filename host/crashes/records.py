@@ -160,7 +160,7 @@ def _unusable(directory: Path, why: str) -> HostError:
 
 def _read_file(path: Path) -> bytes:
     """The content of a file. Raises OSError, and ValueError if it was not written by a server."""
-    # Without O_NONBLOCK, the end of a pipe that nobody writes would be waited for.
+    # Without O_NONBLOCK, opening a pipe without a writer would block.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):

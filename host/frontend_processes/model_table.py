@@ -16,7 +16,7 @@ class ModelTable:
     """The configurations of models, and the errors for those that are not found.
 
     Each is asked for once, until any model changes: the core shows that in shared memory, before
-    anybody can know of the change.
+    a client can know of the change.
     """
 
     def __init__(self, link: CoreLink) -> None:

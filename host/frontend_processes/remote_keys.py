@@ -49,10 +49,10 @@ current_sender: ContextVar[Sender | None] = ContextVar("current_sender", default
 class RemoteKeys:
     """Asks the core whether a header lets clients send requests to a model, and remembers that.
 
-    So nobody else makes this process parse a request. The core checks each request again, and
-    counts it; `forget` is called if it refuses one. A question blocks this process until the core
-    has replied. So a header without a key is refused here, and one that the core has refused is
-    refused again for a second; the core counts them without a reply that anyone waits for.
+    So only clients with a key make this process parse a request. The core checks each request
+    again, and counts it; `forget` is called if it refuses one. A question blocks this process until
+    the core has replied. So a header without a key is refused here, and one that the core has
+    refused is refused again for a second; the core counts them, and sends no reply.
     """
 
     def __init__(self, link: CoreLink) -> None:

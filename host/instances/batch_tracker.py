@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from host.errors import HostError, internal, unavailable
@@ -15,28 +14,13 @@ from host.inference.request import ExecutionTimes, InferResponse, Tensor
 from host.instances.batch import Batch
 from host.instances.bls_requests import BlsRequests
 from host.instances.client_memory import write_outputs
+from host.instances.flow_control import ACK_COUNT, FlowControlSettings, ResponseAckSender
 from host.instances.transfer import TensorTransfer
 from stub.wire import messages as m
 from stub.wire.payload import INLINE_ALWAYS, WireResponse
 
 Action = Callable[[], None]
 """An effect of a message, carried out once the whole frame was decoded."""
-
-_ACK_COUNT, _ACK_BYTES, _ACK_NS = 32, 1 << 20, 250_000_000
-"""Responses, their bytes, and the time, after which the stub is told that they were acknowledged.
-
-The first two are below the limits on outstanding responses, so that a sender never waits for an
-acknowledgement that is only delayed. With the third, a sender sees that a slow caller makes
-progress before its `send_timeout` is over.
-"""
-
-
-@dataclass(frozen=True)
-class FlowControl:
-    """Limits outstanding responses of one request, and the seconds that a sender waits for them."""
-
-    max_outstanding_responses: int = 128
-    send_timeout: float = 60.0
 
 
 NOT_RESCHEDULED = (
@@ -63,7 +47,7 @@ class BatchTracker:
         self.version = -1
         self.decoupled = False
         self.runs_coroutines = False
-        self.max_outstanding_responses = FlowControl.max_outstanding_responses
+        self.max_outstanding_responses = FlowControlSettings.max_outstanding_responses
         self.restore_shape: Callable[[Tensor], Tensor] | None = None  # to the client's shape
         self._on_idle: Callable[[], None] | None = None
         self._wait_allowed = True
@@ -172,8 +156,8 @@ class BatchTracker:
             request = call.request
             # Outputs in memory of the client do not count as bytes here.
             single = request.output_placement or request.max_outstanding_responses == 1
-            limit = 1 if single else min(_ACK_COUNT, max(1, self.max_outstanding_responses // 2))
-            acks = _ResponseAckSender(self._send, batch.number, index, limit, self._clock)
+            limit = 1 if single else min(ACK_COUNT, max(1, self.max_outstanding_responses // 2))
+            acks = ResponseAckSender(self._send, batch.number, index, limit, self._clock)
             call.on_response_acknowledged = acks.count_response
         return partial(call.respond, answer, message.final)
 
@@ -405,41 +389,6 @@ class BatchTracker:
     def _notify_if_idle(self) -> None:
         if self._on_idle is not None and not self._batches:
             self._on_idle()
-
-
-class _ResponseAckSender:
-    """Collects acknowledged responses of one request until the stub is told."""
-
-    __slots__ = ("_ack", "_batch", "_bytes", "_clock", "_count", "_index", "_limit", "_told_ns")
-
-    def __init__(
-        self,
-        ack: Callable[[m.ToStub], None],
-        batch: int,
-        index: int,
-        limit: int,
-        clock: Callable[[], int],
-    ) -> None:
-        self._ack = ack
-        self._clock = clock
-        self._told_ns = clock()  # when the stub was told last
-        self._limit = limit
-        self._batch = batch
-        self._index = index
-        self._count = self._bytes = 0
-
-    def count_response(self, response: InferResponse) -> None:
-        self._count += 1
-        self._bytes += sum(len(output.data) for output in response.outputs)
-        now = self._clock()
-        if (
-            self._count >= self._limit
-            or self._bytes >= _ACK_BYTES
-            or now - self._told_ns >= _ACK_NS
-        ):
-            self._ack(m.ResponseAck(self._batch, self._index, self._count))
-            self._count = self._bytes = 0
-            self._told_ns = now
 
 
 class _DetachedCall(CallHolder):

@@ -85,13 +85,13 @@ class BusyPoller:
             assert source.doorbell is not None
             source.woken = source.doorbell.wake_early()
 
-    def _on_work_sent(self, bell: Doorbell, source: _WorkSource) -> None:
+    def _on_work_sent(self, doorbell: Doorbell, source: _WorkSource) -> None:
         self._last_source = None
         source.woken = False
-        if source.doorbell is bell:
+        if source.doorbell is doorbell:
             source.repeats += 1
         else:
-            source.doorbell, source.repeats = bell, 1
+            source.doorbell, source.repeats = doorbell, 1
 
     def _on_stub_answered(self, now: float) -> None:
         self._answered_at = now

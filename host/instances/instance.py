@@ -405,7 +405,7 @@ class Instance:
         self.batches.fail_prefetched(reason)
 
     def _exit_error(self, code: int, state: State) -> HostError:
-        """The error of whoever waits for a reply of the stub that has ended in a state."""
+        """The error for a request to the stub, which has ended in a state without a reply."""
         if code == NO_THREADS_STATUS and state is State.CONNECTING:
             return stub_lost(f"cannot start a stub process for '{self.label}': {NO_MORE_PROCESSES}")
         error = stub_lost if self.killed_by_signal else internal

@@ -48,7 +48,7 @@ class StackReading:
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.set_exception(unavailable("the process has ended"))
-            reading.exception()  # maybe nobody waits for it any more
+            reading.exception()  # the caller may have stopped waiting; asyncio would log the error
 
 
 def _describe_process(pid: int) -> str:

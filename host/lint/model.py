@@ -26,7 +26,7 @@ from host.config.template import fill_known_variables
 from host.config.validate import check_tensors
 from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
-from host.frontends.openai.contract import check_defaults, compile_contract
+from host.frontends.openai.contract_compiler import check_defaults, compile_contract
 from host.frontends.openai.loader import (
     check_adapters,
     check_contract,

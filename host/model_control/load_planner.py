@@ -162,6 +162,7 @@ class LoadPlanner:
                 name=self._registry.name_of(name),
                 cpu_fallback=self._settings.cpu_fallback,
                 variables=self._settings.variables,
+                adapt=self._settings.adapt_config,
             )
             loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
             run_agents(loaded.config, files.path, self._settings.agents)

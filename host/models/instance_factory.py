@@ -14,7 +14,7 @@ from host.config.load_parameters import max_initializing_instances
 from host.config.model_config import InstanceSpec, ModelConfig
 from host.config.schema import ConfigPart
 from host.errors import HostError
-from host.instances.batch_tracker import FlowControl
+from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.logs.formats import Label
@@ -299,7 +299,7 @@ class InitializeArguments:
     """
 
     def __init__(
-        self, directory: Path, version: int, config: ModelConfig, flow: FlowControl
+        self, directory: Path, version: int, config: ModelConfig, flow: FlowControlSettings
     ) -> None:
         self.outputs = [output.name for output in config.output]
         self.decoupled = bool(config.model_transaction_policy.decoupled)

@@ -23,8 +23,8 @@ from host.config.json_form import to_json
 from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
 from host.environments.environment import Environment
 from host.environments.environments import Environments
-from host.instances.batch_tracker import FlowControl
 from host.instances.client_memory import write_outputs
+from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
 from host.instances.pool import PreparedModel, StubPool
 from host.logs.formats import Label, model_fields
@@ -65,7 +65,7 @@ class Loader:
         environments: Environments,
         *,
         auto_complete: bool,
-        flow: FlowControl,
+        flow: FlowControlSettings,
         metrics: MetricsSettings | None = None,
         debugged: str = "",
         store: ResponseStore | None = None,

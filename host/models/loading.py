@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from host.config.model_config import LoadedConfig, ModelConfig
+from host.config.model_config import AdaptConfig, LoadedConfig, ModelConfig
 from host.config.traffic_parameters import CANARY_PARAMETER, SHADOW_PARAMETER
 from host.errors import ErrorCode, HostError
 from host.models.registry import LoadedModel
@@ -59,6 +59,7 @@ class LoadSettings:
         cpu_fallback: Whether instance groups of KIND_GPU use the CPU if there are no GPUs.
         on_demand: Whether models without the parameter LOAD_ON_DEMAND load on demand.
         variables: Values of the template variables of configuration files.
+        adapt_config: Changes each configuration that was read, before it is checked.
     """
 
     strict: bool
@@ -73,6 +74,7 @@ class LoadSettings:
     cpu_fallback: bool = False
     on_demand: bool = False
     variables: Mapping[str, str] | None = None
+    adapt_config: AdaptConfig | None = None
 
 
 class RepositoryReadError(HostError):

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 
 from host.options.deprecated_flags import DEPRECATED
-from host.options.flag_parser import CommandLine, InvalidValue, parse_flags
+from host.options.flag_parser import CommandLine, parse_flags
 from host.options.flag_parser import usage as usage_text
 from host.options.flag_sources import environment_arguments, file_arguments
+from host.options.flags import InvalidValue
 from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
 

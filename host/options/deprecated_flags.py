@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from host.options.flag_parser import BOOLEAN, BYTES, STRING, DeprecatedFlag, integer
+from host.options.flags import BOOLEAN, BYTES, STRING, DeprecatedFlag, integer
 
 
 def _trace(setting: str) -> Any:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from host.options.flag_parser import Flag, InvalidValue, parse_flags
+from host.options.flag_parser import parse_flags
+from host.options.flags import Flag, InvalidValue
 from host.system.regular_file import read_file
 
 if sys.version_info >= (3, 11):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from host.options.flag_parser import InvalidValue
+from host.options.flags import InvalidValue
 
 
 def header_pattern(pattern: str) -> Any:

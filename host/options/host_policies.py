@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from host.options.flag_parser import InvalidValue
+from host.options.flags import InvalidValue
 
 _CORE_RANGES = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
 _MAX_CORE = 1 << 16  # the maximum number of a CPU or NUMA node

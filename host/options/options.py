@@ -10,7 +10,7 @@ from pathlib import Path
 from host.metrics.settings import MetricsSettings
 from host.options import template_values
 from host.options import validators as values
-from host.options.flag_parser import InvalidValue, check_values
+from host.options.flags import InvalidValue, check_values
 from host.options.server_flags import FLAGS, ServerFlags
 from host.system.cpus import usable_cpus
 from host.system.memory_group import MemoryGroup

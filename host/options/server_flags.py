@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from host.options import template_values
 from host.options import validators as values
-from host.options.flag_parser import (
+from host.options.flags import (
     BYTES,
     LOWERCASE,
     PORT,

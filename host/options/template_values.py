@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from host.config.template import parse_assignment, parse_assignments
-from host.options.flag_parser import InvalidValue
+from host.options.flags import InvalidValue
 from host.system.regular_file import read_file
 
 

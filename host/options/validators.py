@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from host.options.flag_parser import InvalidValue, ValueKind, integer, one_of
+from host.options.flags import InvalidValue, ValueKind, integer, one_of
 from host.system.byte_size import SizeOutOfBound, read_byte_size
 from host.tracing.config import BATCHING, LEVELS
 

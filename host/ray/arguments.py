@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from host.options.command_line import parse
-from host.options.flag_parser import SWITCH
+from host.options.flags import SWITCH
 from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
 

@@ -10,7 +10,7 @@ from typing import Any
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from host.errors import HostError
-from host.frontends.grpc.codec import parse_infer_request
+from host.frontends.grpc.infer_request import parse_infer_request
 
 _MAX_SEQUENCES = 100_000
 

@@ -183,7 +183,7 @@ async def _within(seconds: float, asked: Coroutine[Any, Any, _Answer], otherwise
         if not task.done():
             raise _NoAnswerError(ErrorCode.UNAVAILABLE, f"{otherwise} within {seconds:g} s")
     finally:
-        task.cancel()  # nobody waits for its end: the provider may be deaf to this
+        task.cancel()  # its end is not awaited, as the provider may ignore this
     if task.cancelled():
         raise _NoAnswerError(ErrorCode.UNAVAILABLE, f"{otherwise}: the provider was cancelled")
     return task.result()

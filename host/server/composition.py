@@ -12,6 +12,7 @@ from host.access.api_keys import ApiKeys
 from host.bls.targets import BlsTargets
 from host.cache.store import ResponseStore
 from host.cache.store_factory import open_store
+from host.config.model_config import AdaptConfig
 from host.core import VERSION, CollectStatistics, Core
 from host.crashes.records import CrashRecords
 from host.ensembles.loader import EnsembleLoader
@@ -20,7 +21,7 @@ from host.errors import internal, invalid_argument
 from host.frontends.openai.loader import OpenAILoader
 from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.health.server_state import ServerState
-from host.instances.batch_tracker import FlowControl
+from host.instances.flow_control import FlowControlSettings
 from host.instances.gpu_memory import read_gpu_memory
 from host.instances.gpus import find_gpus
 from host.instances.launchers import ForkLauncher, SpawnLauncher
@@ -101,11 +102,13 @@ class Composition:
         control_hook: ModelControlHook | None = None,
         remote_models: RemoteModelProvider | None = None,
         collect_statistics: CollectStatistics | None = None,
+        adapt_config: AdaptConfig | None = None,
     ) -> None:
         self._options = options
         self._launcher = launcher
         self._control_hook = control_hook
         self._collect_statistics = collect_statistics
+        self._adapt_config = adapt_config
         self.registry = Registry(options.model_namespacing)
         self.state = ServerState()
         self.traffic = TrafficSplits(self.registry)
@@ -154,7 +157,7 @@ class Composition:
                 registry,
                 repository,
                 self._make_loader(pool, environments, store, initializing),
-                await _read_load_settings(options),
+                await _read_load_settings(options, self._adapt_config),
                 uploads,
                 self.fingerprint,
                 initializing,
@@ -231,8 +234,11 @@ class Composition:
             Backends(Path(options.backend_directory), options.backend_config),
             environments,
             auto_complete=not options.disable_auto_complete_config,
-            flow=FlowControl(
-                min(FlowControl.max_outstanding_responses, options.grpc_max_response_pool_size),
+            flow=FlowControlSettings(
+                min(
+                    FlowControlSettings.max_outstanding_responses,
+                    options.grpc_max_response_pool_size,
+                ),
                 options.response_send_timeout_secs,
             ),
             debugged=options.debug_model,
@@ -354,7 +360,7 @@ class Composition:
         )
 
 
-async def _read_load_settings(options: Options) -> LoadSettings:
+async def _read_load_settings(options: Options, adapt_config: AdaptConfig | None) -> LoadSettings:
     return LoadSettings(
         strict=options.disable_auto_complete_config,
         threads=options.model_load_thread_count,
@@ -368,6 +374,7 @@ async def _read_load_settings(options: Options) -> LoadSettings:
         cpu_fallback=options.gpu_fallback == "cpu",
         on_demand=options.model_control_mode == "on-demand",
         variables=options.template_variables,
+        adapt_config=adapt_config,
     )
 
 

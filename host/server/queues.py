@@ -1,4 +1,4 @@
-"""How full the queues of models are, for whoever adds and removes servers."""
+"""How full the queues of models are, for autoscalers, which add and remove servers."""
 
 from __future__ import annotations
 

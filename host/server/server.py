@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
+from host.config.model_config import AdaptConfig
 from host.core import CollectStatistics, Core
 from host.errors import HostError, invalid_argument, unavailable
 from host.frontend_processes.processes import FrontendProcesses
@@ -46,7 +47,9 @@ class Server:
     loads and unloads that clients and models ask for. `remote_models`: the models of other servers,
     which ensembles, models (BLS) and clients can call here; raises HostError INVALID_ARG if they
     come together with `model_namespacing`. `collect_statistics`: returns the statistics that
-    clients get, where several servers answer as one.
+    clients get, where several servers answer as one. `adapt_config`: changes the configuration of
+    each model in place, after it was read and before it is checked; it runs in a thread, and what
+    it raises as HostError fails the load.
 
     `async with Server(Options(model_repository=["models"])) as server: ...`
     """
@@ -59,10 +62,11 @@ class Server:
         control_hook: ModelControlHook | None = None,
         remote_models: RemoteModelProvider | None = None,
         collect_statistics: CollectStatistics | None = None,
+        adapt_config: AdaptConfig | None = None,
     ) -> None:
         self.options = options
         self._composition = Composition(
-            options, launcher, control_hook, remote_models, collect_statistics
+            options, launcher, control_hook, remote_models, collect_statistics, adapt_config
         )
         self._state = self._composition.state
         self._endpoints = Endpoints(options, self._composition.custom_metrics.collect)

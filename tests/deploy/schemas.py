@@ -1,7 +1,8 @@
 """Strict validation of manifests: unknown fields are errors, as with `fieldValidation=Strict`.
 
 `kserve/` has the schemas of KServe's resources without their texts; of an InferenceService only the
-predictor that names a runtime. `prometheus_operator/` has that of a ServiceMonitor of version 0.93.
+predictor that names a runtime. That of a TrainedModel follows KServe's Python SDK 0.21.
+`prometheus_operator/` has that of a ServiceMonitor of version 0.93.
 KServe and the Prometheus operator publish the definitions under Apache-2.0.
 """
 

@@ -11,9 +11,6 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.cog.plugins import register_default_plugins
-from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from host.metrics.catalogue import CATALOGUE
 from host.options.command_line import parse
@@ -24,6 +21,7 @@ from tests.deploy.schemas import custom_errors, load_manifests, validate, valida
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 RUNTIMES = sorted((DEPLOY / "kserve").glob("runtime*.yaml"))
+MODELS = sorted((DEPLOY / "kserve").glob("trained-model*.yaml"))
 SERVICES = sorted((DEPLOY / "kserve").glob("inference-service*.yaml"))
 LABELS = {"app.kubernetes.io/name": "pbhost"}
 
@@ -151,7 +149,7 @@ def test_prometheus_finds_the_metrics_port() -> None:
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
 
 
-@pytest.mark.parametrize("path", [*RUNTIMES, *SERVICES], ids=name_of)
+@pytest.mark.parametrize("path", [*RUNTIMES, *SERVICES, *MODELS], ids=name_of)
 def test_manifests_for_kserve_are_valid(path: Path) -> None:
     for manifest in load_manifests(path.read_text()):
         assert custom_errors(manifest) == []
@@ -200,6 +198,21 @@ def test_services_name_a_runtime_and_a_protocol_of_it(path: Path) -> None:
         assert port["containerPort"] == options_of(runtime["containers"][0]).grpc_port
 
 
+@pytest.mark.parametrize("path", MODELS, ids=name_of)
+def test_models_name_a_service_whose_server_loads_them_when_asked(path: Path) -> None:
+    (model,) = load_manifests(path.read_text())
+    services = [each for one in SERVICES for each in load_manifests(one.read_text())]
+    (predictor,) = (
+        service["spec"]["predictor"]
+        for service in services
+        if service["metadata"]["name"] == model["spec"]["inferenceService"]
+    )
+    assert "storageUri" not in predictor["model"]
+    assert predictor["model"]["runtime"] == "kserve-pbhost-explicit"
+    assert predictor["model"]["resources"]["limits"]["memory"]
+    assert predictor["model"]["modelFormat"]["name"] == model["spec"]["model"]["framework"]
+
+
 def test_compose_mounts_files_that_exist() -> None:
     folder = DEPLOY / "compose"
     compose = yaml.safe_load((folder / "compose.yaml").read_text())
@@ -238,11 +251,16 @@ def lost(given: Any, kept: Any, place: str = "") -> list[str]:
 
 def through_grafana(dashboard: dict[str, Any]) -> Any:
     """What is left of a dashboard in Grafana's own classes, which drop unknown fields."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
     return json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
 
 
 def test_grafana_knows_every_field_of_the_dashboard() -> None:
-    register_default_plugins()
+    pytest.importorskip("grafana_foundation_sdk", reason="Grafana's classes need Python 3.11")
     dashboard = json.loads((DEPLOY / "grafana" / "pbhost.json").read_text())
     assert lost(dashboard, through_grafana(dashboard)) == []
     dashboard["panels"][1]["fieldConfig"]["defaults"]["unti"] = "s"

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
-from host.frontends.grpc.codec import parse_infer_request, to_request
+from host.frontends.grpc.infer_request import parse_infer_request, to_request
 from host.instances.regions import Regions
 from stub.wire.arena import Block
 

@@ -170,7 +170,9 @@ def test_strings_travel_in_shared_memory_too(client: Client, memory: Memory) -> 
     np.testing.assert_array_equal(memory.read(np.object_, [4], 100_000), array)
 
 
-def test_input_in_memory_and_output_in_the_message(client: Client, memory: Memory) -> None:
+def test_an_input_in_memory_may_have_its_output_in_the_message(
+    client: Client, memory: Memory
+) -> None:
     array = np.arange(50_000, dtype=np.float32)
     memory.write(array, 4096)
     result = client.infer(

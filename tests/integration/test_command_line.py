@@ -139,7 +139,7 @@ def test_a_repository_without_models_is_a_warning(
     host.wait_for(f"no models in '{repository.path}': a model is a folder there")
 
 
-def test_several_repositories_and_both_forms_of_flags(
+def test_models_of_several_repositories_are_served(
     repository: RepositoryBuilder, serve: Serve, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = RepositoryBuilder(tmp_path_factory.mktemp("other"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from host.options.flag_parser import Status
+from host.options.flags import Status
 from host.options.server_flags import FLAGS
 from tests.conftest import DEADLINE
 

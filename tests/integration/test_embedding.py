@@ -303,6 +303,35 @@ def test_the_hook_of_the_guide_loads_and_unloads_in_all_servers(
     asyncio.run(main())
 
 
+def test_a_server_adapts_the_configurations_that_it_reads(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+    repository.add("refused", "", "")
+
+    def adapt(config: Any) -> None:
+        if not config.input:
+            raise host.HostError(host.ErrorCode.UNAVAILABLE, "it is not for this server")
+        config.ClearField("instance_group")
+        config.instance_group.add(count=3)  # defaults are filled in afterwards
+
+    async def main() -> None:
+        settings = options(repository, **EXPLICIT, exit_on_error=False, load_model=["*"])
+        async with host.Server(settings, adapt_config=adapt) as server:
+            states = {
+                entry.name: entry.state for entry in await server.core.repository_index(False)
+            }
+            assert states == {"identity": "READY", "refused": ""}
+            (group,) = server.core.model_config("identity", "").instance_group
+            assert (group.name, group.count) == ("identity_0", 3)
+            array = np.ones(1, np.float32)
+            assert (await server.infer("identity", {"INPUT0": array}))["OUTPUT0"] == [1]
+            other = '{"input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [2]}]}'
+            await server.core.load_model("identity", {"config": other})
+            (group,) = server.core.model_config("identity", "").instance_group
+            assert group.count == 3
+
+    asyncio.run(main())
+
+
 def test_hooks_are_not_asked_for_what_the_server_refuses(repository: RepositoryBuilder) -> None:
     repository.copy("identity")
     hook = Hook()

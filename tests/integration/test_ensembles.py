@@ -682,7 +682,9 @@ def test_inputs_and_outputs_may_lie_in_the_clients_memory(client: Client) -> Non
         shm.destroy_shared_memory_region(region)
 
 
-def test_metrics_of_an_ensemble(host: RunningHost, client: Client) -> None:
+def test_the_failures_of_an_ensemble_are_counted_by_reason(
+    host: RunningHost, client: Client
+) -> None:
     infer_error(send_request, client, "nested", I=[-1])
     with urllib.request.urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as page:
         lines = page.read().decode().splitlines()

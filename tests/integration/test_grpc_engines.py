@@ -73,7 +73,9 @@ def test_tensors_of_any_size_come_back(host: RunningHost, count: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate", None])
-def test_compression_both_ways(compressing: RunningHost, algorithm: str | None) -> None:
+def test_requests_and_responses_may_be_compressed(
+    compressing: RunningHost, algorithm: str | None
+) -> None:
     array = np.zeros(1 << 20, np.float32)
     with compressing.client() as client:
         result = client.infer(
@@ -113,7 +115,7 @@ def test_large_and_small_requests_share_a_connection(host: RunningHost) -> None:
     run(main())
 
 
-def test_many_connections(host: RunningHost) -> None:
+def test_many_connections_are_served_at_once(host: RunningHost) -> None:
     alone = [("grpc.use_local_subchannel_pool", 1)]
     clients = [grpcclient.InferenceServerClient(host.url, channel_args=alone) for _ in range(50)]
     for client in clients:

@@ -140,7 +140,7 @@ def _closure(file: FileDescriptor, found: dict[str, FileDescriptor]) -> dict[str
 
 @pytest.mark.network
 @pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm")
-def test_grpc_in_javascript(host: RunningHost, tmp_path: Path) -> None:
+def test_the_grpc_client_for_javascript_is_served(host: RunningHost, tmp_path: Path) -> None:
     try:
         subprocess.run(
             ["npm", "install", "--no-audit", "--no-fund", "@grpc/grpc-js@1", "@grpc/proto-loader"],

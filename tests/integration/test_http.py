@@ -245,7 +245,7 @@ def test_errors_are_json_with_the_servers_text(client: Client, host: RunningHost
     assert send_request(host, "DELETE", "/v2/health/live")[0] == 405
 
 
-def test_health_metadata_and_configuration(client: Client) -> None:
+def test_health_metadata_and_configuration_can_be_read(client: Client) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("echo_FP32")
@@ -260,7 +260,7 @@ def test_health_metadata_and_configuration(client: Client) -> None:
     assert client.get_model_config("echo_FP32")["input"][0]["data_type"] == "TYPE_FP32"
 
 
-def test_statistics(client: Client) -> None:
+def test_requests_are_in_the_statistics(client: Client) -> None:
     client.infer("echo_UINT8", [given(ARRAYS["UINT8"], True)])
     (one,) = client.get_inference_statistics("echo_UINT8")["model_stats"]
     assert one["inference_stats"]["success"]["count"] >= 1
@@ -280,14 +280,14 @@ def test_models_are_unloaded_and_loaded(client: Client) -> None:
         client.load_model("missing")
 
 
-def test_classes_of_an_output(client: Client) -> None:
+def test_the_highest_classes_of_an_output_are_returned(client: Client) -> None:
     array = np.array([0.5, 3, 2], np.float32)
     outputs = [httpclient.InferRequestedOutput("OUTPUT0", class_count=2, binary_data=False)]
     result = client.infer("scores", [given(array, True)], outputs=outputs)
     assert as_text(result.as_numpy("OUTPUT0")) == ["3.000000:1:one", "2.000000:2:two"]
 
 
-def test_classes_of_an_output_over_grpc(host: RunningHost) -> None:
+def test_the_highest_classes_of_an_output_are_returned_over_grpc(host: RunningHost) -> None:
     outputs = [grpcclient.InferRequestedOutput("OUTPUT0", class_count=2)]
     with host.client() as client:
         scores = [tensor("INPUT0", np.array([0.5, 3, 2], np.float32))]

@@ -217,7 +217,7 @@ ASKED: dict[str, tuple[int, str]] = {
 
 
 @pytest.mark.parametrize("line", ASKED)
-def test_responses_by_path(host: RunningHost, line: str) -> None:
+def test_each_path_has_its_response(host: RunningHost, line: str) -> None:
     method, path = line.split(" ")
     assert send_request(host, method, path) == ASKED[line]
 
@@ -648,7 +648,9 @@ INFERRED: dict[str, tuple[str, int, str]] = {
 
 
 @pytest.mark.parametrize("case", INFERRED)
-def test_responses_to_inference_requests(host: RunningHost, case: str) -> None:
+def test_inference_requests_are_answered_or_refused_as_by_triton(
+    host: RunningHost, case: str
+) -> None:
     body, status, text = INFERRED[case]
     assert send_request(host, "POST", "/v2/models/identity/infer", body.encode()) == (status, text)
 
@@ -690,7 +692,9 @@ RAW: dict[str, tuple[str, bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("case", RAW)
-def test_responses_to_raw_binary_requests(host: RunningHost, case: str) -> None:
+def test_raw_binary_requests_are_answered_or_refused_as_by_triton(
+    host: RunningHost, case: str
+) -> None:
     model, body, status, text = RAW[case]
     path = f"/v2/models/{model}/infer"
     with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
@@ -884,7 +888,9 @@ GENERATED: dict[str, tuple[str, str, int, str]] = {
 
 @pytest.mark.parametrize("way", ["generate", "generate_stream"])
 @pytest.mark.parametrize("case", GENERATED)
-def test_responses_to_generate_requests(host: RunningHost, case: str, way: str) -> None:
+def test_generate_requests_are_answered_or_refused_as_by_triton(
+    host: RunningHost, case: str, way: str
+) -> None:
     model, body, status, text = GENERATED[case]
     expected = f"data: {text}\n\n" if status == 200 and way == "generate_stream" else text
     assert send_request(host, "POST", f"/v2/models/{model}/{way}", body.encode()) == (

@@ -59,7 +59,7 @@ def test_answers_are_parsed_as_objects(client: Any) -> None:
     assert response.output_parsed.name == "Oslo"
 
 
-def test_the_asynchronous_client(host: RunningHost) -> None:
+def test_the_asynchronous_client_is_served(host: RunningHost) -> None:
     async def read() -> list[str]:
         address = f"http://{host.http_url}/v1"
         async with openai.AsyncOpenAI(base_url=address, api_key="any", timeout=DEADLINE) as client:

@@ -38,7 +38,7 @@ def test_a_completion_joins_the_pieces_of_a_decoupled_model(host: RunningHost) -
     assert answer["id"].startswith("cmpl-") and reply.headers["x-request-id"] == answer["id"]
 
 
-def test_a_completion_of_an_ordinary_batching_model(host: RunningHost) -> None:
+def test_an_ordinary_batching_model_writes_a_completion(host: RunningHost) -> None:
     answer = complete(host, "loud", model="whole").json
     assert answer["choices"][0]["text"] == "LOUD" and answer["usage"] is None
 

@@ -73,7 +73,7 @@ def run(*command: str | Path) -> Any:
 
 
 @needs_python_clients
-def test_langchain(url: str) -> None:
+def test_langchain_is_served(url: str) -> None:
     assert run(PYTHON, PROGRAMS / "langchain_client.py", url) == {
         "whole": "Hello",
         "usage": 4,
@@ -88,7 +88,7 @@ def test_langchain(url: str) -> None:
 
 
 @needs_python_clients
-def test_llama_index(url: str) -> None:
+def test_llama_index_is_served(url: str) -> None:
     assert run(PYTHON, PROGRAMS / "llama_index_client.py", url) == {
         "chat": "Hello",
         "streamed": ["Hel", "lo"],
@@ -101,7 +101,7 @@ def test_llama_index(url: str) -> None:
 @pytest.mark.skipif(
     shutil.which("node") is None or not NODE_MODULES.exists(), reason="make openai-clients"
 )
-def test_the_client_for_node(url: str) -> None:
+def test_the_client_for_node_is_served(url: str) -> None:
     assert run("node", PROGRAMS / "node_client.mjs", url) == {
         "whole": "Hello",
         "usage": 4,
@@ -145,7 +145,7 @@ def test_a_published_benchmark_client(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl(url: str) -> None:
+def test_curl_is_served(url: str) -> None:
     body = {"model": "letters", "messages": [{"role": "user", "content": "Hel|lo"}]}
 
     def ask(**fields: object) -> list[str | Path]:

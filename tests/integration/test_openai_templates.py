@@ -133,7 +133,7 @@ def test_a_template_cannot_leave_its_sandbox_or_take_much_memory(
     assert caught.value.status == status
 
 
-def test_built_in_templates() -> None:
+def test_built_in_templates_render_the_messages() -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     assert render_built_in("last", messages) == "u"
     assert render_built_in("plain", messages) == "system: s\nuser: u\nassistant:"

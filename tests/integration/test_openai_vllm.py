@@ -223,7 +223,7 @@ def test_fields_without_effect_on_the_engine_are_refused(
     assert reply.error["code"] == "unsupported_field"
 
 
-def test_log_probabilities_of_a_chat(client: Any) -> None:
+def test_a_chat_has_log_probabilities(client: Any) -> None:
     asked = {
         "model": "v", "messages": [{"role": "user", "content": "é|b"}], "logprobs": True,
         "top_logprobs": 2, "max_tokens": 2,
@@ -238,7 +238,7 @@ def test_log_probabilities_of_a_chat(client: Any) -> None:
         assert [one.token for one in tokens[0].top_logprobs] == ["best", "next"]
 
 
-def test_log_probabilities_of_a_response(client: Any) -> None:
+def test_a_response_has_log_probabilities(client: Any) -> None:
     asked = {
         "model": "v", "input": "é|b", "include": ["message.output_text.logprobs"],
         "top_logprobs": 2, "max_output_tokens": 2,
@@ -254,7 +254,7 @@ def test_log_probabilities_of_a_response(client: Any) -> None:
         assert [one.token for one in tokens[0].top_logprobs] == ["best", "next"]
 
 
-def test_log_probabilities_of_a_completion(client: Any) -> None:
+def test_a_completion_has_log_probabilities(client: Any) -> None:
     made = client.completions.create(model="v", prompt="ab|c", logprobs=1).choices[0].logprobs
     assert (made.tokens, made.token_logprobs, made.text_offset) == (["ab", "c"], [-2, -2], [0, 2])
     assert made.top_logprobs == [{"best": -0.5}, {"best": -0.5}]

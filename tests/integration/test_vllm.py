@@ -134,7 +134,7 @@ def test_log_probabilities_belong_to_the_text(client: Any, stream: bool) -> None
     assert all(token.logprob <= 0 for token in tokens)
 
 
-def test_log_probabilities_of_a_completion(client: Any) -> None:
+def test_a_completion_has_log_probabilities(client: Any) -> None:
     choice = write(client, max_tokens=5, seed=4, logprobs=2).choices[0]
     assert "".join(choice.logprobs.tokens) == choice.text
     assert choice.logprobs.text_offset == [0, 1, 2, 3, 4]
@@ -159,7 +159,7 @@ def test_adapters_write_other_texts(client: Any) -> None:
     assert loud == by_field != plain
 
 
-def test_embeddings_of_several_texts(client: Any) -> None:
+def test_each_text_gets_its_embedding(client: Any) -> None:
     made = client.embeddings.create(model="tiny_embed", input=["a cat", "a dog"])
     first, second = (entry.embedding for entry in made.data)
     assert len(first) == len(second) == 128 and first != second
@@ -219,7 +219,7 @@ def test_wrong_requests_are_refused(
         write(client, **{"max_tokens": 5, **fields}, stream=stream)
 
 
-def test_generate_of_tritons_clients(host: RunningHost) -> None:
+def test_generate_requests_of_tritons_clients_are_served(host: RunningHost) -> None:
     body = {
         "text_input": "Once",
         "sampling_parameters": json.dumps({"max_tokens": 5, "temperature": 0}),

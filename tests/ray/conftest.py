@@ -69,7 +69,10 @@ class RayCluster:
         """Add the node that is not the head."""
         port = int(METRICS[1].split(":")[1])
         self._second = self._cluster.add_node(
-            num_cpus=4, metrics_export_port=port, resources={"second": 100}
+            num_cpus=4,
+            num_gpus=2,  # Ray counts them; nothing looks for them without a driver
+            metrics_export_port=port,
+            resources={"second": 100},
         )
 
     def remove_second_node(self) -> None:
@@ -179,7 +182,8 @@ def ray_cluster(**environment: str) -> Iterator[RayCluster]:
             "RAY_TMPDIR": folder,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
-            "CUDA_VISIBLE_DEVICES": "",
+            "CUDA_VISIBLE_DEVICES": "0,1",  # for the processes of Ray; others see no GPU
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
             "RAY_metrics_report_interval_ms": "1000",
             **(haproxy_environment(folder) if HAPROXY else {}),
             **environment,
@@ -204,7 +208,11 @@ def _running_cluster(folder: Path) -> Iterator[RayCluster]:
         port = int(METRICS[0].split(":")[1])
         head = {"head": 100}
         nodes.add_node(
-            num_cpus=4, include_dashboard=False, metrics_export_port=port, resources=head
+            num_cpus=4,
+            num_gpus=0,
+            include_dashboard=False,
+            metrics_export_port=port,
+            resources=head,
         )
         cluster = RayCluster(nodes)
         cluster.add_second_node()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from tests.conftest import DEADLINE, ROOT, wait_until
+from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, wait_until
 from tests.ray.conftest import GRPC, RayCluster
 
 pytest.importorskip("ray", reason="ray is not installed: make test-ray")
@@ -64,7 +64,7 @@ def test_config_writes_what_ray_accepts() -> None:
     assert deployment["max_ongoing_requests"] >= 32
 
 
-def test_check_says_what_the_models_need() -> None:
+def test_check_says_what_the_models_need(repository: RepositoryBuilder) -> None:
     done = pbhost("check", str(MODELS))
     assert done.returncode == 0, done.stderr
     assert "stateful_accumulator: sequences keep to one replica" in done.stdout
@@ -73,6 +73,12 @@ def test_check_says_what_the_models_need() -> None:
     assert done.returncode == 0, done.stderr
     line = "add_sub: a replica needs 0 GPUs and 0.2 CPUs, and takes 32 requests at a time"
     assert line in done.stdout.splitlines()
+    repository.add("on_gpus", "", "instance_group [{kind: KIND_GPU, gpus: [0, 1]}]")
+    done = pbhost("check", str(repository.path), "--per-model=true")
+    assert done.stdout.startswith("on_gpus: 2 replicas; a replica needs 1 GPUs and 0.1 CPUs, and")
+    done = pbhost("config", str(repository.path), "--per-model=true")
+    (application,) = checked(done.stdout)["applications"]
+    assert application["deployments"][1]["num_replicas"] == 2
     refused = pbhost("check", str(MODELS), "--argument", "cache_config=local,size=1048576")
     assert refused.returncode == 1 and "use a Redis server" in refused.stderr
     assert pbhost("serve", str(MODELS)).returncode == 2

@@ -234,6 +234,31 @@ def test_decoupled_responses_come_in_order(client: grpcclient.InferenceServerCli
     assert sorted(numbers.values(), key=len) == [[0, 1], list(range(1000))]
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["unary", "stream"])
+def test_a_cancelled_request_is_cancelled_in_its_model(
+    client: grpcclient.InferenceServerClient, tmp_path: Path, streams: bool
+) -> None:
+    began, cancelled = tmp_path / "began", tmp_path / "cancelled"
+    text = (
+        f"open({str(began)!r}, 'w').close()\nuntil(request.is_cancelled, 'the cancellation')\n"
+        f"open({str(cancelled)!r}, 'w').close()\nreturn 1"
+    )
+    given = [tensor("COMMAND", np.array([text.encode()], dtype=np.object_))]
+    answers: queue.Queue[Any] = queue.Queue()
+    if streams:
+        client.start_stream(lambda result, error: answers.put(error))
+        client.async_stream_infer("script", given)
+    else:
+        sent = client.async_infer("script", given, lambda result, error: answers.put(error))
+    wait_until(began.exists, "the request to run")
+    if streams:
+        client.stop_stream(cancel_requests=True)
+    else:
+        sent.cancel()
+        assert "cancel" in str(answers.get(timeout=DEADLINE)).lower()
+    wait_until(cancelled.exists, "the model to see the cancellation")
+
+
 def test_errors_are_those_of_one_server(client: grpcclient.InferenceServerClient) -> None:
     given = [tensor("INPUT0", floats(2))]
     assert infer_error(client.infer, "missing", given) == (

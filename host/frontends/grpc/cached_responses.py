@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from host.cache.responses import CacheHit
-from host.frontends.grpc.codec import ID_TAG, MODEL_VERSION_TAG
-from host.frontends.grpc.encode import encode_infer_response
+from host.frontends.grpc.infer_request import ID_TAG, MODEL_VERSION_TAG
+from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.placed_message import PlacedMessage
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse

@@ -1,7 +1,7 @@
 """Recognises repeated requests that differ only in their id, their sequence and their tensors.
 
 All other bytes of such a ModelInferRequest are equal, but for the order of parameters. Where the
-codec takes 18 µs for a request with one small tensor, on a slow machine, this takes 6.
+parser takes 18 µs for a request with one small tensor, on a slow machine, this takes 6.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
-from host.frontends.grpc.codec import (
+from host.frontends.grpc.infer_request import (
     ID_TAG,
     MIN_VIEW_BYTES,
     PARAMETERS_TAG,
@@ -232,6 +232,7 @@ class RequestCache:
 
 def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | None:
     """The request, if it matches the template. Raises IndexError or UnicodeDecodeError."""
+    # In one function, without a call for each field, as nearly every request passes through it.
     if not data.startswith(template.prefix):
         return None
     position = len(template.prefix)

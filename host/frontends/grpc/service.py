@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
 from host.frontends.grpc.cached_responses import CachedResponses, is_repeatable
-from host.frontends.grpc.codec import InferMessage, parse_infer_request, to_request
-from host.frontends.grpc.encode import encode_infer_response
+from host.frontends.grpc.infer_request import InferMessage, parse_infer_request, to_request
+from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.large_contents import (
     MIN_LARGE_INPUT_BYTES,
     LargeInput,
@@ -21,11 +20,9 @@ from host.frontends.grpc.methods import (
     EMPTY_CONTEXT,
     INFERENCE_SERVICE,
     Cancellable,
-    Method,
     ResponseCallback,
     RpcContext,
     Services,
-    StreamHandler,
     StreamMethod,
     StreamWriter,
     UnaryMethod,
@@ -33,6 +30,7 @@ from host.frontends.grpc.methods import (
 )
 from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.request_cache import RequestCache
+from host.frontends.grpc.restricted_methods import check_restriction, restrict_method
 from host.frontends.grpc.stream import InferStream
 from host.frontends.inference_core import InferenceClient, InferenceCore, InferenceKeys
 from host.frontends.open_requests import OpenRequests
@@ -90,7 +88,7 @@ class GrpcService:
             INFERENCE_SERVICE: [stream, *self._others[INFERENCE_SERVICE]],
         }
         services = {
-            name: [_restrict_method(method, self._restrictions) for method in methods]
+            name: [restrict_method(method, self._restrictions) for method in methods]
             for name, methods in unrestricted.items()
         }
         # Its access control is in start_infer, so that an engine can call that directly.
@@ -111,7 +109,7 @@ class GrpcService:
         Raises HostError if there is no call.
         """
         if self._inference_restricted:
-            _check_restriction(self._restrictions, "inference", context)
+            check_restriction(self._restrictions, "inference", context)
             if self._api_keys is not None:
                 self._api_keys.authorize("inference", context.metadata("authorization"))
         if self._cached_responses.responses:
@@ -431,34 +429,6 @@ class _Answered:
 
 
 _ANSWERED = _Answered()
-
-
-def _check_restriction(restrictions: Restrictions, category: str, context: RpcContext) -> None:
-    """Raises HostError unless the client sent the metadata that the category requires."""
-    lacking = restrictions.missing_header(category, context.metadata)
-    if lacking is not None:
-        raise unavailable(f"This protocol is restricted, expecting header '{lacking}'")
-
-
-def _restrict_method(method: Method, restrictions: Restrictions) -> Method:
-    """The method with access control, before anything is read from a stream."""
-    if method.category not in restrictions:
-        return method
-    if isinstance(method, StreamMethod):
-        open_stream = method.open_stream
-
-        def open_restricted(writer: StreamWriter, context: RpcContext) -> StreamHandler:
-            _check_restriction(restrictions, method.category, context)
-            return open_stream(writer, context)
-
-        return dataclasses.replace(method, open_stream=open_restricted)
-    handler = method.handler
-
-    async def handle_restricted(data: bytes, context: RpcContext) -> bytes:
-        _check_restriction(restrictions, method.category, context)
-        return await handler(data, context)
-
-    return dataclasses.replace(method, handler=handle_restricted)
 
 
 def _send_traced(trace: RequestTrace, done: ResponseCallback, answer: bytes | HostError) -> None:

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from host.errors import HostError, internal
 from host.frontends.classification import classify
-from host.frontends.grpc.codec import InferMessage
-from host.frontends.grpc.encode import encode_empty_stream_response, encode_stream_response
+from host.frontends.grpc.infer_request import InferMessage
+from host.frontends.grpc.infer_response import encode_empty_stream_response, encode_stream_response
 from host.frontends.grpc.methods import RpcContext, StreamWriter, retry_milliseconds
 from host.frontends.receive_budget import ReservedBytes
 from host.inference.call import Call

@@ -1,4 +1,7 @@
-"""Health, metadata, statistics and model control (docs/reference/protocol.md, 1.3 to 1.5, 5)."""
+"""Health, metadata, statistics and model control.
+
+The rules are in docs/reference/protocol.md, 1.3 to 1.5 and 5.1 to 5.3.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,13 @@ import base64
 import binascii
 from dataclasses import asdict
 from typing import Any
-from urllib.parse import parse_qsl
-
-import msgspec
 
 from host.config.json_form import to_json
 from host.core import Core
-from host.crashes.record import summarize
 from host.errors import internal, invalid_argument, unsupported
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
-from host.frontends.http.infer import json_too_large
+from host.frontends.http.json_body import read_json_object
 from host.frontends.http.routes import Route
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Parameter
@@ -72,7 +71,7 @@ class AdminHandler:
 
     async def repository_index(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with the models in the repositories."""
-        ready = (await self._read_json_object(exchange)).get("ready", False)
+        ready = (await read_json_object(exchange, self._max_input_size)).get("ready", False)
         if type(ready) is not bool:
             raise invalid_argument("Invalid value for 'ready': expected a boolean")
         entries = await self._core.repository_index(ready)
@@ -81,7 +80,7 @@ class AdminHandler:
 
     async def load_model(self, exchange: HttpExchange, route: Route) -> None:
         """Load or reload a model; the client can send a configuration and files."""
-        document = await self._read_json_object(exchange)
+        document = await read_json_object(exchange, self._max_input_size)
         parameters: dict[str, Parameter | bytes] = {}
         for key, value in json.members(document.get("parameters", {})):
             text = json.as_text(value)
@@ -96,7 +95,7 @@ class AdminHandler:
 
     async def unload_model(self, exchange: HttpExchange, route: Route) -> None:
         """Start to unload a model."""
-        document = await self._read_json_object(exchange)
+        document = await read_json_object(exchange, self._max_input_size)
         parameters = dict(json.members(document.get("parameters", {})))
         dependents = json.as_bool(parameters.get("unload_dependents", False))
         await self._core.unload_model(route.resource, dependents)
@@ -105,62 +104,6 @@ class AdminHandler:
     async def control_in_repository(self, exchange: HttpExchange, route: Route) -> None:
         """Refuse a named repository (docs/reference/protocol.md, 1.5)."""
         raise unsupported("'repository_name' specification is not supported")
-
-    async def stacks(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with what the instances of one model, or of all models, do now."""
-        found = await self._core.describe_activity(route.resource)
-        wanted = [one for one in found if route.version in ("", str(one.version))]
-        await exchange.send_json(msgspec.json.encode({"instances": wanted}))
-
-    async def overview(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with what the models and their instances do, in numbers."""
-        await exchange.send_json(msgspec.json.encode(self._core.overview()))
-
-    async def log_lines(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the lines of the log that the client does not have yet."""
-        after = _read_line_number(exchange.query())
-        await exchange.send_json(msgspec.json.encode(self._core.log.lines_after(after)))
-
-    async def crashes(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with a line for each record of a crash, the newest first."""
-        summaries = [summarize(record) for record in self._core.crash_records.newest()]
-        await exchange.send_json(msgspec.json.encode({"crashes": summaries}))
-
-    async def crash(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with one record of a crash."""
-        record = self._core.crash_records.find(route.resource)
-        if exchange.client is not None:
-            exchange.client.check_model(record.model)
-        await exchange.send_json(msgspec.json.encode(record))
-
-    async def quarantine(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the requests that are refused because they ended processes."""
-        found = self._core.list_quarantined()
-        await exchange.send_json(msgspec.json.encode({"requests": found}))
-
-    async def lift_quarantine(self, exchange: HttpExchange, route: Route) -> None:
-        """Accept the requests in quarantine again, of one model or of all."""
-        model = (await self._read_json_object(exchange)).get("model", "")
-        if not isinstance(model, str):
-            raise invalid_argument("Invalid value for 'model': expected a string")
-        lifted = self._core.lift_quarantine(model)
-        await exchange.send_json(msgspec.json.encode({"lifted": lifted}))
-
-    async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
-        """Read the body as a JSON object; an empty body is an empty object."""
-        body = await exchange.read_body(
-            self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
-        )
-        document = json.parse(body) if body else {}
-        return document if isinstance(document, dict) else {}
-
-
-def _read_line_number(query: str) -> int:
-    """Return the number of a query `after=NUMBER`, 0 without one. Raises HostError."""
-    text = dict(parse_qsl(query, keep_blank_values=True)).get("after", "0")
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise invalid_argument(f"'after' must be the number of a line of the log, got '{text}'")
-    return int(text)
 
 
 async def _send_health(exchange: HttpExchange, good: bool) -> None:

@@ -15,21 +15,17 @@ from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler
 from host.frontends.http.api_page import page
 from host.frontends.http.dashboard import page as dashboard_page
+from host.frontends.http.diagnostics import DiagnosticsHandler
 from host.frontends.http.exchange import HttpExchange
-from host.frontends.http.fast_path import FastInference
-from host.frontends.http.generate import GenerateHandler
 from host.frontends.http.handler import Handler, answer_exchange
-from host.frontends.http.infer import InferHandler
-from host.frontends.http.inference_header import InferenceHeaderReader
+from host.frontends.http.inference_endpoints import InferenceEndpoints
 from host.frontends.http.load_report import load_report
 from host.frontends.http.recording import RecordingHandler
 from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.settings import SettingsHandler
 from host.frontends.http.shared_memory import SharedMemoryHandler
-from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http1.cycle import Header, Message, Receive, Send
 from host.frontends.http1.header_cache import FastHandler
-from host.frontends.open_requests import OpenRequests
 from host.frontends.openai.app import OpenAIApp
 from host.frontends.openai.routes import find_openai_route
 from host.frontends.receive_budget import ReceiveBudget
@@ -65,25 +61,17 @@ class HttpApp:
         self._receive_budget = receive_budget or ReceiveBudget()
         self._restrictions = restrictions
         self._api_keys = api_keys
-        self._open_requests = OpenRequests()
-        header_reader = InferenceHeaderReader(JsonInputLimit(max_input_size))
-        fast_inference = FastInference(
+        inference = InferenceEndpoints(
             core,
+            max_input_size,
             restrictions,
             forwarding,
-            max_input_size,
-            header_reader,
-            self._open_requests,
-            api_keys is None,
+            load_report(families),
+            api_keys is not None,
         )
-        self._find_infer_handler = fast_inference.find_handler
+        self._open_requests = inference.open_requests
+        self._find_infer_handler = inference.find_fast_handler
         self.drain = self._open_requests.drain
-        infer = InferHandler(core, forwarding, max_input_size, header_reader)
-        generate = GenerateHandler(core, max_input_size, load_report(families))
-        admin = AdminHandler(core, max_input_size)
-        memory = SharedMemoryHandler(core, max_input_size)
-        settings = SettingsHandler(core, max_input_size)
-        recorder = RecordingHandler(core, recording)
         self._openai = (
             OpenAIApp(
                 core,
@@ -108,38 +96,8 @@ class HttpApp:
             **(dashboard_page.ROUTES if dashboard else {}),
         }
         self._handlers: dict[Endpoint, Handler] = {
-            routes.SERVER_LIVE: admin.live,
-            routes.SERVER_READY: admin.ready,
-            routes.SERVER_METADATA: admin.server_metadata,
-            routes.MODEL_READY: admin.model_ready,
-            routes.MODEL_METADATA: admin.model_metadata,
-            routes.MODEL_CONFIG: admin.model_config,
-            routes.STATISTICS: admin.statistics,
-            routes.REPOSITORY_INDEX: admin.repository_index,
-            routes.LOAD_MODEL: admin.load_model,
-            routes.UNLOAD_MODEL: admin.unload_model,
-            routes.NAMED_REPOSITORY_CONTROL: admin.control_in_repository,
-            routes.INFER: infer.infer,
-            routes.GENERATE: generate.generate,
-            routes.GENERATE_STREAM: generate.generate_stream,
-            routes.SYSTEM_STATUS: memory.system_status,
-            routes.SYSTEM_REGISTER: memory.system_register,
-            routes.SYSTEM_UNREGISTER: memory.system_unregister,
-            routes.CUDA_STATUS: memory.cuda_status,
-            routes.CUDA_REGISTER: memory.cuda_register,
-            routes.CUDA_UNREGISTER: memory.cuda_unregister,
-            routes.TRACE_SETTING: settings.trace_setting,
-            routes.LOG_SETTINGS: settings.log_settings,
-            routes.TRAFFIC: settings.traffic,
-            routes.LOG_LINES: admin.log_lines,
-            routes.STACKS: admin.stacks,
-            routes.OVERVIEW: admin.overview,
-            routes.CRASHES: admin.crashes,
-            routes.CRASH: admin.crash,
-            routes.RECORD: recorder.record,
-            routes.CRASH_REQUESTS: recorder.crash_requests,
-            routes.QUARANTINE: admin.quarantine,
-            routes.LIFT_QUARANTINE: admin.lift_quarantine,
+            **inference.handlers,
+            **_administration_handlers(core, max_input_size, recording),
             page.ROOT: api_page_handler.root,
             page.DOCS: api_page_handler.docs,
             page.OPENAPI: api_page_handler.openapi,
@@ -209,3 +167,45 @@ class HttpApp:
         if endpoint.about_models:
             client.check_model(route.resource)
         exchange.client = client
+
+
+def _administration_handlers(
+    core: Core, max_input_size: int, recording: bool
+) -> dict[Endpoint, Handler]:
+    """Return the handlers of the endpoints that send no request to a model."""
+    admin = AdminHandler(core, max_input_size)
+    diagnostics = DiagnosticsHandler(core, max_input_size)
+    memory = SharedMemoryHandler(core, max_input_size)
+    recorder = RecordingHandler(core, recording)
+    settings = SettingsHandler(core, max_input_size)
+    return {
+        routes.SERVER_LIVE: admin.live,
+        routes.SERVER_READY: admin.ready,
+        routes.SERVER_METADATA: admin.server_metadata,
+        routes.MODEL_READY: admin.model_ready,
+        routes.MODEL_METADATA: admin.model_metadata,
+        routes.MODEL_CONFIG: admin.model_config,
+        routes.STATISTICS: admin.statistics,
+        routes.REPOSITORY_INDEX: admin.repository_index,
+        routes.LOAD_MODEL: admin.load_model,
+        routes.UNLOAD_MODEL: admin.unload_model,
+        routes.NAMED_REPOSITORY_CONTROL: admin.control_in_repository,
+        routes.STACKS: diagnostics.stacks,
+        routes.OVERVIEW: diagnostics.overview,
+        routes.LOG_LINES: diagnostics.log_lines,
+        routes.CRASHES: diagnostics.crashes,
+        routes.CRASH: diagnostics.crash,
+        routes.QUARANTINE: diagnostics.quarantine,
+        routes.LIFT_QUARANTINE: diagnostics.lift_quarantine,
+        routes.SYSTEM_STATUS: memory.system_status,
+        routes.SYSTEM_REGISTER: memory.system_register,
+        routes.SYSTEM_UNREGISTER: memory.system_unregister,
+        routes.CUDA_STATUS: memory.cuda_status,
+        routes.CUDA_REGISTER: memory.cuda_register,
+        routes.CUDA_UNREGISTER: memory.cuda_unregister,
+        routes.RECORD: recorder.record,
+        routes.CRASH_REQUESTS: recorder.crash_requests,
+        routes.TRACE_SETTING: settings.trace_setting,
+        routes.LOG_SETTINGS: settings.log_settings,
+        routes.TRAFFIC: settings.traffic,
+    }

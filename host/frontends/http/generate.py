@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, aclosing
 from host.errors import HostError, invalid_argument
 from host.frontends.http.exchange import HTTP_STATUS, JSON, Header, HttpExchange
 from host.frontends.http.generate_schema import to_json, to_request
-from host.frontends.http.infer import json_too_large
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
+from host.frontends.http.json_body import json_too_large
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
 from host.frontends.http.steps import run_in_turns
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version

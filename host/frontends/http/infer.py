@@ -19,10 +19,11 @@ from host.frontends.http.exchange import BINARY, JSON, MAX_BYTES, Header, HttpEx
 from host.frontends.http.infer_request import raw_request, to_request
 from host.frontends.http.infer_response import ALL_NAMES, encode_infer_response
 from host.frontends.http.inference_header import InferenceHeader, InferenceHeaderReader
+from host.frontends.http.json_body import json_too_large
 from host.frontends.http.routes import Route
 from host.frontends.http.steps import run_in_turns
 from host.frontends.http.tensors import JsonInputLimit
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version
@@ -164,14 +165,6 @@ class InferHandler:
 
     def _json_too_large(self, size: int) -> HostError:
         return json_too_large(size, self._max_input_size)
-
-
-def json_too_large(size: int, most: int) -> HostError:
-    """Return the error for a JSON part of more than `most` bytes."""
-    return invalid_argument(
-        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {most}"
-        " bytes. Use --http-max-input-size to increase the limit."
-    )
 
 
 def _content_length_too_large(size: int) -> HostError:

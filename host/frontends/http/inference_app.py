@@ -6,20 +6,14 @@ from collections.abc import Sequence
 
 from host.errors import unavailable
 from host.frontends.forwarding import HeaderForwarding
-from host.frontends.http import routes
 from host.frontends.http.exchange import Header, HttpExchange
-from host.frontends.http.fast_path import FastInference
-from host.frontends.http.generate import GenerateHandler
-from host.frontends.http.handler import Handler, answer_exchange
-from host.frontends.http.infer import InferHandler
-from host.frontends.http.inference_header import InferenceHeaderReader
+from host.frontends.http.handler import answer_exchange
+from host.frontends.http.inference_endpoints import InferenceEndpoints
 from host.frontends.http.load_report import LOAD_REPORT_HEADER
-from host.frontends.http.routes import Endpoint, Route, find_route
-from host.frontends.http.tensors import JsonInputLimit
+from host.frontends.http.routes import Route, find_route
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.header_cache import FastHandler
 from host.frontends.inference_core import InferenceCore, SendingKeys
-from host.frontends.open_requests import OpenRequests
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import Restrictions
 
@@ -46,26 +40,18 @@ class InferenceApp:
         self._keys = keys
         self._restrictions = restrictions
         self._receive_budget = receive_budget
-        self._open_requests = OpenRequests()
-        header_reader = InferenceHeaderReader(JsonInputLimit(max_input_size))
-        fast_inference = FastInference(
+        inference = InferenceEndpoints(
             core,
+            max_input_size,
             restrictions,
             forwarding,
-            max_input_size,
-            header_reader,
-            self._open_requests,
-            keys is None,
+            lambda exchange: (),
+            keys is not None,
         )
-        self._find_infer_handler = fast_inference.find_handler
+        self._open_requests = inference.open_requests
+        self._find_infer_handler = inference.find_fast_handler
+        self._handlers = inference.handlers
         self.drain = self._open_requests.drain
-        infer = InferHandler(core, forwarding, max_input_size, header_reader)
-        generate = GenerateHandler(core, max_input_size, lambda exchange: ())
-        self._handlers: dict[Endpoint, Handler] = {
-            routes.INFER: infer.infer,
-            routes.GENERATE: generate.generate,
-            routes.GENERATE_STREAM: generate.generate_stream,
-        }
 
     @property
     def open_requests(self) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from host.core import Core
 from host.errors import invalid_argument, unsupported
 from host.frontends.http.exchange import HttpExchange
-from host.frontends.http.infer import json_too_large
+from host.frontends.http.json_body import read_json_body
 from host.frontends.http.routes import Route
 from host.inference.request import Buffer
 from host.recording.recorder import RecordingSettings
@@ -35,11 +35,7 @@ class RecordingHandler:
 
         Raises HostError.
         """
-        settings = _read_settings(
-            await exchange.read_body(
-                _MAX_BODY_BYTES, lambda size: json_too_large(size, _MAX_BODY_BYTES)
-            )
-        )
+        settings = _parse_settings(await read_json_body(exchange, _MAX_BODY_BYTES))
         if not self._allowed:
             raise unsupported("this server does not record; start it with --allow-recording=true")
         with self._core.record(route.resource, route.version, settings) as recording:
@@ -66,7 +62,7 @@ class RecordingHandler:
         await exchange.send_json(msgspec.json.encode({"requests": found}))
 
 
-def _read_settings(body: bytes) -> RecordingSettings:
+def _parse_settings(body: bytes) -> RecordingSettings:
     """Raises HostError INVALID_ARG."""
     try:
         return msgspec.json.decode(body or b"{}", type=RecordingSettings)

@@ -10,7 +10,7 @@ from host.core import Core
 from host.errors import invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import HttpExchange
-from host.frontends.http.infer import json_too_large
+from host.frontends.http.json_body import read_json_body
 from host.frontends.http.routes import Route
 from host.logs.settings import HTTP
 from host.tracing.settings import SettingChanges
@@ -52,9 +52,7 @@ class SettingsHandler:
         if route.version:
             raise invalid_argument("the requests to a model are split, not those to a version")
         if exchange.method == "POST":
-            body = await exchange.read_body(
-                self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
-            )
+            body = await read_json_body(exchange, self._max_input_size)
             try:
                 change = msgspec.json.decode(body, type=TrafficChange)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -70,9 +68,7 @@ class SettingsHandler:
 
         `null` means an empty object: clients without settings send it.
         """
-        body = await exchange.read_body(
-            self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
-        )
+        body = await read_json_body(exchange, self._max_input_size)
         document: dict[str, Any] = {}
         given = json.parse(body)
         for name, value in json.members({} if given is None else given):

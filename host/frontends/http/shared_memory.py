@@ -9,7 +9,7 @@ from host.core import Core
 from host.errors import invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import HttpExchange
-from host.frontends.http.infer import json_too_large
+from host.frontends.http.json_body import read_json_body
 from host.frontends.http.routes import Route
 
 
@@ -69,9 +69,7 @@ class SharedMemoryHandler:
             raise invalid_argument(
                 f"'region name' is necessary to register {kind} shared memory region"
             )
-        body = await exchange.read_body(
-            self._max_input_size, lambda size: json_too_large(size, self._max_input_size)
-        )
+        body = await read_json_body(exchange, self._max_input_size)
         document = json.parse(body)
         return document if isinstance(document, dict) else {}
 

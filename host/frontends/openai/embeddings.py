@@ -17,7 +17,7 @@ from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract, Input
 from host.frontends.openai.errors import (
@@ -28,7 +28,8 @@ from host.frontends.openai.errors import (
 from host.frontends.openai.fields import EMBEDDINGS, Fields, check_fields, too_deep
 from host.frontends.openai.handler import Handler, gather
 from host.frontends.openai.inputs import build_parameters, dump_text, encode_input, set_scheduling
-from host.frontends.openai.outputs import raise_error, read_number, read_texts
+from host.frontends.openai.output_tensors import read_number, read_texts
+from host.frontends.openai.outputs import raise_error
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
 

@@ -6,17 +6,16 @@ checked here pass as they are: models may have inputs of any name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from host.errors import HostError
 from host.frontends.http import json_text as json
+from host.frontends.openai import field_checks
 from host.frontends.openai.checks import (
     Check,
     array,
     boolean,
-    check_member,
     integer,
     json_object,
     not_empty_string,
@@ -27,7 +26,6 @@ from host.frontends.openai.checks import (
 from host.frontends.openai.errors import (
     OpenAIError,
     invalid_json,
-    invalid_type,
     invalid_value,
     missing_field,
 )
@@ -42,19 +40,7 @@ MAX_IMAGES = 10
 MAX_TEXTS = 2048
 """The maximum number of texts of one embeddings request."""
 
-_MAX_STOPS = 16
 _INT64 = 1 << 63
-_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
-_IMAGE_SIZE = re.compile(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}")
-_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-
-
-def read_fields(body: bytes, route: str, defaults: Mapping[str, Any] | None = None) -> Fields:
-    """Parse and check a body; return its fields without those that are `null`.
-
-    Raises OpenAIError.
-    """
-    return check_fields(parse_object(body), route, defaults)
 
 
 def parse_object(body: bytes) -> Fields:
@@ -138,241 +124,41 @@ def _check_contradictions(fields: Fields, route: str) -> None:
             raise invalid_value("'best_of' must be 1", "best_of")
 
 
-# Fields of generation
-
-
-def _stop(place: str, value: Any) -> None:
-    if type(value) is str:
-        not_empty_string(place, value)
-        return
-    if type(value) is not list:
-        raise invalid_type(place, "a string or an array of strings", value)
-    array(place, value, 1, _MAX_STOPS)
-    for index, text in enumerate(value):
-        not_empty_string(f"{place}[{index}]", text)
-
-
-def _stream_options(place: str, value: Any) -> None:
-    json_object(place, value)
-    for name in ("include_usage", "include_obfuscation"):
-        check_member(place, value, name, boolean, required=False)
-
-
-def _logit_bias(place: str, value: Any) -> None:
-    json_object(place, value)
-    for token, bias in value.items():
-        number(-100, 100)(f"{place}.{token[:80]}", bias)
-
-
-def _metadata(place: str, value: Any) -> None:
-    json_object(place, value)
-    for name, text in value.items():
-        string(f"{place}.{name[:80]}", text)
-
-
-def _tools(place: str, value: Any) -> None:
-    array(place, value, 1, 128)
-    for index, tool in enumerate(value):
-        inner = f"{place}[{index}]"
-        json_object(inner, tool)
-        check_member(inner, tool, "type", one_of(("function",)))
-        check_member(inner, tool, "function", _function)
-
-
-def _function(place: str, value: Any) -> None:
-    json_object(place, value)
-    check_member(place, value, "name", _tool_name)
-    check_member(place, value, "description", string, required=False)
-    check_member(place, value, "parameters", json_object, required=False)
-    check_member(place, value, "strict", boolean, required=False)
-
-
-def _tool_name(place: str, value: Any) -> None:
-    string(place, value)
-    if not _TOOL_NAME.fullmatch(value):
-        raise invalid_value(
-            f"'{place}' must have 1 to 64 characters of a-z, A-Z, 0-9, '_' and '-'", place
-        )
-
-
-def _tool_choice(place: str, value: Any) -> None:
-    if type(value) is str:
-        one_of(("none", "auto", "required"))(place, value)
-        return
-    if not isinstance(value, dict):
-        raise invalid_type(place, "a string or an object", value)
-    check_member(place, value, "type", one_of(("function",)))
-    check_member(place, value, "function", json_object)
-    check_member(f"{place}.function", value["function"], "name", _tool_name)
-
-
-def _response_format(place: str, value: Any) -> None:
-    json_object(place, value)
-    check_member(place, value, "type", one_of(("text", "json_object", "json_schema")))
-    if value["type"] == "json_schema":
-        check_member(place, value, "json_schema", json_object)
-        inner, schema = f"{place}.json_schema", value["json_schema"]
-        check_member(inner, schema, "name", _tool_name)
-        check_member(inner, schema, "schema", json_object, required=False)
-        check_member(inner, schema, "strict", boolean, required=False)
-        check_member(inner, schema, "description", string, required=False)
-
-
 # Messages
-
-
-def _messages(place: str, value: Any) -> None:
-    array(place, value, 1, None)
-    for index, message in enumerate(value):
-        _message(f"{place}[{index}]", message)
-
-
-def _message(place: str, value: Any) -> None:
-    json_object(place, value)
-    check_member(place, value, "role", one_of(_ROLES))
-    role = value["role"]
-    if role == "tool":
-        check_member(place, value, "tool_call_id", string)
-    check_member(place, value, "name", string, required=False)
-    check_member(place, value, "tool_calls", _tool_calls, required=False)
-    may_lack_content = role == "assistant" and value.get("tool_calls") is not None
-    check_member(place, value, "content", _content, required=not may_lack_content)
-
-
-def _tool_calls(place: str, value: Any) -> None:
-    array(place, value, 1, None)
-    for index, call in enumerate(value):
-        inner = f"{place}[{index}]"
-        json_object(inner, call)
-        check_member(inner, call, "id", string)
-        check_member(inner, call, "type", one_of(("function",)))
-        check_member(inner, call, "function", json_object)
-        check_member(f"{inner}.function", call["function"], "name", string)
-        check_member(f"{inner}.function", call["function"], "arguments", string)
-
-
-def _content(place: str, value: Any) -> None:
-    if type(value) is str:
-        return
-    if type(value) is not list:
-        raise invalid_type(place, "a string or an array", value)
-    array(place, value, 1, None)
-    for index, part in enumerate(value):
-        inner = f"{place}[{index}]"
-        json_object(inner, part)
-        check_member(inner, part, "type", one_of(tuple(_PARTS)))
-        name, check = _PARTS[part["type"]]
-        check_member(inner, part, name, check)
-
-
-def _image_url(place: str, value: Any) -> None:
-    json_object(place, value)
-    check_member(place, value, "url", string)
-    check_member(place, value, "detail", string, required=False)
-    if not value["url"].startswith("data:image/"):
-        raise invalid_value(
-            "images must be sent along, as data:image/...;base64,...: this server fetches nothing",
-            f"{place}.url",
-        )
-
-
-def _input_audio(place: str, value: Any) -> None:
-    json_object(place, value)
-    check_member(place, value, "data", string)
-    check_member(place, value, "format", one_of(("wav", "mp3")))
-
-
-_PARTS: dict[str, tuple[str, Check]] = {
-    "text": ("text", string),
-    "refusal": ("refusal", string),
-    "image_url": ("image_url", _image_url),
-    "input_audio": ("input_audio", _input_audio),
-    "file": ("file", json_object),
-}
-
-
-# Prompts and texts
-
-
-def _texts(high: int, may_be_empty: bool) -> Check:
-    """Check a text, an array of texts, an array of token ids, or an array of such arrays."""
-    text = string if may_be_empty else not_empty_string
-
-    def check(place: str, value: Any) -> None:
-        if type(value) is str:
-            text(place, value)
-            return
-        if type(value) is not list:
-            raise invalid_type(place, "a string or an array", value)
-        if value and type(value[0]) is int:
-            _token_ids(place, value)
-            return
-        array(place, value, 1, high)
-        is_text = type(value[0]) is str
-        for index, element in enumerate(value):
-            (text if is_text else _token_ids)(f"{place}[{index}]", element)
-
-    return check
-
-
-def _token_ids(place: str, value: Any) -> None:
-    array(place, value, 1, None)
-    for index, token in enumerate(value):
-        integer(0, _INT64 - 1)(f"{place}[{index}]", token)
 
 
 # Sounds
 
 
-def _sound(place: str, value: Any) -> None:
-    if type(value) is not bytes:
-        raise invalid_type(place, "a file", value)
-    if not value:
-        raise invalid_value(f"'{place}' must not be empty", place)
-
-
-def _size(place: str, value: Any) -> None:
-    string(place, value)
-    if value != "auto" and not _IMAGE_SIZE.fullmatch(value):
-        text = f"'{place}' must be auto, or look like 1024x1024; got '{value[:80]}'"
-        raise invalid_value(text, place)
-
-
-def _granularities(place: str, value: Any) -> None:
-    array(place, value, 1, 2)
-    for index, entry in enumerate(value):
-        one_of(("word", "segment"))(f"{place}[{index}]", entry)
-
-
 _COMMON: dict[str, Check] = {
     "model": string,
     "stream": boolean,
-    "stream_options": _stream_options,
+    "stream_options": field_checks.stream_options,
     "temperature": number(0, 2),
     "top_p": number(0, 1),
     "frequency_penalty": number(-2, 2),
     "presence_penalty": number(-2, 2),
     "seed": integer(-_INT64, _INT64 - 1),
-    "stop": _stop,
+    "stop": field_checks.stop,
     "n": integer(1, MAX_CHOICES),
-    "logit_bias": _logit_bias,
+    "logit_bias": field_checks.logit_bias,
     "user": string,
 }
 _CHECKS: dict[str, dict[str, Check]] = {
     CHAT: {
         **_COMMON,
-        "messages": _messages,
+        "messages": field_checks.messages,
         "max_completion_tokens": integer(1),
         "max_tokens": integer(1),
         "logprobs": boolean,
         "top_logprobs": integer(0, 20),
-        "tools": _tools,
-        "tool_choice": _tool_choice,
+        "tools": field_checks.tools,
+        "tool_choice": field_checks.tool_choice,
         "parallel_tool_calls": boolean,
-        "response_format": _response_format,
+        "response_format": field_checks.response_format,
         "safety_identifier": string,
         "prompt_cache_key": string,
-        "metadata": _metadata,
+        "metadata": field_checks.metadata,
         "reasoning_effort": string,
         "verbosity": string,
         "modalities": lambda place, value: array(place, value, 1, None),
@@ -384,7 +170,7 @@ _CHECKS: dict[str, dict[str, Check]] = {
     },
     COMPLETIONS: {
         **_COMMON,
-        "prompt": _texts(MAX_CHOICES, may_be_empty=True),
+        "prompt": field_checks.texts(MAX_CHOICES, may_be_empty=True),
         "max_tokens": integer(0),
         "logprobs": integer(0, 5),
         "echo": boolean,
@@ -393,19 +179,19 @@ _CHECKS: dict[str, dict[str, Check]] = {
     },
     EMBEDDINGS: {
         "model": string,
-        "input": _texts(MAX_TEXTS, may_be_empty=False),
+        "input": field_checks.texts(MAX_TEXTS, may_be_empty=False),
         "dimensions": integer(1),
         "encoding_format": one_of(("float", "base64")),
         "user": string,
     },
     TRANSCRIPTIONS: {
         "model": string,
-        "file": _sound,
+        "file": field_checks.sound,
         "language": string,
         "prompt": string,
         "response_format": one_of(("json", "text", "srt", "verbose_json", "vtt")),
         "temperature": number(0, 1),
-        "timestamp_granularities": _granularities,
+        "timestamp_granularities": field_checks.granularities,
         "stream": boolean,
         "include": lambda place, value: array(place, value, 0, None),
         "chunking_strategy": string,
@@ -414,7 +200,7 @@ _CHECKS: dict[str, dict[str, Check]] = {
         "model": string,
         "prompt": not_empty_string,
         "n": integer(1, MAX_IMAGES),
-        "size": _size,
+        "size": field_checks.image_size,
         "quality": string,
         "style": string,
         "background": string,

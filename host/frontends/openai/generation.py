@@ -13,30 +13,27 @@ from host.core import Core
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.openai.answers import Answer, sum_usage
 from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import OpenAIError, invalid_value
+from host.frontends.openai.field_support import prepare_fields
 from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields, too_deep
 from host.frontends.openai.handler import Handler
-from host.frontends.openai.inputs import (
-    build_request,
-    choice_fields,
-    demanded_functions,
-    prepare_fields,
-    required_functions,
-    wanted_tools,
-    wants_logprobs,
-)
+from host.frontends.openai.inputs import build_request, choice_fields
+from host.frontends.openai.json_outputs import JsonReader
 from host.frontends.openai.keep_alive import KeepAlive
-from host.frontends.openai.logprobs import LogprobsWriter
+from host.frontends.openai.logprobs import LogprobsWriter, wants_logprobs
 from host.frontends.openai.models import ModelDirectory
-from host.frontends.openai.outputs import Delta, JsonReader, ResponseReader, TextReader
+from host.frontends.openai.outputs import Delta, ResponseReader
 from host.frontends.openai.response_answers import ResponseAnswer
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
 from host.frontends.openai.template import PromptRenderer
-from host.frontends.openai.tool_calls import ForcedCall, ForcedChoice, ToolParser, make_parser
+from host.frontends.openai.text_outputs import TextReader
+from host.frontends.openai.tool_calls import ForcedCall, ForcedChoice, ToolParser
+from host.frontends.openai.tool_choice import demanded_functions, required_functions, wanted_tools
+from host.frontends.openai.tool_parsers import make_parser
 from host.frontends.openai.usage import UsageCounter
 from host.inference.request import InferRequest
 from host.metrics.token_latencies import TokenTimer

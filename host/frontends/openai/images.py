@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import (
@@ -21,7 +21,8 @@ from host.frontends.openai.errors import (
 from host.frontends.openai.fields import IMAGES, Fields, check_fields
 from host.frontends.openai.handler import Handler, gather
 from host.frontends.openai.inputs import build_request, choice_fields
-from host.frontends.openai.outputs import raise_error, read_texts
+from host.frontends.openai.output_tensors import read_texts
+from host.frontends.openai.outputs import raise_error
 from host.inference.request import InferRequest
 
 _NEED_AN_INPUT = {"size": "auto", "background": "auto", "output_format": "png"}

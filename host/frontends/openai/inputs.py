@@ -13,7 +13,7 @@ from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import flatten, read_numbers
 from host.frontends.openai.contract import Contract, Input
-from host.frontends.openai.errors import invalid_type, invalid_value, unsupported_field
+from host.frontends.openai.errors import invalid_type, unsupported_field
 from host.frontends.openai.fields import (
     CHAT,
     COMPLETIONS,
@@ -24,7 +24,9 @@ from host.frontends.openai.fields import (
     Fields,
     scheduling_field,
 )
+from host.frontends.openai.logprobs import wants_logprobs
 from host.frontends.openai.media import SOURCE_OF_PART, read_media
+from host.frontends.openai.tool_choice import demanded_schema
 from host.inference.request import InferRequest, Parameter, Tensor
 
 _INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
@@ -38,9 +40,6 @@ _SAMPLING = (
     "max_tokens",
 )
 """The fields of OpenAI that `sampling_parameters` can carry."""
-
-_NEED_AN_INPUT = ("logit_bias", "suffix", "audio", "prediction", "web_search_options")
-"""Fields that change the kind of the answer: a model that does not take them is not asked."""
 
 _NEVER_PARAMETERS = frozenset(
     "model messages prompt input tools tool_choice response_format functions function_call stream"
@@ -69,125 +68,6 @@ _NO_PARAMETERS = {
     SPEECH: ("stream_format",),
 }
 """Fields that are neither refused nor become parameters, by route."""
-
-
-def prepare_fields(contract: Contract, fields: Fields, route: str) -> Fields:
-    """Return the fields with one name for each meaning. Raises OpenAIError.
-
-    Refuses the fields that the model does not take, and that change the kind of its answer.
-    """
-    fields = dict(fields)
-    if "max_completion_tokens" in fields:
-        fields["max_tokens"] = fields["max_completion_tokens"]
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = [fields["stop"]]
-    if contract.takes_whole_request:
-        return fields
-    for name in _NEED_AN_INPUT:
-        # An input `audio` takes the sounds of messages, not the field.
-        if name in fields and (name == "audio" or not contract.takes(name)):
-            raise _not_taken(contract, name)
-    _check_logprobs(contract, fields)
-    if route == CHAT:
-        _check_tools(contract, fields)
-        if "response_format" in fields and not _takes_format(contract, fields["response_format"]):
-            raise _not_taken(contract, "response_format")
-    if "audio" in fields.get("modalities", ()) and not contract.takes("modalities"):
-        raise _not_taken(contract, "modalities")
-    if route == CHAT and not contract.takes("messages"):
-        _check_parts(contract, fields["messages"])
-    return fields
-
-
-def wanted_tools(fields: Fields) -> list[dict[str, Any]] | None:
-    """Return the tools that the answer may call; None if it may call none."""
-    return fields.get("tools") if fields.get("tool_choice") != "none" else None
-
-
-def demanded_functions(contract: Contract, fields: Fields) -> list[dict[str, Any]]:
-    """Return the functions of which the answer must call one, as a schema says to the model.
-
-    Returns none if the model takes tools itself, or cannot follow a schema.
-    """
-    follows_schema = contract.takes("sampling") or contract.takes("schema")
-    if contract.takes("tools") or not follows_schema:
-        return []
-    return required_functions(fields)
-
-
-def required_functions(fields: Fields) -> list[dict[str, Any]]:
-    """Return the functions of which the answer must call one; none if it may be a text."""
-    functions = [tool["function"] for tool in wanted_tools(fields) or ()]
-    choice = fields.get("tool_choice")
-    if isinstance(choice, dict):
-        name = choice["function"]["name"]
-        return [function for function in functions if function["name"] == name][:1]
-    return functions if choice == "required" else []
-
-
-def wants_logprobs(fields: Fields) -> bool:
-    """Return whether the client wants log probabilities; in completions, 0 means yes."""
-    wanted = fields.get("logprobs")
-    return wanted is not None and wanted is not False
-
-
-def _check_tools(contract: Contract, fields: Fields) -> None:
-    """Refuse tools, and choices of tools, that the model does not take."""
-    if not wanted_tools(fields):
-        if not contract.takes("tool_choice"):
-            fields.pop("tools", None)
-        return
-    if demanded_functions(contract, fields):
-        return
-    has_parser = contract.takes("prompt") and contract.template_takes_tools and contract.tool_parser
-    if not contract.takes("tools") and not has_parser:
-        raise _not_taken(contract, "tools")
-    if required_functions(fields) and not (contract.takes("tool_choice") or has_parser):
-        raise _not_taken(contract, "tool_choice")
-
-
-def _check_logprobs(contract: Contract, fields: Fields) -> None:
-    if not wants_logprobs(fields):
-        return
-    by_sampling = contract.takes("sampling") and contract.gives("logprobs")
-    if not by_sampling and not contract.takes("logprobs"):
-        raise _not_taken(contract, "logprobs")
-    if fields.get("echo"):
-        raise invalid_value("'logprobs' cannot be combined with 'echo'", "logprobs")
-
-
-def _takes_format(contract: Contract, value: Any) -> bool:
-    """Return whether the answers of a model can have a format."""
-    if value["type"] == "text" or contract.takes("response_format") or contract.takes("sampling"):
-        return True
-    return contract.takes("schema") and _schema({"response_format": value}) is not None
-
-
-def _schema(fields: Fields) -> Any:
-    form = fields.get("response_format", {})
-    return form["json_schema"].get("schema") if form.get("type") == "json_schema" else None
-
-
-def _not_taken(contract: Contract, name: str) -> Exception:
-    return unsupported_field(
-        f"model '{contract.model}' does not take '{name}': it has no input '{name}' or"
-        " 'openai_request'",
-        name,
-    )
-
-
-def _check_parts(contract: Contract, messages: list[Any]) -> None:
-    for index, message in enumerate(messages):
-        content = message.get("content")
-        for part_index, part in enumerate(content if isinstance(content, list) else ()):
-            source = SOURCE_OF_PART.get(part["type"])
-            is_text = part["type"] in ("text", "refusal")
-            if not is_text and (source is None or not contract.takes(source)):
-                place = f"messages[{index}].content[{part_index}]"
-                raise unsupported_field(
-                    f"model '{contract.model}' does not take '{place}': it has no input for it",
-                    place,
-                )
 
 
 def build_request(
@@ -284,9 +164,9 @@ def _source_value(
         case "wants_logprobs":
             return wants_logprobs(fields)
         case "schema":
-            return _demanded_schema(contract, fields)
+            return demanded_schema(contract, fields)
         case "guide_type":
-            return "json_schema" if _demanded_schema(contract, fields) is not None else None
+            return "json_schema" if demanded_schema(contract, fields) is not None else None
         case "images" | "audio" if "messages" in fields:
             kind = next(kind for kind, taker in SOURCE_OF_PART.items() if taker == entry.source)
             as_base64 = entry.source == "images" and contract.backend == "vllm"
@@ -298,29 +178,6 @@ def _source_value(
     return fields.get(entry.source)
 
 
-def _demanded_schema(contract: Contract, fields: Fields) -> Any:
-    """Return the JSON schema that the text of the answer must follow; None if there is none."""
-    functions = demanded_functions(contract, fields)
-    if not functions:
-        return _schema(fields)
-    if len(functions) == 1:
-        return _parameters(functions[0])
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": one["name"]}, "parameters": _parameters(one)},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for one in functions
-    ]
-    return {"anyOf": calls}
-
-
-def _parameters(function: dict[str, Any]) -> Any:
-    return function.get("parameters") or {"type": "object"}
-
-
 def _sampling(contract: Contract, fields: Fields, route: str) -> Fields:
     """Return the content of `sampling_parameters`, as the vLLM backend of Triton reads it."""
     chosen = {name: fields[name] for name in _SAMPLING if name in fields}
@@ -328,7 +185,7 @@ def _sampling(contract: Contract, fields: Fields, route: str) -> Fields:
     if wants_logprobs(fields):
         name = "logprobs" if route == COMPLETIONS else "top_logprobs"
         chosen["logprobs"] = fields.get(name, 0)
-    schema = _demanded_schema(contract, fields)
+    schema = demanded_schema(contract, fields)
     if schema is not None:  # the backend parses this text a second time
         chosen["structured_outputs"] = dump_text({"json": schema})
     elif fields.get("response_format", {}).get("type") in ("json_object", "json_schema"):

@@ -2,6 +2,8 @@
 
 An operation of Python cannot be interrupted, and stops all other threads while it runs: the time
 limit of a rendering works only between operations. So their results are limited here.
+
+Import this on first use: Jinja takes time to import, and most servers have no chat template.
 """
 
 from __future__ import annotations
@@ -10,6 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import wraps
 from typing import Any
+
+from jinja2.compiler import CodeGenerator
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_REPEATED = 1 << 20
 """Elements of a repeated or padded text, or of a repeated list."""
@@ -23,78 +29,76 @@ _FORMAT_FIELD = re.compile(r"%[^%a-zA-Z]*")
 _PADDING_FILTERS = ("batch", "center", "indent", "slice", "truncate", "wordwrap")
 
 
-def make_sandbox(**options: Any) -> Any:
-    """Return the environment; `options` are those of `jinja2.Environment`."""
-    from jinja2.compiler import CodeGenerator
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+class _Generator(CodeGenerator):
+    """Compiles `~` to a call of the sandbox."""
 
-    class Generator(CodeGenerator):
-        """Compiles `~` to a call of the sandbox."""
+    def visit_Concat(self, node: Any, frame: Any) -> None:
+        self.write("environment.concat((")
+        for part in node.nodes:
+            self.write("str(")
+            self.visit(part, frame)
+            self.write("), ")
+        self.write("))")
 
-        def visit_Concat(self, node: Any, frame: Any) -> None:
-            self.write("environment.concat((")
-            for part in node.nodes:
-                self.write("str(")
-                self.visit(part, frame)
-                self.write("), ")
-            self.write("))")
 
-    class Sandbox(ImmutableSandboxedEnvironment):
-        """Refuses operations whose result takes much memory."""
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses operations whose result takes much memory."""
 
-        intercepted_binops = frozenset(["+", "*", "**", "%"])
-        code_generator_class = Generator
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+    code_generator_class = _Generator
 
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "+" and type(left) is str and type(right) is str:  # nearly always
-                if len(left) + len(right) > _MAX_JOINED:
-                    raise _too_large("a joined text")
-                return left + right
-            _check_operation(operator, left, right)
-            return super().call_binop(context, operator, left, right)
+    def __init__(self, **options: Any) -> None:
+        """`options` are those of `jinja2.Environment`."""
+        # Without `optimized`, constant expressions are computed while a template is compiled.
+        super().__init__(optimized=False, **options)
+        for name in _PADDING_FILTERS:
+            self.filters[name] = _check_arguments(self.filters[name])
+        for name in ("join", "replace"):
+            self.filters[name] = _check_joining(self.filters[name], name)
+        self.filters["format"] = _format
+        del self.globals["lipsum"]
 
-        def call(__self, __context: Any, __function: Any, *args: Any, **named: Any) -> Any:
-            owner = getattr(__function, "__self__", None)
-            if isinstance(owner, str):
-                _check_text_method(owner, __function.__name__, args)
-            return super().call(__context, __function, *args, **named)
-
-        def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-            format_text = super().wrap_str_format(value)
-            if format_text is None:
-                return None
-            text = value.__self__
-
-            def checked(*args: Any, **named: Any) -> str:
-                if _LARGE_WIDTH.search(text):
-                    raise _too_large("a width")
-                _check_numbers((*args, *named.values()))
-                return format_text(*args, **named)
-
-            return checked
-
-        @staticmethod
-        def concat(parts: Iterable[str]) -> str:
-            """Join texts: those of `~`, of macros and of blocks."""
-            parts = list(parts)
-            if sum(map(len, parts)) > _MAX_JOINED:
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute an operation of `intercepted_binops`."""
+        if operator == "+" and type(left) is str and type(right) is str:  # nearly always
+            if len(left) + len(right) > _MAX_JOINED:
                 raise _too_large("a joined text")
-            return "".join(parts)
+            return left + right
+        _check_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
 
-    # Without `optimized`, constant expressions are computed while a template is compiled.
-    environment = Sandbox(optimized=False, **options)
-    for name in _PADDING_FILTERS:
-        environment.filters[name] = _check_arguments(environment.filters[name])
-    for name in ("join", "replace"):
-        environment.filters[name] = _check_joining(environment.filters[name], name)
-    environment.filters["format"] = _format
-    del environment.globals["lipsum"]
-    return environment
+    def call(__self, __context: Any, __function: Any, *args: Any, **named: Any) -> Any:
+        """Call a function or a method of a template."""
+        owner = getattr(__function, "__self__", None)
+        if isinstance(owner, str):
+            _check_text_method(owner, __function.__name__, args)
+        return super().call(__context, __function, *args, **named)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return the method `format` of a text, or `format_map`, with a check of its fields."""
+        format_text = super().wrap_str_format(value)
+        if format_text is None:
+            return None
+        text = value.__self__
+
+        def checked(*args: Any, **named: Any) -> str:
+            if _LARGE_WIDTH.search(text):
+                raise _too_large("a width")
+            _check_numbers((*args, *named.values()))
+            return format_text(*args, **named)
+
+        return checked
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """Join texts: those of `~`, of macros and of blocks."""
+        parts = list(parts)
+        if sum(map(len, parts)) > _MAX_JOINED:
+            raise _too_large("a joined text")
+        return "".join(parts)
 
 
 def _too_large(what: str) -> Exception:
-    from jinja2.exceptions import SecurityError
-
     return SecurityError(f"{what} is too large")
 
 

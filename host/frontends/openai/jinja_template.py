@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from host.frontends.openai.errors import OpenAIError, model_failure
-from host.frontends.openai.jinja_sandbox import make_sandbox
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -76,6 +75,8 @@ def _make_environment() -> Any:
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
 
+    from host.frontends.openai.jinja_sandbox import Sandbox
+
     class Generation(Extension):
         """Ignores the tag `generation`, which marks the texts of assistants for training."""
 
@@ -88,7 +89,7 @@ def _make_environment() -> Any:
             )
             return body
 
-    environment = make_sandbox(
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

@@ -14,7 +14,8 @@ from host.config.openai_parameters import (
     openai_parameter,
     other_names,
 )
-from host.frontends.openai.contract import Contract, check_defaults, compile_contract
+from host.frontends.openai.contract import Contract
+from host.frontends.openai.contract_compiler import check_defaults, compile_contract
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.template import probe_template
 from host.logs.formats import model_fields

@@ -86,3 +86,9 @@ def _logprob(token: Mapping[str, Any]) -> float:
 def _rank(token: Mapping[str, Any]) -> float:
     rank = token.get("rank")
     return rank if isinstance(rank, (int, float)) else math.inf
+
+
+def wants_logprobs(fields: Mapping[str, Any]) -> bool:
+    """Return whether the client wants log probabilities; in completions, 0 means yes."""
+    wanted = fields.get("logprobs")
+    return wanted is not None and wanted is not False

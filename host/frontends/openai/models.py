@@ -9,7 +9,8 @@ from host.access.client import Client
 from host.config.model_config import ModelConfig
 from host.core import Core
 from host.errors import HostError
-from host.frontends.openai.contract import Contract, compile_contract
+from host.frontends.openai.contract import Contract
+from host.frontends.openai.contract_compiler import compile_contract
 from host.frontends.openai.errors import (
     OpenAIError,
     from_host_error,

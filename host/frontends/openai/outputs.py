@@ -1,33 +1,26 @@
-"""Reads the responses of a model as deltas of choices: texts, finish reasons and token counts."""
+"""What the responses of a model add to choices: deltas, finish reasons and token counts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
 from host.errors import HostError
 from host.frontends.http import json_text as json
-from host.frontends.http.tensors import split_strings
 from host.frontends.openai.contract import Contract
-from host.frontends.openai.errors import OpenAIError, from_host_error, model_failure
-from host.frontends.openai.logprobs import LogprobsWriter
-from host.frontends.openai.pieces import StopSearch, utf8_decoder
-from host.frontends.openai.tool_calls import ToolParser
-from host.inference.request import InferResponse, Tensor, copy_from_shared_memory
+from host.frontends.openai.errors import from_host_error, model_failure
+from host.inference.request import InferResponse
 
-_STOP = "stop"
+STOP = "stop"
+"""The finish reason of a whole text."""
 _FINISH_REASONS = {
-    **dict.fromkeys(["stop", "eos", "eos_token", "stop_sequence", "end_turn"], _STOP),
+    **dict.fromkeys(["stop", "eos", "eos_token", "stop_sequence", "end_turn"], STOP),
     **dict.fromkeys(["length", "max_tokens"], "length"),
     "tool_calls": "tool_calls",
     "function_call": "function_call",
     "content_filter": "content_filter",
 }
-_MEMBERS = ("role", "content", "reasoning_content", "refusal", "tool_calls")
-"""The members of a delta that a model may give."""
 
 
 class Delta(msgspec.Struct):
@@ -58,293 +51,6 @@ class ResponseReader(Protocol):
         """Return what the end of the call adds: held text, finish reasons."""
 
 
-class TextReader:
-    """Reads the outputs of a model that gives texts, one choice per call.
-
-    `stops`: stop sequences that the model does not search itself. `max_tokens`: cuts the text of a
-    model that counts its tokens but does not take the limit; `limit` gives the finish reason.
-    `tools` finds the tool calls in the text, which must call one of the functions `required`.
-    `logprobs`: log probabilities are wanted. `texts` gets all texts of the model, if they are to be
-    counted.
-    """
-
-    def __init__(
-        self,
-        contract: Contract,
-        index: int,
-        stops: Sequence[str] = (),
-        max_tokens: int | None = None,
-        limit: int | None = None,
-        tools: ToolParser | None = None,
-        required: Sequence[str] = (),
-        logprobs: LogprobsWriter | None = None,
-        texts: list[str] | None = None,
-    ) -> None:
-        self.stopped = False
-        self._tools = tools
-        self._required = required
-        self._logprobs = logprobs
-        self._texts = texts
-        self._contract = contract
-        self._index = index
-        self._decoder = utf8_decoder()
-        self._search = StopSearch(stops)
-        self._max_tokens = max_tokens
-        self._limit = limit
-        self._reason: str | None = None
-        self._has_tool_calls = False
-        self._has_text = False
-        self._prompt_tokens: int | None = None
-        self._completion_tokens: int | None = None
-
-    @property
-    def usage(self) -> dict[str, Any] | None:
-        """The token counts of the call; None if the model counts nothing."""
-        if self._prompt_tokens is None and self._completion_tokens is None:
-            return None
-        return usage_object(self._prompt_tokens or 0, self._completion_tokens or 0)
-
-    def read(self, response: InferResponse) -> list[Delta]:
-        """Return what a response adds. Raises OpenAIError."""
-        raise_error(response)
-        message: dict[str, Any] = {}
-        reason: str | None = None
-        logprobs: dict[str, Any] | None = None
-        for tensor in response.outputs:
-            match self._contract.outputs.get(tensor.name):
-                case "text":
-                    self._has_text = True
-                    piece = self._search.feed(self._decoder.decode(self._single(tensor)))
-                    self._add_text(message, piece)
-                case "logprobs" if self._logprobs is not None:
-                    logprobs = self._read_logprobs(self._logprobs, tensor)
-                case "finish_reason":
-                    reason = self._single(tensor).decode(errors="replace") or reason
-                case "reasoning_content":
-                    text = self._single(tensor).decode(errors="replace")
-                    if text:
-                        message["reasoning_content"] = text
-                        if self._texts is not None:
-                            self._texts.append(text)
-                case "tool_calls":
-                    calls = self._tool_calls(tensor)
-                    if calls:
-                        message["tool_calls"] = calls
-                case "num_input_tokens":
-                    self._count_prompt(read_number(tensor))
-                case "num_output_tokens":
-                    self._count_completion(read_number(tensor))
-        given = response.parameters
-        for name in ("prompt_tokens", "num_input_tokens"):
-            self._count_prompt(given.get(name))
-        for name in ("completion_tokens", "num_output_tokens"):
-            self._count_completion(given.get(name))
-        reason = reason or str(given.get("finish_reason") or "")
-        if reason and reason != "None":
-            self._reason = finish_reason(self._contract.model, reason)
-        self._has_tool_calls |= "tool_calls" in message
-        if self._search.found:
-            self._reason, self.stopped = _STOP, True
-        elif self._max_tokens is not None and (self._completion_tokens or 0) >= self._max_tokens:
-            self._reason, self.stopped = "length", True
-        if not message and not logprobs:
-            return []
-        return [Delta(self._index, message, None, logprobs)]
-
-    def _add_text(self, message: dict[str, Any], piece: str) -> None:
-        if self._texts is not None:
-            self._texts.append(piece)
-        if self._tools is not None:
-            message.update(self._tools.feed(piece))
-            self._check_calls(message)
-        elif piece:
-            message["content"] = piece
-
-    def _check_calls(self, message: dict[str, Any]) -> None:
-        """Refuse calls of functions that are not among the required ones."""
-        for call in message.get("tool_calls", ()) if self._required else ():
-            name = call["function"].get("name", self._required[0])  # absent in later fragments
-            if name not in self._required:
-                raise model_failure(
-                    f"model '{self._contract.model}' called '{name[:80]}', which is not among the"
-                    " functions that the request requires"
-                )
-
-    def finish(self) -> list[Delta]:
-        """Return the held text and the finish reason."""
-        if not (self._has_text or self._has_tool_calls):
-            check_decoupled(self._contract, "text")
-        message: dict[str, Any] = {}
-        if not self._search.found:
-            rest = self._search.feed(self._decoder.decode(b"", True)) + self._search.flush()
-            self._add_text(message, rest)
-        if self._tools is not None:
-            self._has_tool_calls |= self._tools.found
-            _join(message, self._tools.finish())
-            self._check_calls(message)
-            if self._required and not self._tools.found and self._reason != "length":
-                raise model_failure(
-                    f"model '{self._contract.model}' called none of the functions that the request"
-                    " requires"
-                )
-        return [Delta(self._index, message, self._finish_reason())]
-
-    def _finish_reason(self) -> str:
-        if self._tools is not None and self._tools.found and self._reason in (None, _STOP):
-            return "tool_calls"
-        if self._reason is not None:
-            return self._reason
-        if self._has_tool_calls:
-            return "tool_calls"
-        if self._limit is not None and (self._completion_tokens or 0) >= self._limit:
-            return "length"
-        return _STOP
-
-    def _count_prompt(self, count: object) -> None:
-        if isinstance(count, int) and self._prompt_tokens is None:
-            self._prompt_tokens = count
-
-    def _count_completion(self, count: object) -> None:
-        if isinstance(count, int):
-            self._completion_tokens = (self._completion_tokens or 0) + count
-
-    def _single(self, tensor: Tensor) -> bytes:
-        """Return the only element of an output; an empty output is an empty text."""
-        values = read_texts(tensor)
-        if len(values) > 1:
-            raise model_failure(
-                f"model '{self._contract.model}' gave {len(values)} elements of output"
-                f" '{tensor.name}' in one response, expected 1"
-            )
-        return values[0] if values else b""
-
-    def _read_logprobs(self, writer: LogprobsWriter, tensor: Tensor) -> dict[str, Any] | None:
-        text = self._single(tensor)
-        tokens = _parse(text) if text else []
-        try:
-            if not isinstance(tokens, list):
-                raise ValueError("no array")
-            return writer.write(tokens)
-        except ValueError:
-            raise model_failure(
-                f"model '{self._contract.model}' gave output '{tensor.name}' that is no JSON array"
-                f" of tokens: {text[:80].decode(errors='replace')}"
-            ) from None
-
-    def _tool_calls(self, tensor: Tensor) -> list[Any]:
-        text = self._single(tensor)
-        calls = _parse(text) if text else []
-        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise model_failure(
-                f"model '{self._contract.model}' gave output '{tensor.name}' that is no JSON array"
-                f" of objects: {text[:80].decode(errors='replace')}"
-            )
-        return [{"index": index, **call} for index, call in enumerate(calls)]
-
-
-class JsonReader:
-    """Reads the responses of a model that gives JSON: deltas, or objects of OpenAI.
-
-    The model makes `choices` choices itself; their indices begin at `first`.
-    """
-
-    def __init__(self, contract: Contract, first: int, choices: int) -> None:
-        self.stopped = False
-        self.usage: dict[str, Any] | None = None
-        self._contract = contract
-        self._first = first
-        self._choices = choices
-        self._reasons: dict[int, str | None] = {first: None}
-        self._have_tool_calls: set[int] = set()
-        self._has_response = False
-
-    def read(self, response: InferResponse) -> list[Delta]:
-        """Return what a response adds. Raises OpenAIError."""
-        raise_error(response)
-        deltas: list[Delta] = []
-        for tensor in response.outputs:
-            if self._contract.outputs.get(tensor.name) != "response":
-                continue
-            self._has_response = True
-            for text in read_texts(tensor):
-                if text:
-                    deltas += self._read_object(tensor.name, text)
-        return deltas
-
-    def finish(self) -> list[Delta]:
-        """Return the finish reason of each choice."""
-        if not self._has_response:
-            check_decoupled(self._contract, "response")
-        return [
-            Delta(index, {}, reason or self._default_reason(index))
-            for index, reason in sorted(self._reasons.items())
-        ]
-
-    def _default_reason(self, index: int) -> str:
-        return "tool_calls" if index in self._have_tool_calls else _STOP
-
-    def _read_object(self, output: str, text: bytes) -> list[Delta]:
-        chunk = _parse(text)
-        if not isinstance(chunk, dict):
-            raise self._failure(output, text, "no JSON object")
-        if isinstance(chunk.get("error"), dict):
-            raise model_failure(str(chunk["error"].get("message", "the model failed")))
-        usage = chunk.get("usage")
-        if isinstance(usage, dict):
-            self.usage = usage
-        choices = chunk.get("choices", [chunk])
-        if not isinstance(choices, list):
-            raise self._failure(output, text, "no chunk of choices")
-        deltas = []
-        for choice in choices:
-            if not isinstance(choice, dict):
-                raise self._failure(output, text, "no chunk of choices")
-            deltas += self._read_choice(output, text, choice)
-        return deltas
-
-    def _read_choice(self, output: str, text: bytes, choice: dict[str, Any]) -> list[Delta]:
-        index = choice.get("index", 0)
-        if type(index) is not int or not 0 <= index < self._choices:
-            raise self._failure(output, text, "no choice that was asked for")
-        index += self._first
-        source = choice.get("delta") or choice.get("message") or choice
-        if not isinstance(source, dict):
-            raise self._failure(output, text, "no delta")
-        message = {
-            name: source[name] for name in _MEMBERS if source.get(name) not in (None, "", [])
-        }
-        if "text" in choice and choice["text"]:
-            message["content"] = choice["text"]
-        message.pop("role", None)
-        for name in ("content", "reasoning_content", "refusal"):
-            if type(message.get(name, "")) is not str:
-                raise self._failure(output, text, f"a '{name}' that is no text")
-        calls = message.get("tool_calls", [])
-        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise self._failure(output, text, "'tool_calls' that is no array of objects")
-        if calls:
-            self._have_tool_calls.add(index)
-            message["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
-        self._reasons.setdefault(index, None)
-        reason = choice.get("finish_reason")
-        if reason:
-            self._reasons[index] = finish_reason(self._contract.model, str(reason))
-        logprobs = choice.get("logprobs")
-        return [Delta(index, message, None, logprobs)] if message or logprobs else []
-
-    def _failure(self, output: str, text: bytes, complaint: str) -> OpenAIError:
-        return model_failure(
-            f"model '{self._contract.model}' gave output '{output}' that is {complaint}:"
-            f" {text[:80].decode(errors='replace')}"
-        )
-
-
-def _join(message: dict[str, Any], rest: dict[str, Any]) -> None:
-    """Append the members of a delta to those of another one."""
-    for name, value in rest.items():
-        message[name] = message[name] + value if name in message else value
-
-
 def check_decoupled(contract: Contract, meaning: str) -> None:
     """Raise OpenAIError for a model that gave no output of a meaning, unless it is decoupled.
 
@@ -365,18 +71,7 @@ def finish_reason(model: str, reason: str) -> str:
     """Convert a finish reason of a model to OpenAI's. Raises OpenAIError for a failure."""
     if reason in ("abort", "error"):
         raise model_failure(f"model '{model}' ended with finish reason '{reason}'")
-    return _FINISH_REASONS.get(reason, _STOP)
-
-
-def read_texts(tensor: Tensor) -> list[bytes]:
-    """Return the elements of a BYTES output. Raises OpenAIError for another datatype."""
-    if tensor.datatype != "BYTES":
-        raise model_failure(
-            f"the model gave output '{tensor.name}' of {tensor.datatype}, expected BYTES"
-        )
-    data = copy_from_shared_memory(tensor).data
-    assert isinstance(data, (bytes, memoryview))
-    return [element for part in split_strings(data) for element in part]
+    return _FINISH_REASONS.get(reason, STOP)
 
 
 def usage_object(prompt: int, completion: int) -> dict[str, Any]:
@@ -388,27 +83,8 @@ def usage_object(prompt: int, completion: int) -> dict[str, Any]:
     }
 
 
-def read_number(tensor: Tensor) -> int | None:
-    """Return the sum of an integer output; None if it is empty."""
-    if tensor.datatype not in ("INT32", "INT64", "UINT32", "UINT64"):
-        return None
-    data = copy_from_shared_memory(tensor).data
-    assert isinstance(data, (bytes, memoryview))
-    values = np.frombuffer(data, tensor.datatype.lower())
-    return int(values.sum()) if values.size else None
-
-
-def read_float(tensor: Tensor) -> float | None:
-    """Return the first element of a floating-point output; None if it is empty."""
-    if tensor.datatype not in ("FP32", "FP64"):
-        return None
-    data = copy_from_shared_memory(tensor).data
-    assert isinstance(data, (bytes, memoryview))
-    values = np.frombuffer(data, "<f4" if tensor.datatype == "FP32" else "<f8")
-    return float(values[0]) if values.size else None
-
-
-def _parse(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
+    """Return the value of a JSON text; None if the text is not JSON."""
     try:
         return json.parse(text)
     except HostError:

@@ -1,8 +1,9 @@
-"""Cuts a streamed text: at stop sequences, and between complete characters of UTF-8."""
+"""Cuts a streamed text: at stop sequences, at ends of JSON objects, between characters of UTF-8."""
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 
 
@@ -48,3 +49,41 @@ class StopSearch:
 def utf8_decoder() -> codecs.IncrementalDecoder:
     """Return a decoder that holds half characters back; invalid bytes become U+FFFD."""
     return codecs.getincrementaldecoder("utf-8")("replace")
+
+
+class JsonObjectEnd:
+    """Finds the end of a JSON object in the pieces of a text."""
+
+    _outside = re.compile(r'["{}]')
+    _inside = re.compile(r'["\\]')
+
+    def __init__(self) -> None:
+        self._skip = 0  # characters of the next piece that are escaped
+        self._depth = 0
+        self._in_string = False
+
+    def find(self, text: str, start: int = 0) -> int:
+        """Return the place after the object in the next piece, read from `start`.
+
+        Returns 0 if the object is not complete.
+        """
+        at = start + self._skip
+        while at < len(text):
+            found = (self._inside if self._in_string else self._outside).search(text, at)
+            if found is None:
+                at = len(text)
+                break
+            at = found.end()
+            match found[0]:
+                case '"':
+                    self._in_string = not self._in_string
+                case "\\":
+                    at += 1  # the next character is escaped
+                case "{":
+                    self._depth += 1
+                case "}":
+                    self._depth -= 1
+                    if not self._depth:
+                        return at
+        self._skip = max(at - len(text), 0)
+        return 0

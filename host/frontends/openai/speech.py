@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from host.frontends.http.exchange import HttpExchange
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import (
@@ -20,7 +20,8 @@ from host.frontends.openai.errors import (
 from host.frontends.openai.fields import SPEECH, Fields, check_fields
 from host.frontends.openai.handler import Handler
 from host.frontends.openai.inputs import build_request
-from host.frontends.openai.outputs import raise_error, read_texts
+from host.frontends.openai.output_tensors import read_texts
+from host.frontends.openai.outputs import raise_error
 from host.inference.request import InferRequest
 from host.logs.formats import model_fields
 

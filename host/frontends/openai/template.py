@@ -22,8 +22,8 @@ from host.frontends.openai.errors import (
     unsupported_route,
 )
 from host.frontends.openai.fields import Fields
-from host.frontends.openai.inputs import wanted_tools
 from host.frontends.openai.jinja_template import Render, compile_template
+from host.frontends.openai.tool_choice import wanted_tools
 from host.logs.formats import model_fields
 from host.repository.chat_template import BUILT_IN_TEMPLATES, ChatTemplate
 

@@ -11,7 +11,7 @@ from typing import Any
 from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import JSON, HttpExchange
-from host.frontends.http.traced import receive_started, trace_request, trace_response
+from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.openai.answers import event
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
@@ -25,7 +25,8 @@ from host.frontends.openai.errors import (
 from host.frontends.openai.fields import TRANSCRIPTIONS, Fields, check_fields, model_name
 from host.frontends.openai.handler import Handler
 from host.frontends.openai.inputs import SCHEDULING_FIELDS, build_request
-from host.frontends.openai.outputs import raise_error, read_float, read_texts
+from host.frontends.openai.output_tensors import read_float, read_texts
+from host.frontends.openai.outputs import raise_error
 from host.frontends.openai.pieces import utf8_decoder
 from host.frontends.openai.subtitles import write_srt, write_vtt
 from host.inference.request import InferRequest, InferResponse

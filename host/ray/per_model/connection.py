@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from host.errors import ErrorCode, HostError, internal, unavailable
 from host.frontends.forwarding import Header
-from host.frontends.grpc.codec import read_model_name
+from host.frontends.grpc.infer_request import read_model_name
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.model_control.hook import LoadParameters, ModelControlHook

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from host.config.model_config import read_unchecked_config
-from host.config.schema import ModelConfig, is_ensemble
+from host.config.schema import ModelConfig, is_ensemble, new_config
 from host.errors import HostError
 from host.options.options import Options
 from host.ray.deployment_options import DEPLOYMENT, POLICY, ROUTER, STOP_MARGIN
+from host.ray.per_model.gpu_groups import keep_one_gpu, list_equal_gpus
 from host.ray.requirements import (
     LEAST_ONGOING,
     count_gpus,
@@ -94,8 +95,9 @@ def model_settings(
 ) -> dict[str, Any]:
     """The options of a model's deployment; `given` come first.
 
-    A replica has the instances of the configuration, and the GPUs that its groups name; one GPU if
-    a group of KIND_GPU names none.
+    There is a replica for each GPU that the instance groups name, if these GPUs have the same
+    instances and `given` asks for no more GPUs. Otherwise a replica has all instances, and the
+    GPUs up to the highest number; one GPU if a group of KIND_GPU names none.
     """
     settings: dict[str, Any] = {
         "graceful_shutdown_timeout_s": options.exit_timeout_secs + STOP_MARGIN
@@ -104,6 +106,13 @@ def model_settings(
         settings["max_ongoing_requests"] = _ENSEMBLE_ONGOING
         settings["ray_actor_options"] = {"num_cpus": _CPUS_PER_INSTANCE, "num_gpus": 0}
         return _with_policy({**settings, **given})
+    gpus = list_equal_gpus(config) if _leaves_one_gpu(given) else []
+    if gpus:
+        whole, config = config, new_config()
+        config.CopyFrom(whole)
+        keep_one_gpu(config)
+        if "autoscaling_config" not in given:  # Ray refuses both
+            settings["num_replicas"] = len(gpus)
     settings["max_ongoing_requests"] = max(LEAST_ONGOING, count_ongoing_requests(config))
     settings["ray_actor_options"] = {
         "num_cpus": round(_CPUS_PER_INSTANCE * count_instances(config), 3),
@@ -112,6 +121,12 @@ def model_settings(
     if config.HasField("sequence_batching"):
         settings["request_router_config"] = ROUTER
     return _with_policy({**settings, **given})
+
+
+def _leaves_one_gpu(given: Mapping[str, Any]) -> bool:
+    """Whether a replica may have a single GPU, or a part of one."""
+    options = given.get("ray_actor_options") or {}
+    return bool(options.get("num_gpus", 1) <= 1)
 
 
 def _with_policy(settings: dict[str, Any]) -> dict[str, Any]:

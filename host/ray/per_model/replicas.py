@@ -9,6 +9,7 @@ from contextlib import aclosing
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import ray
 from ray import serve
 
 from host.errors import HostError
@@ -27,6 +28,7 @@ from host.ray.channels.messages import (
     unpack_request,
 )
 from host.ray.per_model.connection import Connection, RoutedModelControl
+from host.ray.per_model.gpu_groups import keep_one_gpu
 from host.ray.per_model.methods import (
     DESCRIBE_MODEL,
     INDEX_ENTRIES,
@@ -90,11 +92,18 @@ class ConnectedReplica(ServerReplica):
     def make_server(self, options: Options) -> Server:
         """A server with remote models, whose loads and unloads go to their deployments.
 
-        The statistics of remote models are sums of all replicas already.
+        The statistics of remote models are sums of all replicas already. With one GPU, it has the
+        instance groups of one GPU: other replicas have the others.
         """
         own = self._control if self._model else None
         control = RoutedModelControl(self._connection, own, self._model)
-        return Server(options, control_hook=control, remote_models=self._connection)
+        one_gpu = len(ray.get_runtime_context().get_accelerator_ids()["GPU"]) == 1
+        return Server(
+            options,
+            control_hook=control,
+            remote_models=self._connection,
+            adapt_config=keep_one_gpu if one_gpu else None,
+        )
 
     async def refresh_model(self, name: str) -> None:
         """Learns of the versions of a model of another deployment anew."""

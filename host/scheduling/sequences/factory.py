@@ -9,12 +9,13 @@ from host.config.schema import ModelConfig
 from host.scheduling.clock import Clock, LoopClock
 from host.scheduling.dynamic import CanShareBatch, DynamicScheduler, hold_from_environment
 from host.scheduling.sequences.controls import ControlTensors
+from host.scheduling.sequences.direct_strategy import DirectStrategy
+from host.scheduling.sequences.oldest_strategy import OldestStrategy
 from host.scheduling.sequences.scheduler import (
     SequenceOptions,
     SequenceScheduler,
     backlog_hold_from_environment,
 )
-from host.scheduling.sequences.sequence_batch import DirectStrategy, OldestStrategy
 from host.scheduling.sequences.states import SequenceStates
 
 

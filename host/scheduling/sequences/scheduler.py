@@ -22,13 +22,9 @@ from host.scheduling.gate import ExecutionGate, OpenGate
 from host.scheduling.scheduler import InstanceSlot
 from host.scheduling.sequences.call import END, START, Id, Sequence, SequenceCall
 from host.scheduling.sequences.controls import ControlTensors
-from host.scheduling.sequences.sequence_batch import (
-    DirectSequenceBatch,
-    DirectStrategy,
-    OldestSequenceBatch,
-    OldestStrategy,
-    SequenceBatch,
-)
+from host.scheduling.sequences.direct_strategy import DirectSequenceBatch, DirectStrategy
+from host.scheduling.sequences.oldest_strategy import OldestSequenceBatch, OldestStrategy
+from host.scheduling.sequences.sequence_batch import SequenceBatch
 from host.scheduling.sequences.states import SequenceStates
 from host.scheduling.sequences.timer import CoalescingTimer
 

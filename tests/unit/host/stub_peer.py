@@ -25,6 +25,7 @@ from host.tracing.config import TraceConfig
 from host.tracing.tracer import Tracer
 from stub.channel import Channel
 from stub.wire import messages as m
+from stub.wire.payload import WireResponse, WireTensor
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
 from tests.waiting import eventually
@@ -52,6 +53,21 @@ def well_behaved(peer: StubPeer, message: m.ToStub) -> Sequence[m.ToHost]:
     if isinstance(message, m.Finalize):
         return [m.Finalized(None)]
     return []
+
+
+def echo(peer: StubPeer, message: m.ToStub) -> Sequence[m.ToHost]:
+    """Answers each request with its own inputs, all of them as outputs `y`."""
+    if not isinstance(message, m.Execute):
+        return well_behaved(peer, message)
+    answers: list[m.ToHost] = [
+        m.Response(
+            message.batch,
+            index,
+            WireResponse([WireTensor("y", t.code, t.shape, t.data) for t in request.inputs], {}),
+        )
+        for index, request in enumerate(message.requests)
+    ]
+    return [*answers, m.BatchDone(message.batch, 1, 2, 3, 4)]
 
 
 class StubPeer:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from host.frontends.grpc.h2.calls import StreamCall, UnaryCall
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.stream import Stream
+from host.frontends.grpc.h2.stream_call import StreamCall
+from host.frontends.grpc.h2.unary_call import UnaryCall
 from host.frontends.receive_buffer import Piece
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from host.frontends.grpc.h2 import status
-from host.frontends.grpc.h2.calls import RefusedCall, StreamCall, UnaryCall
+from host.frontends.grpc.h2.calls import RefusedCall
 from host.frontends.grpc.h2.content_length import CheckedStreamCall, CheckedUnaryCall
 from host.frontends.grpc.h2.headers import Fields
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.rpc import Rpc, parse_rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.h2.stream import Route, Stream, StreamConnection
+from host.frontends.grpc.h2.stream_call import StreamCall
+from host.frontends.grpc.h2.unary_call import UnaryCall
 from host.frontends.grpc.methods import GrpcOptions, Method, Services, StreamMethod, UnaryMethod
 
 _GRPC = b"application/grpc"

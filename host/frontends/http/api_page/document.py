@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from host.core import Core
+from host.frontends.http.api_page.component_schemas import component_schemas
+from host.frontends.http.api_page.diagnostics_paths import diagnostics_paths
 from host.frontends.http.api_page.model_paths import DescribedModel, model_paths
 from host.frontends.http.api_page.operations import Operations, Schema, error_responses
-from host.frontends.http.api_page.server_paths import TAGS, schemas, server_paths
+from host.frontends.http.api_page.server_paths import TAGS, server_paths
 from host.frontends.http.api_page.tensor_schema import element_schemas
 from host.frontends.restrictions import Restrictions
 
@@ -32,7 +34,8 @@ def openapi_document(
         paths |= model_paths(model, operations)
     if describe_others is not None:
         paths |= describe_others(operations)
-    paths |= server_paths(operations)  # the server paths win, as in routing
+    # The server paths win, as in routing.
+    paths |= server_paths(operations) | diagnostics_paths(operations)
     tags = [{"name": name, "description": text} for name, text in TAGS.items()]
     known = TAGS.keys()
     used = [op["tags"][0] for item in paths.values() for op in item.values()]
@@ -48,7 +51,7 @@ def openapi_document(
         "paths": paths,
         "components": {
             "schemas": {
-                **schemas(),
+                **component_schemas(),
                 **{f"{name}-element": schema for name, schema in element_schemas().items()},
             },
             "responses": error_responses(),

@@ -25,6 +25,19 @@ _ERRORS = {
 }
 
 
+def object_schema(properties: Schema, required: Iterable[str] = ()) -> Schema:
+    """Return the schema of an object whose members have these schemas; others may come too."""
+    made: Schema = {"type": "object", "properties": properties}
+    if required := list(required):
+        made["required"] = required
+    return made
+
+
+def array_schema(items: Schema) -> Schema:
+    """Return the schema of an array of any length."""
+    return {"type": "array", "items": items}
+
+
 def reference(name: str) -> Schema:
     """Return a reference to a schema of the components."""
     return {"$ref": f"#/components/schemas/{name}"}

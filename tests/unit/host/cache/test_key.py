@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from host.cache.key import KEY_SIZE, format_key, request_key
+from host.cache.key import format_key, request_key
+from host.inference.digest import DIGEST_SIZE
 from host.inference.request import InferRequest, Tensor
 
 
@@ -89,5 +90,5 @@ def test_different_requests_have_different_keys(one: Parts, other: Parts) -> Non
 
 
 def test_the_log_shows_the_key_as_a_number() -> None:
-    assert format_key(bytes([1] + [0] * (KEY_SIZE - 1))) == "1"
+    assert format_key(bytes([1] + [0] * (DIGEST_SIZE - 1))) == "1"
     assert format_key(BASE).isdecimal()

@@ -13,7 +13,7 @@ from host.config.defaults import normalise_config
 from host.config.instance_groups import normalise_instance_groups
 from host.config.json_form import from_json, to_dict, to_json
 from host.config.pbtxt import parse_pbtxt, to_pbtxt
-from host.config.schema import INTEGER_RANGES, Field, field_kind, is_map, new_config
+from host.config.schema import INTEGER_RANGES, Field, field_kind, is_map, is_repeated, new_config
 from host.errors import ErrorCode, HostError
 
 DEFAULT_MODEL = (
@@ -275,7 +275,7 @@ def contents(field: Field) -> st.SearchStrategy[Any]:
     if is_map(field):
         entry = field.message_type.fields_by_name
         return st.dictionaries(values(entry["key"]), values(entry["value"]), max_size=2)
-    return st.lists(values(field), max_size=2) if field.is_repeated else values(field)
+    return st.lists(values(field), max_size=2) if is_repeated(field) else values(field)
 
 
 @st.composite
@@ -304,8 +304,8 @@ def fill(message: Any, content: dict[str, Any]) -> Any:
                 else:
                     target[key] = element
         elif field_kind(field) != "message":
-            target.extend(value) if field.is_repeated else setattr(message, name, value)
-        elif field.is_repeated:
+            target.extend(value) if is_repeated(field) else setattr(message, name, value)
+        elif is_repeated(field):
             for element in value:
                 fill(target.add(), element)
         else:

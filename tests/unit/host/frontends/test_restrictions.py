@@ -7,7 +7,7 @@ import pytest
 from host.errors import ErrorCode, HostError
 from host.frontends.forwarding import Header, HeaderForwarding
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
-from host.options.flag_parser import InvalidValue
+from host.options.flags import InvalidValue
 
 
 def lacking(restrictions: Restrictions, category: str, **sent: str | bytes) -> str | None:

@@ -18,7 +18,7 @@ class Orphan(asyncio.Transport):
         return 7
 
 
-def test_unsent_bytes_of_a_transport_without_a_socket() -> None:
+def test_unsent_bytes_of_a_transport_without_a_socket_are_those_of_its_buffer() -> None:
     assert unsent_bytes(Orphan()) == 7
 
 

@@ -333,7 +333,7 @@ def test_memoryviews_of_any_item_size_are_measured_in_bytes() -> None:
         ),
     ],
 )
-def test_refusals(config: str, asked: InferRequest, text: str) -> None:
+def test_an_invalid_request_is_refused(config: str, asked: InferRequest, text: str) -> None:
     assert refusal(config, asked) == text
 
 

@@ -19,7 +19,7 @@ from host.instances.pool import StubPool
 from host.logs.formats import Label
 from host.metrics.custom import CustomMetrics
 from stub.wire import messages as m
-from stub.wire.payload import WireRequest, WireResponse, WireTensor
+from stub.wire.payload import WireRequest, WireResponse
 from tests.conftest import DEADLINE
 from tests.descriptors import descriptors
 from tests.unit.host.call_parties import RecordingHolder
@@ -28,26 +28,12 @@ from tests.unit.host.stub_peer import (
     SOURCE,
     PeerLauncher,
     StubPeer,
+    echo,
     initialize_message,
     stub_pool,
     well_behaved,
 )
 from tests.waiting import eventually
-
-
-def echo(peer: StubPeer, message: m.ToStub) -> Sequence[m.ToHost]:
-    """Answers each request with its own inputs."""
-    if not isinstance(message, m.Execute):
-        return well_behaved(peer, message)
-    answers: list[m.ToHost] = [
-        m.Response(
-            message.batch,
-            index,
-            WireResponse([WireTensor("y", t.code, t.shape, t.data) for t in request.inputs], {}),
-        )
-        for index, request in enumerate(message.requests)
-    ]
-    return [*answers, m.BatchDone(message.batch, 1, 2, 3, 4)]
 
 
 class Setup:

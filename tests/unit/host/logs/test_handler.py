@@ -63,13 +63,15 @@ def record(level: int, message: str, **extra: object) -> logging.LogRecord:
         (log.verbose_logging_level(2), "I"),
     ],
 )
-def test_default_line(configure: Configure, level: int, letter: str) -> None:
+def test_lines_have_the_form_of_triton_by_default(
+    configure: Configure, level: int, letter: str
+) -> None:
     assert configure().format(record(level, "loading: m:1")) == (
         f'{letter}0203 04:05:06.750000 42 core.py:7] "loading: m:1"'
     )
 
 
-def test_iso8601_line(configure: Configure) -> None:
+def test_lines_have_iso_times_with_log_format_iso8601(configure: Configure) -> None:
     line = configure(log_format="ISO8601").format(record(logging.WARNING, "hot"))
     assert line == '2021-02-03T04:05:06Z W 42 core.py:7] "hot"'
 
@@ -338,7 +340,7 @@ def shown_as_json(configure: Configure, level: int, message: str, **extra: objec
     return json.loads(line)
 
 
-def test_json_line(configure: Configure) -> None:
+def test_lines_are_json_with_log_format_json(configure: Configure) -> None:
     extra = {
         "instance": Label("m", 1, "m_0"),
         "requests": ["r"],
@@ -374,7 +376,7 @@ def test_json_line_of_a_text_that_names_its_model(configure: Configure) -> None:
     }
 
 
-def test_json_line_of_an_exception(configure: Configure) -> None:
+def test_a_json_line_has_the_traceback_of_an_exception(configure: Configure) -> None:
     made = record(logging.ERROR, "broken")
     try:
         raise ValueError("why")

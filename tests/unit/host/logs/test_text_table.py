@@ -11,7 +11,7 @@ import pytest
 from host.logs.text_table import format_table
 
 
-def test_table() -> None:
+def test_a_table_aligns_its_columns() -> None:
     assert format_table(["Model", "Status"], [["m", "READY"], ["long name", ""]]) == (
         "\n"
         "+-----------+--------+\n"
@@ -23,7 +23,7 @@ def test_table() -> None:
     )
 
 
-def test_table_without_rows() -> None:
+def test_a_table_may_have_no_rows() -> None:
     assert format_table(["A", ""], []) == "\n+---+---+\n| A |   |\n+---+---+\n+---+---+\n"
 
 

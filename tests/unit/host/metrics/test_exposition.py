@@ -51,7 +51,7 @@ def test_numbers_are_written_as_triton_does(value: float, shown: str) -> None:
     assert number(value) == shown
 
 
-def test_a_counter_in_the_text_format() -> None:
+def test_a_counter_is_written_with_a_line_per_series() -> None:
     family = MetricFamily("served", "how many", MetricKind.COUNTER)
     family.add((), 3)
     family.add(labels_of({"version": "1", "model": "m", "_tag": "t"}), 4.5)
@@ -63,7 +63,7 @@ def test_a_counter_in_the_text_format() -> None:
     )
 
 
-def test_a_histogram_in_the_text_format() -> None:
+def test_a_histogram_is_written_with_buckets_sum_and_count() -> None:
     family = MetricFamily("taken", "", MetricKind.HISTOGRAM)
     family.add_histogram((("k", "v"),), histogram(0.1, 1.0, 2.5))
     assert text(family) == (
@@ -78,7 +78,7 @@ def test_a_histogram_in_the_text_format() -> None:
     )
 
 
-def test_a_summary_in_the_text_format() -> None:
+def test_a_summary_is_written_with_quantiles_sum_and_count() -> None:
     family = MetricFamily("took", "", MetricKind.SUMMARY)
     family.add_summary((("k", "v"),), 2, 30, [(0.5, 10.0), (1.0, math.nan)])
     assert text(family).splitlines()[2:] == [

@@ -7,7 +7,7 @@ import pytest
 from host.metrics.settings import DEFAULT_QUANTILES, MetricsSettings
 
 
-def test_defaults() -> None:
+def test_counters_alone_are_on_by_default() -> None:
     assert MetricsSettings.from_texts([]) == MetricsSettings(
         True, False, False, DEFAULT_QUANTILES, ()
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +13,14 @@ from host.config.model_config import LoadedConfig, load_config
 from host.environments.environments import Environments
 from host.errors import HostError
 from host.inference.request import InferRequest, Tensor
-from host.instances.batch_tracker import FlowControl
+from host.instances.flow_control import FlowControlSettings
 from host.models.backends import Backends
 from host.models.loader import Loader
 from host.models.python_model import PythonModel
 from host.scheduling.rate_limiter import RateLimiter
 from stub.wire import messages as m
-from stub.wire.payload import WireResponse, WireTensor
 from tests.conftest import DEADLINE, RepositoryBuilder
-from tests.unit.host.stub_peer import PeerLauncher, Script, StubPeer, stub_pool, well_behaved
+from tests.unit.host.stub_peer import PeerLauncher, Script, StubPeer, echo, stub_pool
 from tests.waiting import eventually
 
 TENSORS = """
@@ -29,21 +28,6 @@ TENSORS = """
     input { name: "x" data_type: TYPE_UINT8 dims: [ -1 ] }
     output { name: "y" data_type: TYPE_UINT8 dims: [ -1 ] }
 """
-
-
-def echo(peer: StubPeer, message: m.ToStub) -> Sequence[m.ToHost]:
-    """Answers each request with its input."""
-    if not isinstance(message, m.Execute):
-        return well_behaved(peer, message)
-    answers: list[m.ToHost] = [
-        m.Response(
-            message.batch,
-            index,
-            WireResponse([WireTensor("y", t.code, t.shape, t.data) for t in request.inputs], {}),
-        )
-        for index, request in enumerate(message.requests)
-    ]
-    return [*answers, m.BatchDone(message.batch, 1, 2, 3, 4)]
 
 
 class LoadingSetup:
@@ -127,7 +111,7 @@ def with_loader(
                 Backends(repository.path / "backends"),
                 environments,
                 auto_complete=auto_complete,
-                flow=FlowControl(7, 8.0),
+                flow=FlowControlSettings(7, 8.0),
                 limiter=limiter,
             )
             setup = LoadingSetup(launcher, loader, repository)

@@ -74,7 +74,7 @@ def test_a_folder_that_is_a_link_is_as_good(folder: Path) -> None:
     assert source.backend == str(folder.parent / "linked")
 
 
-def test_nothing_found(folder: Path) -> None:
+def test_a_backend_that_is_not_found_is_named_with_the_searched_places(folder: Path) -> None:
     assert refusal(folder, "none") == (
         "unable to find backend library for backend 'none', try specifying runtime on the model "
         "configuration."

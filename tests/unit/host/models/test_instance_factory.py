@@ -17,12 +17,11 @@ from stub.wire import messages as m
 from tests.conftest import DEADLINE, RepositoryBuilder
 from tests.unit.host.models.loading_setup import (
     LoadingSetup,
-    echo,
     refusal,
     send_request,
     with_loader,
 )
-from tests.unit.host.stub_peer import StubPeer
+from tests.unit.host.stub_peer import StubPeer, echo
 from tests.waiting import eventually
 
 

@@ -13,12 +13,11 @@ from tests.conftest import RepositoryBuilder
 from tests.unit.host.models.loading_setup import (
     LoadingSetup,
     completed,
-    echo,
     refusal,
     send_request,
     with_loader,
 )
-from tests.unit.host.stub_peer import StubPeer
+from tests.unit.host.stub_peer import StubPeer, echo
 from tests.waiting import eventually
 
 THREE = 'instance_group { name: "g" count: 3 kind: KIND_CPU }'

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from host.options.command_line import parse
-from host.options.flag_parser import Flag
+from host.options.flags import Flag
 from host.options.options import UsageError
 from host.options.server_flags import FLAGS
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from host.options import validators
 from host.options.command_line import parse, usage
 from host.options.deprecated_flags import DEPRECATED
-from host.options.flag_parser import Flag, Status
+from host.options.flags import Flag, Status
 from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
 from tests import flag_table
@@ -52,7 +52,7 @@ def bad(flag: str, text: str) -> str:
 # Forms
 
 
-def test_defaults() -> None:
+def test_the_defaults_are_those_of_triton() -> None:
     made = options()
     assert made == Options(model_repository=[HERE])
     assert made.warnings == []
@@ -97,7 +97,7 @@ def test_last_value_counts() -> None:
 
 
 @given(st.sampled_from(["true", "on", "1"]), st.sampled_from(["false", "off", "0"]), st.data())
-def test_booleans_in_any_case(yes: str, no: str, data: st.DataObject) -> None:
+def test_booleans_may_be_written_in_any_case(yes: str, no: str, data: st.DataObject) -> None:
     def cased(word: str) -> str:
         return data.draw(st.sampled_from([word, word.upper(), word.capitalize()]))
 
@@ -116,7 +116,7 @@ def test_model_store_is_model_repository(tmp_path: Path) -> None:
     assert made.model_repository == [str(tmp_path), HERE]
 
 
-def test_flag_without_value() -> None:
+def test_a_flag_without_value_takes_none() -> None:
     assert options("--disable-auto-complete-config").disable_auto_complete_config
     assert complaint("--disable-auto-complete-config=true") == (
         "option '--disable-auto-complete-config' doesn't allow an argument"
@@ -590,7 +590,7 @@ def test_log_format_is_read_as_it_is_written() -> None:
         options("--log-format=iso8601")
 
 
-def test_explicit_mode() -> None:
+def test_models_of_the_start_are_listed_in_explicit_mode() -> None:
     made = options("--model-control-mode=explicit", "--load-model=a", "--load-model", "b")
     assert made.load_model == ["a", "b"]
 
@@ -605,7 +605,7 @@ def test_arena_limit_is_the_machines_memory_if_none_is_given() -> None:
     assert options().arena_limit == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_stub_grace() -> None:
+def test_the_grace_of_stubs_may_be_a_fraction_of_a_second() -> None:
     assert options().stub_grace_secs == 10.0
     assert options("--stub-grace-secs=.5").stub_grace_secs == 0.5
 
@@ -641,7 +641,7 @@ def test_settings_that_the_tensorrt_backend_reads_cause_no_warning() -> None:
     ]
 
 
-def test_every_setting_of_the_python_backend() -> None:
+def test_every_setting_of_the_python_backend_is_accepted_without_a_warning() -> None:
     made = options(
         "--backend-config=python,shm-default-byte-size=1048576",
         "--backend-config=python,shm-growth-byte-size=1",

@@ -16,7 +16,7 @@ def of(*settings: str) -> TraceConfig:
     return Options(model_repository=[HERE], trace_config=list(settings)).tracing
 
 
-def test_defaults() -> None:
+def test_tracing_is_off_by_default() -> None:
     made = of()
     assert (made.level, made.rate, made.count, made.mode, made.file) == (
         frozenset(), 1000, -1, "triton", "",

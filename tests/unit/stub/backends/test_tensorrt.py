@@ -58,6 +58,7 @@ IMPLICIT = Plan(
     implicit_max_batch=16,
 )
 BACKEND = ROOT / "stub" / "backends" / "tensorrt"
+TORCH = "pip install torch"
 
 
 def entry(name: str, dims: list[int], kind: str = "TYPE_FP32", **more: Any) -> dict[str, Any]:
@@ -384,6 +385,7 @@ def load(tmp_path: Path, kind: str = "KIND_GPU", **more: Any) -> str:
 def test_a_library_that_is_missing_is_named_with_what_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, how: str
 ) -> None:
+    pytest.importorskip("torch", reason=TORCH)
     without(monkeypatch, tmp_path, library)
     assert load(tmp_path) == (
         "model 'm' cannot be loaded: its backend 'tensorrt' needs the Python package tensorrt,"
@@ -395,6 +397,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
 def test_an_instance_that_is_not_on_a_gpu_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    pytest.importorskip("torch", reason=TORCH)
     without(monkeypatch, tmp_path, "")
     args = {"model_instance_name": "m_0", "model_instance_kind": kind}
     args |= {"model_config": json.dumps(config(4)), "model_instance_device_id": "0"}
@@ -407,7 +410,7 @@ def test_an_instance_that_is_not_on_a_gpu_is_refused(
 
 
 def test_a_missing_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch", reason="pip install torch")
+    torch = pytest.importorskip("torch", reason=TORCH)
     without(monkeypatch, tmp_path, "")
     assert load(tmp_path, gpus=[99]) == (
         "model 'm' cannot be loaded: its instance 'm_0' is to run on GPU 99, and torch"

@@ -161,7 +161,7 @@ def test_the_client_gets_back_what_it_sent(triton: Any) -> None:
     assert result.get_response().parameters["who"].string_param == "me"
 
 
-def test_a_big_tensor(triton: Any) -> None:
+def test_a_tensor_of_64_mib_is_echoed(triton: Any) -> None:
     numbers = np.arange(16 << 20, dtype=np.float32)  # 64 MiB
     assert np.array_equal(triton.infer("echo", [tensor(numbers)]).as_numpy("OUTPUT0"), numbers)
 
@@ -172,7 +172,7 @@ def test_compressed_requests(triton: Any) -> None:
     assert np.array_equal(result.as_numpy("OUTPUT0"), numbers)
 
 
-def test_server_information_rpcs(triton: Any, served: Served) -> None:
+def test_the_triton_client_can_call_all_other_rpcs(triton: Any, served: Served) -> None:
     assert triton.is_server_live() and triton.is_server_ready() and triton.is_model_ready("echo")
     assert triton.get_server_metadata().version == "1.2.3"
     assert triton.get_model_metadata("echo").versions == ["1"]
@@ -258,7 +258,7 @@ def test_a_stream_keeps_the_order_and_survives_early_errors(stub: Any, served: S
     assert answers.code() is grpc.StatusCode.OK
 
 
-def test_a_stream_of_the_triton_client(triton: Any) -> None:
+def test_the_triton_client_can_stream(triton: Any) -> None:
     got: queue.Queue[Any] = queue.Queue()
     triton.start_stream(lambda result, error: got.put(error or result))
     triton.async_stream_infer(
@@ -435,7 +435,7 @@ def infer_over_tls(served: Served, **credentials: Any) -> Any:
         return stub.ModelInfer(message("echo", "7"), timeout=DEADLINE)
 
 
-def test_tls(loop: Loop) -> None:
+def test_a_client_over_tls_is_served(loop: Loop) -> None:
     served = Served(loop, files(mutual=False))
     assert infer_over_tls(served).id == "7"
     served.close()
@@ -454,7 +454,7 @@ def test_mutual_tls_needs_a_client_certificate(loop: Loop) -> None:
 def test_a_response_that_cannot_be_sent_is_an_error(
     stub: Any, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("host.frontends.grpc.encode.MAX_MESSAGE_BYTES", 100)
+    monkeypatch.setattr("host.frontends.grpc.infer_response.MAX_MESSAGE_BYTES", 100)
     future = stub.ModelInfer.future(message("hold"), timeout=DEADLINE)
     call = served.core.held.get(timeout=DEADLINE)
     output = Tensor("OUTPUT0", "UINT8", [200], bytes(200))

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from host.errors import HostError, unavailable
 from host.frontends.grpc import large_contents
 from host.frontends.grpc.admin import admin_services
-from host.frontends.grpc.codec import parse_infer_request, to_request
+from host.frontends.grpc.infer_request import parse_infer_request, to_request
 from host.frontends.grpc.large_contents import MIN_LARGE_INPUT_BYTES, split_contents
 from host.frontends.grpc.methods import EmptyContext
 from host.frontends.grpc.service import GrpcService

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError
-from host.frontends.grpc.codec import parse_infer_request
+from host.frontends.grpc.infer_request import parse_infer_request
 from host.frontends.grpc.message_limits import MAX_FIELDS, check_field_counts
 
 NAMED = pb.ModelInferRequest(model_name="m", model_version="2").SerializeToString()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
-from host.frontends.grpc.codec import parse_infer_request, to_request
+from host.frontends.grpc.infer_request import parse_infer_request, to_request
 from host.frontends.grpc.request_cache import RequestCache
 from host.inference.request import InferRequest
 from host.instances.regions import Regions
@@ -66,7 +66,7 @@ def remember(request_cache: RequestCache, data: bytes) -> None:
 
 
 def looked_up(request_cache: RequestCache, data: bytes) -> InferRequest | None:
-    """What it is known as; what goes with it says the same as the codec does."""
+    """What it is known as; what goes with it says the same as the parser does."""
     known = request_cache.lookup(data)
     if known is None:
         return None

@@ -71,7 +71,7 @@ def test_every_rpc_of_the_protocol_is_there(core: EchoCore) -> None:
     }
 
 
-def test_infer(core: EchoCore) -> None:
+def test_a_request_is_answered_with_its_id_and_outputs(core: EchoCore) -> None:
     answer = pb.ModelInferResponse.FromString(
         send_request(core, "ModelInfer", infer("echo", id="7"))
     )
@@ -142,7 +142,7 @@ def test_a_cancelled_handler_cancels_its_call(core: EchoCore) -> None:
     asyncio.run(run())
 
 
-def test_health(core: EchoCore) -> None:
+def test_health_follows_the_state_of_the_server(core: EchoCore) -> None:
     assert pb.ServerLiveResponse.FromString(send_request(core, "ServerLive", b"")).live
     assert pb.ServerReadyResponse.FromString(send_request(core, "ServerReady", b"")).ready
     assert send_request(core, "Check", b"\x0a\x03any", HEALTH_SERVICE) == b"\x08\x01"
@@ -155,7 +155,7 @@ def test_health(core: EchoCore) -> None:
         assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "Server exiting")
 
 
-def test_metadata_and_config(core: EchoCore) -> None:
+def test_metadata_and_configuration_are_returned(core: EchoCore) -> None:
     server = pb.ServerMetadataResponse.FromString(send_request(core, "ServerMetadata", b""))
     assert (server.name, server.version) == ("triton", "1.2.3")
     assert list(server.extensions) == ["statistics", "parameters"]
@@ -170,7 +170,7 @@ def test_metadata_and_config(core: EchoCore) -> None:
     assert config.config.backend == "python"
 
 
-def test_model_ready(core: EchoCore) -> None:
+def test_a_missing_model_is_not_ready(core: EchoCore) -> None:
     def ready(name: str, version: str = "") -> bool:
         data = send_request(core, "ModelReady", pb.ModelReadyRequest(name=name, version=version))
         return bool(pb.ModelReadyResponse.FromString(data).ready)
@@ -179,7 +179,7 @@ def test_model_ready(core: EchoCore) -> None:
     assert not ready("missing"), "clients ask in a loop until a model is there"
 
 
-def test_statistics(core: EchoCore) -> None:
+def test_the_statistics_of_a_model_are_returned(core: EchoCore) -> None:
     data = send_request(core, "ModelStatistics", pb.ModelStatisticsRequest(name="echo"))
     (model,) = pb.ModelStatisticsResponse.FromString(data).model_stats
     assert (model.name, model.version, model.last_inference) == ("echo", "1", 5)
@@ -189,7 +189,7 @@ def test_statistics(core: EchoCore) -> None:
     assert model.batch_stats[0].batch_size == 8 and model.batch_stats[0].compute_infer.ns == 1000
 
 
-def test_repository_index(core: EchoCore) -> None:
+def test_the_repository_index_may_list_ready_models_alone(core: EchoCore) -> None:
     def index(**fields: Any) -> list[tuple[str, str, str, str]]:
         data = send_request(core, "RepositoryIndex", pb.RepositoryIndexRequest(**fields))
         models = pb.RepositoryIndexResponse.FromString(data).models

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from host.frontends.openai.errors import OpenAIError
-from host.frontends.openai.fields import CHAT, COMPLETIONS, EMBEDDINGS, read_fields
+from host.frontends.openai.fields import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    check_fields,
+    parse_object,
+)
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -21,7 +27,7 @@ def message(**members: Any) -> dict[str, Any]:
 
 def fail(body: bytes, route: str) -> OpenAIError:
     with pytest.raises(OpenAIError) as caught:
-        read_fields(body, route)
+        check_fields(parse_object(body), route)
     return caught.value
 
 
@@ -143,13 +149,17 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes, text: str) -> Non
 
 def test_null_is_absence_and_the_first_of_equal_names_counts() -> None:
     body = b'{"model": "a", "model": "b", "prompt": "p", "n": null, "top_k": 5}'
-    assert read_fields(body, COMPLETIONS) == {"model": "a", "prompt": "p", "top_k": 5}
+    assert check_fields(parse_object(body), COMPLETIONS) == {
+        "model": "a",
+        "prompt": "p",
+        "top_k": 5,
+    }
 
 
 def test_an_assistant_with_tool_calls_needs_no_content() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     fields = {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]}
-    assert read_fields(json.dumps({"model": "m", **fields}).encode(), CHAT)["messages"]
+    assert check_fields({"model": "m", **fields}, CHAT)["messages"]
 
 
 def test_texts_to_embed_are_not_empty() -> None:
@@ -161,8 +171,8 @@ def test_texts_to_embed_are_not_empty() -> None:
 def test_defaults_are_those_of_the_route_and_give_way_to_what_was_sent() -> None:
     defaults = {"temperature": 1, "dimensions": 3, "top_k": 2, "max_completion_tokens": 9}
     body = b'{"model": "m", "prompt": "a", "temperature": 2}'
-    fields = read_fields(body, COMPLETIONS, defaults)
+    fields = check_fields(parse_object(body), COMPLETIONS, defaults)
     assert fields == {"model": "m", "prompt": "a", "temperature": 2, "top_k": 2}
     body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}'
-    fields = read_fields(body, CHAT, defaults)
+    fields = check_fields(parse_object(body), CHAT, defaults)
     assert "max_completion_tokens" not in fields and fields["max_tokens"] == 1

@@ -81,23 +81,62 @@ def test_what_cannot_be_deployed_is_named(
         model_deployments(options, given)
 
 
+def settings_of(models: Path, groups: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a model with these instance groups."""
+    text = f"max_batch_size: 64 instance_group [{groups}]"
+    (models / "on_gpu" / "config.pbtxt").write_text(text)
+    options = read_options({"model_repository": str(models), **EXPLICIT, "load_model": "on_gpu"})
+    (only,) = model_deployments(options, {"on_gpu": given})
+    return only.settings
+
+
+@pytest.mark.parametrize(
+    ("groups", "replicas", "gpus", "cpus"),
+    [
+        ("{kind: KIND_GPU gpus: [0, 1]}", 2, 1, 0.1),
+        ("{kind: KIND_GPU count: 2 gpus: [1, 3, 5]}", 3, 1, 0.2),
+        ("{kind: KIND_GPU gpus: [0]}, {kind: KIND_GPU gpus: [1]}", 2, 1, 0.1),
+        ("{gpus: [0, 1] count: 3}, {gpus: [1, 0] passive: true}", 2, 1, 0.4),
+        ("{gpus: [2]}", 1, 1, 0.1),
+    ],
+)
+def test_each_replica_holds_the_groups_of_one_gpu(
+    models: Path, groups: str, replicas: int, gpus: int, cpus: float
+) -> None:
+    settings = settings_of(models, groups, {})
+    assert settings["num_replicas"] == replicas
+    assert needed(settings) == (cpus, gpus)
+    instances = round(cpus * 10)
+    assert settings["max_ongoing_requests"] == 2 * 64 * instances  # of one replica
+
+
 @pytest.mark.parametrize(
     ("groups", "gpus", "cpus"),
     [
-        ("{kind: KIND_GPU gpus: [0, 1]}", 2, 0.2),
         ("{kind: KIND_GPU count: 2 gpus: [1]}, {kind: KIND_CPU}", 2, 0.3),
-        ("{gpus: [0]}", 1, 0.1),
         ("{kind: KIND_GPU count: 2}, {kind: KIND_GPU gpus: [0, 1, 2]}", 3, 0.5),
+        ("{kind: KIND_GPU gpus: [0]}, {kind: KIND_GPU gpus: [1] count: 2}", 2, 0.3),
+        ("{kind: KIND_MODEL}", 0, 0.1),
         ("{kind: KIND_CPU count: 2}", 0, 0.2),
     ],
 )
-def test_a_replica_has_the_gpus_that_its_groups_name(
+def test_groups_that_differ_between_gpus_share_a_replica(
     models: Path, groups: str, gpus: int, cpus: float
 ) -> None:
-    (models / "on_gpu" / "config.pbtxt").write_text(f"instance_group [{groups}]")
-    options = read_options({"model_repository": str(models), **EXPLICIT, "load_model": "on_gpu"})
-    (only,) = model_deployments(options, {})
-    assert needed(only.settings) == (cpus, gpus)
+    settings = settings_of(models, groups, {})
+    assert "num_replicas" not in settings
+    assert needed(settings) == (cpus, gpus)
+
+
+def test_given_replicas_hold_one_gpu_each_unless_they_are_given_more(models: Path) -> None:
+    groups = "{kind: KIND_GPU gpus: [0, 1]}"
+    assert settings_of(models, groups, {"num_replicas": 5})["num_replicas"] == 5
+    scaled = settings_of(models, groups, {"autoscaling_config": {"max_replicas": 4}})
+    assert "num_replicas" not in scaled and needed(scaled) == (0.1, 1)
+    both = settings_of(models, groups, {"ray_actor_options": {"num_cpus": 1, "num_gpus": 2}})
+    assert "num_replicas" not in both and both["max_ongoing_requests"] == 2 * 64 * 2
+    half = settings_of(models, groups, {"ray_actor_options": {"num_cpus": 1, "num_gpus": 0.5}})
+    assert half["num_replicas"] == 2 and half["max_ongoing_requests"] == 2 * 64
 
 
 def test_a_configuration_that_cannot_be_read_names_its_model(models: Path) -> None:

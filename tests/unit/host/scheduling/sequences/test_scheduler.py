@@ -17,6 +17,7 @@ from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.scheduling.sequences.call import END, START, PaddingCall, SequenceCall
 from host.scheduling.sequences.factory import sequence_scheduler
+from host.scheduling.sequences.oldest_strategy import OldestSequenceBatch
 from host.scheduling.sequences.scheduler import SequenceScheduler
 from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, error_of
 
@@ -167,12 +168,13 @@ class Machine(RuleBasedStateMachine):
             assert (
                 self.sequences_of(instance)
                 or instance.running
-                or self.flying(instance)
+                or self.has_calls_in_flight(instance)
                 or (self.empty.count(instance) == 1)
             )
 
-    def flying(self, instance: InstanceSlot) -> bool:
-        return bool(getattr(self.scheduler._sequence_batches[instance], "_flying", ()))
+    def has_calls_in_flight(self, instance: InstanceSlot) -> bool:
+        sequence_batch = self.scheduler._sequence_batches[instance]
+        return isinstance(sequence_batch, OldestSequenceBatch) and bool(sequence_batch._in_flight)
 
     def instance_of(self, call: SequenceCall) -> Any:
         sequence_batch: Any = call.sequence.sequence_batch if call.sequence is not None else None

@@ -47,7 +47,7 @@ def test_another_content_type_is_refused(peer: Peer, content_type: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", "+proto", "; charset=utf-8"])
-def test_content_types_of_grpc(peer: Peer, suffix: str) -> None:
+def test_every_content_type_of_grpc_is_accepted(peer: Peer, suffix: str) -> None:
     fields = [*HTTP, TE, ("content-type", f"application/grpc{suffix}")]
     peer.send(HeadersFrame(1, peer.encoder.encode(fields), flags=["END_HEADERS"]))
     peer.data(1, grpc_message(b"hello"), end=True)
@@ -65,7 +65,7 @@ def test_the_te_header_is_required(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/test.Test/No", "/No/Echo", "/", "/test.Test/Echo/"])
-def test_unknown_methods(peer: Peer, path: str) -> None:
+def test_an_unknown_method_is_unimplemented(peer: Peer, path: str) -> None:
     _, body, trailers = peer.answer(peer.call(path, b"hello"))
     assert (body, trailers["grpc-status"]) == (b"", "12")
     assert trailers["grpc-message"] == f"Method not found: {path}"
@@ -113,7 +113,7 @@ def test_a_status_message_is_cut_to_the_clients_header_list_limit(
 
 
 @pytest.mark.parametrize("path", ["Echo", "Quick", "EchoStream"])
-def test_empty_and_large_messages(peer: Peer, path: str) -> None:
+def test_messages_of_any_size_are_echoed(peer: Peer, path: str) -> None:
     for size in (0, 1, 4090, 4096, 16384, 65536, 1 << 20):
         data = bytes(range(256)) * (size // 256) + bytes(size % 256)
         assert peer.answer(peer.call(path, data))[1:] == (
@@ -122,7 +122,7 @@ def test_empty_and_large_messages(peer: Peer, path: str) -> None:
         )
 
 
-def test_a_message_in_pieces(peer: Peer) -> None:
+def test_a_message_may_come_in_pieces(peer: Peer) -> None:
     message = grpc_message(bytes(range(200)))
     for path in ("Echo", "EchoStream"):
         for step in (1, 3, 6, 100):
@@ -178,7 +178,7 @@ def test_a_message_that_is_too_large_is_refused_by_its_length(
 
 @pytest.mark.parametrize("path", ["Wait", "Hold", "Flood"])
 @pytest.mark.parametrize("timeout", ["20m", "20000u", "0S"])
-def test_a_deadline(
+def test_a_call_ends_at_its_deadline(
     serve: Serve, connect: Connect, clock: FakeClockLoop, path: str, timeout: str
 ) -> None:
     server = serve(loop=clock)
@@ -268,7 +268,7 @@ def test_invalid_grpc_timeouts_are_rejected(peer: Peer, value: str) -> None:
 # --- metadata
 
 
-def test_metadata(server: Server, peer: Peer) -> None:
+def test_metadata_are_passed_on_with_binary_values_decoded(server: Server, peer: Peer) -> None:
     bare = base64.b64encode(b"\0\xff!").decode().rstrip("=")
     fields = [("a", "1"), ("a", "2"), ("b-bin", bare), ("c-bin", "AA==,AQ==")]
     assert peer.status(peer.call("Echo", b"", *fields, ("grpc-timeout", "9S"))) == 0
@@ -409,7 +409,7 @@ def test_a_stream_sends_responses_while_it_receives_requests(peer: Peer) -> None
     assert peer.answer(stream)[2] == {"grpc-status": "0"}
 
 
-def test_a_stream_without_messages(peer: Peer) -> None:
+def test_a_stream_may_end_without_messages(peer: Peer) -> None:
     head, body, trailers = peer.answer(peer.open("EchoStream", end=True))
     assert (head, body) == (trailers, b"")
     assert trailers["grpc-status"] == "0"

@@ -223,7 +223,9 @@ CONNECTION_ERRORS = {
 
 
 @pytest.mark.parametrize("name", CONNECTION_ERRORS)
-def test_connection_errors(server: Server, peer: Peer, name: str) -> None:
+def test_a_connection_error_closes_the_connection_and_cancels_its_calls(
+    server: Server, peer: Peer, name: str
+) -> None:
     data, code = CONNECTION_ERRORS[name]
     held = peer.call("Hold", b"held")
     server.service.held.get(timeout=DEADLINE)
@@ -258,7 +260,7 @@ STREAM_ERRORS: dict[str, tuple[Callable[[int], Frame | bytes], int]] = {
 
 
 @pytest.mark.parametrize("name", STREAM_ERRORS)
-def test_stream_errors(server: Server, peer: Peer, name: str) -> None:
+def test_a_stream_error_ends_only_that_stream(server: Server, peer: Peer, name: str) -> None:
     frame, code = STREAM_ERRORS[name]
     stream = peer.call("Hold", b"held")
     server.service.held.get(timeout=DEADLINE)
@@ -461,7 +463,7 @@ def test_a_client_that_reads_nothing_stops_the_handler(server: Server, connect: 
     assert server.service.cancelled.get(timeout=DEADLINE) == b"flood"
 
 
-def test_a_client_that_overflows_the_window_of_a_stream(serve: Serve, connect: Connect) -> None:
+def test_a_stream_whose_window_overflows_is_reset(serve: Serve, connect: Connect) -> None:
     peer = connect(serve(ConnectionLimits(stream_window=20000)))
     stream = peer.open("Sink")
     for _ in range(4):  # the first of them is taken
@@ -470,9 +472,7 @@ def test_a_client_that_overflows_the_window_of_a_stream(serve: Serve, connect: C
     assert peer.status(peer.call("Echo", b"")) == 0
 
 
-def test_a_client_that_overflows_the_window_of_the_connection(
-    serve: Serve, connect: Connect
-) -> None:
+def test_a_connection_whose_window_overflows_is_closed(serve: Serve, connect: Connect) -> None:
     peer = connect(serve(ConnectionLimits(connection_window=70000)))
     streams = [peer.open("Sink") for _ in range(8)]
     for stream in streams * 2:  # of each the first message is taken

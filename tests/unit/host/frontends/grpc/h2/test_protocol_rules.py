@@ -402,7 +402,7 @@ def test_streams_without_a_window_stop_their_handlers(serve: Serve, connect: Con
         assert server.service.cancelled.get(timeout=DEADLINE) == b"flood"
 
 
-def test_a_flood_of_pings(serve: Serve, connect: Connect) -> None:
+def test_a_flood_of_pings_ends_the_connection(serve: Serve, connect: Connect) -> None:
     peer = connect(serve(ConnectionLimits(no_op_frame_rate=(100, 1))))
     peer.send(*[PingFrame(0, b"12345678")] * 200)
     assert peer.goaway().error_code == H2ErrorCode.ENHANCE_YOUR_CALM

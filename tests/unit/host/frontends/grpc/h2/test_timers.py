@@ -231,7 +231,7 @@ def test_an_idle_connection_is_drained(
     assert peer.goaway().additional_data == b"idle"
 
 
-def test_pings_too_often(serve: Serve, connect: Connect) -> None:
+def test_pings_that_come_too_often_end_the_connection(serve: Serve, connect: Connect) -> None:
     peer = connect(serve(options=GrpcOptions(http2_max_ping_strikes=2)))
     for number in range(10):
         peer.send(PingFrame(0, b"ping%04d" % number))

@@ -8,7 +8,8 @@ import pytest
 
 from host.config.openai_parameters import check_openai_parameters
 from host.config.pbtxt import parse_pbtxt
-from host.frontends.openai.contract import Contract, check_defaults, compile_contract
+from host.frontends.openai.contract import Contract
+from host.frontends.openai.contract_compiler import check_defaults, compile_contract
 from host.frontends.openai.loader import check_contract, find_template_fault
 from host.repository.chat_template import ChatTemplate
 

@@ -1,4 +1,4 @@
-"""Requests on the wire and what the codec makes of them."""
+"""Requests on the wire, and what the parser makes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError
-from host.frontends.grpc.codec import parse_infer_request, read_model_name, to_request
+from host.frontends.grpc.infer_request import parse_infer_request, read_model_name, to_request
 from host.inference.request import Classification, InferRequest, Tensor
 from host.inference.shared_memory_bytes import read_bytes
 from host.instances.regions import Regions
@@ -169,7 +169,7 @@ def test_other_parameters_keep_their_types() -> None:
         ("mine", None, None, "int64_param, bool_param, or string_param"),
     ],
 )
-def test_a_parameter_of_the_wrong_type(
+def test_a_parameter_of_the_wrong_type_is_refused(
     key: str, field: str | None, value: Any, expected: str
 ) -> None:
     message = request()
@@ -243,7 +243,9 @@ def test_the_version_is_checked_before_parameters_and_those_before_data() -> Non
         ("FP32", {}, b""),
     ],
 )
-def test_typed_contents(datatype: str, contents: dict[str, Any], expected: bytes) -> None:
+def test_typed_contents_are_decoded(
+    datatype: str, contents: dict[str, Any], expected: bytes
+) -> None:
     assert decode(typed(datatype, **contents)).inputs == [Tensor("x", datatype, [2], expected)]
 
 
@@ -265,7 +267,7 @@ def test_large_typed_contents_are_not_remembered() -> None:
         ("FLOAT", {"fp64_contents": [1]}, "FP64", "<invalid>"),
     ],
 )
-def test_contents_in_the_wrong_field(
+def test_contents_in_the_wrong_field_are_refused(
     datatype: str, contents: dict[str, Any], field_type: str, expected: str
 ) -> None:
     assert invalid(typed(datatype, **contents)) == (
@@ -274,14 +276,14 @@ def test_contents_in_the_wrong_field(
     )
 
 
-def test_contents_in_two_fields() -> None:
+def test_contents_in_two_fields_are_refused() -> None:
     assert invalid(typed("INT32", int_contents=[1], fp32_contents=[1])) == (
         "unexpected explicit tensor data for input tensor 'x' for model 'm', "
         "binary data was already supplied."
     )
 
 
-def test_contents_beside_raw_data() -> None:
+def test_contents_beside_raw_data_are_refused() -> None:
     message = typed("INT32", int_contents=[1])
     message.raw_input_contents.append(b"")
     assert invalid(message) == (
@@ -301,7 +303,7 @@ def with_parameters(part: str, **parameters: Any) -> Any:
 
 
 @pytest.mark.parametrize("part", ["x", "o"])
-def test_shared_memory_parameters(part: str) -> None:
+def test_shared_memory_parameters_are_checked(part: str) -> None:
     region, offset, size = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
     wrong = "invalid value type for '{}' parameter for tensor '{}', expected {}."
 
@@ -333,7 +335,7 @@ def test_contents_beside_shared_memory() -> None:
     )
 
 
-def test_classification() -> None:
+def test_classification_is_read_and_checked() -> None:
     assert invalid(with_parameters("o", classification="3")) == (
         "invalid value type for 'classification' parameter, expected int64_param"
     )

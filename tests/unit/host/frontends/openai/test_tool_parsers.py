@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.frontends.openai.tool_calls import ForcedCall, ToolParser, make_parser
+from host.frontends.openai.tool_calls import ForcedCall, ToolParser
+from host.frontends.openai.tool_parsers import make_parser
 
 Calls = list[tuple[str, str]]
 A = ("f", '{"a": "}\\"{"}')

@@ -128,6 +128,7 @@ def parse_infer_request(
 
 def _parse_fields(data: bytes, blocks: dict[int, Block]) -> InferMessage:
     """Parses the top-level fields. Raises LookupError, ValueError or DecodeError for others."""
+    # Lengths are decoded inline, without a call for each field: most new requests pass here.
     name = version = request_id = ""
     inputs: list[ParsedInput] = []
     outputs: list[ParsedOutput] = []

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError
-from host.frontends.grpc import encode as grpc_encode
-from host.frontends.grpc.encode import (
+from host.frontends.grpc import infer_response
+from host.frontends.grpc.infer_response import (
     encode_empty_stream_response,
     encode_infer_response,
     encode_stream_response,
@@ -100,9 +100,9 @@ def test_a_response_that_grpc_cannot_carry() -> None:
 def test_the_size_limit_is_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     response = InferResponse("m", 1, outputs=[Tensor("o", "UINT8", [200], bytes(200))])
     size = len(encode_infer_response(response))
-    monkeypatch.setattr(grpc_encode, "MAX_MESSAGE_BYTES", size)
+    monkeypatch.setattr(infer_response, "MAX_MESSAGE_BYTES", size)
     assert len(encode_infer_response(response)) == size
-    monkeypatch.setattr(grpc_encode, "MAX_MESSAGE_BYTES", size - 1)
+    monkeypatch.setattr(infer_response, "MAX_MESSAGE_BYTES", size - 1)
     with pytest.raises(HostError, match=f"byte size {size} which"):
         encode_infer_response(response)
 

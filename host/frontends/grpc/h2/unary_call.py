@@ -1,0 +1,150 @@
+"""A gRPC call on an HTTP/2 stream with one request message and one response message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from host.errors import HostError
+from host.frontends.grpc.h2 import status
+from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall
+from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, decompress
+from host.frontends.grpc.h2.rpc import Rpc
+from host.frontends.grpc.h2.status import RpcError, StatusCode
+from host.frontends.grpc.h2.stream import StreamConnection
+from host.frontends.grpc.methods import UnaryMethod
+from host.frontends.receive_budget import ReservedBytes
+from host.frontends.receive_buffer import Piece
+
+
+class UnaryCall(GrpcCall):
+    """A call with one request message and one response message."""
+
+    __slots__ = ("_method", "_reader", "_reserved")
+
+    def __init__(
+        self, connection: StreamConnection, stream_id: int, rpc: Rpc, method: UnaryMethod
+    ) -> None:
+        super().__init__(connection, stream_id, rpc)
+        self._method = method
+        self._reader: MessageReader | None = None
+        self._reserved: ReservedBytes | None = None  # until the response, if there is no Call
+
+    def on_opened(self) -> None:
+        """Does nothing: the call starts when its message is complete."""
+
+    @property
+    def incoming_bytes(self) -> int | None:
+        """Bytes received until the client has ended the request; None after that."""
+        if self.remote_ended:
+            return None
+        return 0 if self._reader is None else self._reader.bytes_received
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the response that wait for the client's window."""
+        return self.pending_bytes
+
+    def mark_closed(self) -> None:
+        """Drops the pending data, the message and the deadline."""
+        super().mark_closed()
+        self._reserved = None
+        if self._reader is not None:
+            self._reader.discard()
+        if self._deadline is not None:
+            self._cancel_deadline()
+
+    def on_data(self, piece: Piece, size: int, end: bool) -> None:
+        """Starts the call when its message is complete."""
+        (self.connection if end else self).acknowledge_received_data(size)
+        reader = self._reader
+        if reader is None:
+            if end and len(piece) >= PREFIX.size:  # nearly always, one piece is the whole message
+                flag, length = PREFIX.unpack_from(piece)
+                if length == len(piece) - PREFIX.size:
+                    message = bytes(piece[PREFIX.size :])
+                    self._handle_message(flag, message, None)
+                    return
+            connection = self.connection
+            reader = self._reader = MessageReader(
+                connection.limits.max_message_size,
+                connection.receive_budget,
+                self._method.reserve_block,
+            )
+        try:
+            reader.feed(piece)
+            if len(reader.messages) > 1 or (reader.messages and not reader.at_message_boundary):
+                raise RpcError(StatusCode.INTERNAL, "more than one message in a unary call")
+            if end:
+                if not reader.messages or not reader.at_message_boundary:
+                    raise RpcError(
+                        StatusCode.INTERNAL, "a unary call ended without a whole message"
+                    )
+                self._handle_message(*reader.messages.popleft())
+        except RpcError as fault:
+            self._send_error(fault)
+
+    def _handle_message(self, flag: int, message: bytes, reserved: ReservedBytes | None) -> None:
+        method = self._method
+        if flag:
+            self._run_task(self._decompress_and_handle(message, reserved))
+            return
+        if method.callback_handler is None:
+            self._reserved = reserved
+            self._run_task(method.handler(message, self.rpc))
+            return
+        try:
+            running = method.callback_handler(message, self._done, self.rpc, reserved)
+        except Exception as error:  # a bug is logged and ends this call only
+            self._send_error(error)
+            return
+        if not self.closed:
+            self._running = running
+
+    async def _decompress_and_handle(self, message: bytes, reserved: ReservedBytes | None) -> bytes:
+        connection = self.connection
+        reserved = self._reserved = reserved or ReservedBytes(connection.receive_budget)
+        most = connection.limits.max_message_size
+        message = await decompress(message, self.rpc.encoding, most, reserved)
+        return await self._method.handler(message, self.rpc)
+
+    def _run_task(self, work: Awaitable[bytes]) -> None:
+        task = asyncio.ensure_future(work)
+        self._running = task
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Future[bytes]) -> None:
+        self._running = None  # else an error would keep the message, by its traceback
+        if task.cancelled():
+            self._send_error(RpcError(StatusCode.UNAVAILABLE, SERVER_STOPPED))
+            return
+        error = task.exception()
+        if error is None:
+            self._done(task.result())
+        elif not self.closed:
+            self._send_error(error)
+
+    def _done(self, result: bytes | HostError) -> None:
+        self._running = None
+        if self.closed:
+            return
+        if isinstance(result, HostError):
+            self._send_error(result)
+        elif self.rpc.response_encoding:
+            task = asyncio.ensure_future(self._send_compressed(result))
+            self._running = task
+        else:
+            self._send_message(PREFIX.pack(0, len(result)), result)
+
+    async def _send_compressed(self, message: bytes) -> None:
+        self._send_message(*await compress(message, self.rpc.response_encoding))
+
+    def _send_message(self, prefix: bytes, body: bytes) -> None:
+        encoding = self.rpc.response_encoding
+        head = status.response_headers(encoding) if encoding else status.RESPONSE_HEADERS
+        self.send_response(head, prefix, body, OK_TRAILERS)
+        # Other calls may be answered in this iteration too: send their responses together.
+        if self.connection.streams:
+            self.connection.send_buffer.flush_soon()
+        else:
+            self.connection.send_buffer.flush()

@@ -1,0 +1,272 @@
+"""Command-line flags as fields of a dataclass: their kinds of values, checks and descriptions."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import re
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from host.system.byte_size import MAX_BYTES, SizeOutOfBound, read_byte_size
+
+_Value = TypeVar("_Value")
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+")
+_FLOAT = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+class Status(enum.Enum):
+    """Whether a flag has an effect. The value is in the usage text, before the reason."""
+
+    HONOURED = ""
+    IGNORED = "Accepted without effect"
+    REFUSED = "Not supported by this version"
+
+
+class InvalidValue(Exception):
+    """The value of a flag, or its text, is invalid; `advice` says what would be valid."""
+
+    def __init__(self, text: str, advice: str = "") -> None:
+        super().__init__(text)
+        self.advice = advice
+
+
+@dataclass(frozen=True, slots=True)
+class ValueKind:
+    """How the text of a flag is parsed. `word`: its type in the usage text, "" without a value.
+
+    `read` raises InvalidValue. With `add`, the flag can be repeated: `add` combines the earlier
+    value with the next one.
+    """
+
+    word: str
+    read: Callable[[str], Any]
+    add: Callable[[Any, Any], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag and the field that it sets. `check` raises InvalidValue for an invalid value.
+
+    `also` is a second name. `reason` tells why the flag has no effect.
+    """
+
+    name: str
+    field: str
+    default: Any
+    kind: ValueKind
+    group: str
+    help: str
+    status: Status
+    check: Callable[[Any], object] | None = None
+    also: str = ""
+    reason: str = ""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that are possible, if they are few; otherwise empty."""
+        if self.kind is BOOLEAN:
+            return ("true", "false")
+        return self.check.choices if isinstance(self.check, Choices) else ()
+
+    @property
+    def status_text(self) -> str:
+        """A sentence about a flag without its usual effect; empty for other flags."""
+        if self.status is Status.HONOURED:
+            return ""
+        return f"{': '.join(filter(None, [self.status.value, self.reason]))}."
+
+    @property
+    def help_text(self) -> str:
+        """The description of the flag, its default and its status."""
+        told = self.status is Status.HONOURED and self.kind.word
+        default = _format_default(self.default) if told else ""
+        return " ".join(
+            filter(None, [self.help, default and f"Default: {default}.", self.status_text])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeprecatedFlag:
+    """A deprecated flag. `replace` returns the (flag, text) pairs that replace it."""
+
+    name: str
+    kind: ValueKind
+    help_text: str
+    replace: Callable[[Any], list[tuple[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class FlagGroup:
+    """Makes the fields of one group: `group(default, help)` is the value of a field."""
+
+    title: str
+    status: Status = Status.HONOURED
+    reason: str = ""
+
+    def __call__(
+        self,
+        default: _Value,
+        help: str,
+        kind: ValueKind | None = None,
+        status: Status | None = None,
+        check: Callable[[Any], object] | None = None,
+        name: str = "",
+        also: str = "",
+        reason: str = "",
+    ) -> _Value:
+        """Makes a field whose name becomes the flag's name; the default selects the kind."""
+        kind = kind or _KINDS[type(default)]
+        status = status or self.status
+        reason = reason or self.reason
+        made = Flag(name, "", default, kind, self.title, help, status, check, also, reason)
+        if isinstance(default, (list, dict)):
+            return dataclasses.field(default_factory=lambda: copy(default), metadata={"flag": made})
+        return dataclasses.field(default=default, metadata={"flag": made})
+
+
+def flags_of(owner: type) -> list[Flag]:
+    """Returns the flags of a dataclass whose fields were made by groups, in their order."""
+    return [
+        dataclasses.replace(flag, field=field.name, name=flag.name or field.name.replace("_", "-"))
+        for field in dataclasses.fields(owner)
+        if (flag := field.metadata.get("flag")) is not None
+    ]
+
+
+def _format_default(value: Any) -> str:
+    """Formats a value as on a command line; empty for an empty value, a list or a dict."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if isinstance(value, (int, str)) else ""
+
+
+def _read_bool(text: str) -> bool:
+    """Parses true/on/1 or false/off/0, in any case. Raises InvalidValue."""
+    lower = text.lower()
+    if lower in ("true", "on", "1"):
+        return True
+    if lower in ("false", "off", "0"):
+        return False
+    raise InvalidValue(f"invalid value for bool option: {text}")
+
+
+def integer(low: int = -(2**31), high: int = 2**31 - 1) -> ValueKind:
+    """Returns a kind for integers in a range. Unlike in Triton, nothing may follow the number."""
+    return ValueKind("integer", lambda text: _read_integer(text, low, high))
+
+
+def _read_integer(text: str, low: int, high: int) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise InvalidValue(f"Invalid option value. Got {text}")
+    # Longer texts are out of range, and Python refuses to convert very long ones.
+    value = int(text) if len(text) < 40 else high + 1
+    if not low <= value <= high:
+        raise _out_of_bound(text)
+    return value
+
+
+def _out_of_bound(text: str, advice: str = "") -> InvalidValue:
+    return InvalidValue(f"Provided option value is out of bound. Got {text}", advice)
+
+
+def byte_size(low: int = 0) -> ValueKind:
+    """Returns a kind for sizes in bytes of at least `low`, such as 8589934592 or 8Gi."""
+
+    def read(text: str) -> int:
+        try:
+            size = read_byte_size(text.lstrip().removeprefix("+"))
+        except SizeOutOfBound as error:
+            raise _out_of_bound(text, str(error)) from None
+        except ValueError as error:
+            if _INTEGER.fullmatch(text):  # a negative one
+                raise _out_of_bound(text) from None
+            raise InvalidValue(f"Invalid option value. Got {text}", str(error)) from None
+        if size < low:
+            raise _out_of_bound(text)
+        return size
+
+    return ValueKind("bytes", read)
+
+
+def _read_float(text: str) -> float:
+    if not _FLOAT.fullmatch(text):
+        raise InvalidValue(f"Invalid option value. Got {text}")
+    value = float(text)
+    if value in (float("inf"), -float("inf")):
+        raise _out_of_bound(text)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Checks that the value of a flag is one of the choices. `flag`: its name in the error."""
+
+    flag: str
+    choices: tuple[str, ...]
+
+    def __call__(self, value: Any) -> None:
+        """Raises InvalidValue for another value."""
+        if value not in self.choices:
+            choices = {choice.lower(): choice for choice in self.choices}
+            close = difflib.get_close_matches(str(value).lower(), choices, n=1)
+            meant = f", did you mean '{choices[close[0]]}'?" if close else ""
+            raise InvalidValue(f"invalid argument for --{self.flag}", f"got '{value}'{meant}")
+
+
+def one_of(flag: str, *choices: str) -> Choices:
+    """Returns a check that the value of a flag is one of the choices."""
+    return Choices(flag, choices)
+
+
+def check_values(owner: Any, flags: Iterable[Flag]) -> None:
+    """Checks the fields of an instance. Raises InvalidValue for the first unusable value."""
+    for flag in flags:
+        value = getattr(owner, flag.field)
+        try:
+            if flag.check is not None:
+                flag.check(value)
+            if flag.status is Status.REFUSED and value != flag.default:
+                raise InvalidValue(f"--{flag.name} is not supported by this version: {flag.reason}")
+        except InvalidValue as error:
+            raise invalid_flag_value(flag, error) from None
+
+
+def _append(values: list[Any], value: Any) -> list[Any]:
+    return [*values, value]
+
+
+BOOLEAN = ValueKind("boolean", _read_bool)
+STRING = ValueKind("string", str)
+LOWERCASE = ValueKind("string", str.lower)
+"""A word that is read without regard to case."""
+PORT = integer(0, 65535)
+SIZE = integer(0, MAX_BYTES)
+BYTES = byte_size()
+SWITCH = ValueKind("", lambda _: True)
+
+_KINDS = {
+    bool: BOOLEAN,
+    int: integer(),
+    float: ValueKind("float", _read_float),
+    str: STRING,
+    list: ValueKind("string", str, _append),
+}
+
+
+def invalid_flag_value(flag: Flag | DeprecatedFlag, error: InvalidValue) -> InvalidValue:
+    """Returns the error for an invalid value of a flag."""
+    advice = "\n".join(filter(None, (error.advice, usage_advice(flag))))
+    return InvalidValue(f'Bad option: "--{flag.name}".\n{error}', advice)
+
+
+def usage_advice(flag: Flag | DeprecatedFlag) -> str:
+    """Returns the usage text of a flag, for errors; "" if the error says all."""
+    if isinstance(flag, Flag) and flag.status is Status.REFUSED:
+        return ""  # the message is complete
+    return f"--{flag.name} <{flag.kind.word}>: {flag.help_text}"

@@ -1,0 +1,169 @@
+"""The oldest strategy of sequences: a dynamic batcher forms batches of one request of each slot.
+
+Source: docs/reference/configuration_and_scheduling.md, 5.5.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from host.errors import HostError
+from host.inference.call import Call, FailureReason
+from host.scheduling.dynamic import DynamicScheduler
+from host.scheduling.gate import ExecutionGate
+from host.scheduling.scheduler import InstanceSlot
+from host.scheduling.sequences.call import Sequence, SequenceCall
+from host.scheduling.sequences.sequence_batch import SequenceBatch, SequenceBatchOwner
+
+
+@dataclass(frozen=True, slots=True)
+class OldestStrategy:
+    """The oldest strategy. `batches`: makes the scheduler of one instance's batches."""
+
+    batches: Callable[[], DynamicScheduler]
+
+
+class OldestSequenceBatch(SequenceBatch, InstanceSlot):
+    """The oldest strategy: one request of each slot at a time is a candidate for a batch."""
+
+    def __init__(
+        self,
+        owner: SequenceBatchOwner,
+        instance: InstanceSlot,
+        count: int,
+        gate: ExecutionGate,
+        strategy: OldestStrategy,
+    ) -> None:
+        super().__init__(owner, instance, count, gate)
+        self._inner = strategy.batches()
+        self._inner.gate = _InnerGate(gate, instance)
+        self._in_flight: dict[SequenceCall, int] = {}
+        """Calls that were passed on and are not released, with their slots."""
+        self._occupied: set[int] = set()
+        self._inner.instance_ready(self)
+
+    # As the instance of the inner scheduler
+
+    def run(self, calls: abc.Sequence[Call]) -> None:
+        """Runs a batch of the inner scheduler."""
+        self.start_batch(list(calls))
+
+    @property
+    def blocking_calls(self) -> abc.Sequence[Call]:
+        """As the instance."""
+        return self.instance.blocking_calls
+
+    @property
+    def awaited_models(self) -> abc.Collection[str]:
+        """As the instance."""
+        return self.instance.awaited_models
+
+    @property
+    def potentially_blocking_calls(self) -> abc.Sequence[abc.Sequence[Call]]:
+        """As the instance."""
+        return self.instance.potentially_blocking_calls
+
+    # Slots
+
+    def slot_ready(self, number: int) -> None:
+        """Passes the next call of a slot on, unless one is in progress."""
+        while number not in self._occupied and not self._owner.holding:
+            if self.next_call(number) is None:
+                return
+            self._occupied.add(number)
+            call = self.pop_call(number)
+            self._in_flight[call] = number
+            self._inner.submit(call)
+            if call.holder is self._inner:
+                call.holder = self
+
+    def dispatch(self) -> None:
+        """Passes on what can be passed on, and runs what is due."""
+        for number in range(len(self.slots)):
+            self.slot_ready(number)
+        self._inner.dispatch()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no sequence and no call was passed on."""
+        return super().empty and not self._occupied
+
+    def instance_ready_again(self) -> None:
+        """The resources that the instance waited for may be free."""
+        self._inner.dispatch()
+
+    def cancel_call(self, call: Call) -> bool:
+        """Withdraws a call that waits in its slot, or in the inner scheduler."""
+        if call not in self._in_flight:
+            return super().cancel_call(call)
+        self._inner.cancel_call(call)
+        self._owner.call_dequeued(call)
+        self._call_finished(call)
+        return False
+
+    def _call_finished(self, call: Call) -> None:
+        number = self._in_flight.pop(call, None) if isinstance(call, SequenceCall) else None
+        if number is not None:
+            self._occupied.discard(number)
+            self.slot_ready(number)
+            self.signal_if_empty()
+
+    def accepts_prefetch(self, call: Call, ahead: int) -> bool:
+        """Returns False: there is no prefetch."""
+        return False
+
+    def drain_prefetched(self) -> abc.Sequence[Call]:
+        """Returns nothing."""
+        return ()
+
+    def _after_batch(self, batch: Iterable[Call]) -> None:
+        for call in batch:
+            self._call_finished(call)
+        self._inner.instance_ready(self)
+
+    def close(self) -> list[Sequence]:
+        """Returns the sequences of the slots, as the instance is gone."""
+        ended = super().close()
+        for call in list(self._in_flight):
+            sequence = call.sequence
+            if sequence is not None:
+                self._fail_call(call, self._owner.slot_lost_error(sequence))
+                ended.append(sequence)
+        self._inner.instance_removed(self)
+        self._occupied.clear()
+        return ended
+
+    def fail_waiting(self, error: HostError) -> None:
+        """Fails calls that were passed on and have not started."""
+        for call in list(self._in_flight):
+            if call.sequence is not None and self._fail_call(call, error):
+                self._owner.end_sequence(call.sequence)
+
+    def _fail_call(self, call: SequenceCall, error: HostError) -> bool:
+        waits = call.holder is self and not call.finished
+        if waits:
+            call.failure_reason = FailureReason.OTHER
+            call.abort(error)
+        return waits
+
+
+class _InnerGate:
+    """The gate of the inner scheduler, whose only instance stands for the real one."""
+
+    def __init__(self, gate: ExecutionGate, instance: InstanceSlot) -> None:
+        self._gate = gate
+        self._instance = instance
+
+    def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
+        """The only instance, once the outer gate allows it."""
+        return free.pop() if self._gate.acquire_instance([self._instance]) is not None else None
+
+    def queue_empty(self) -> None:
+        """As the outer gate."""
+        self._gate.queue_empty()
+
+    def instance_removed(self, instance: InstanceSlot) -> None:
+        """Tells the outer gate about the real instance."""
+        self._gate.instance_removed(self._instance)
