@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,11 @@ class ImageStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._options = ["--storage-driver=vfs", f"--root={folder}/root", f"--runroot={folder}/run"]
+        self._running = Path(tempfile.mkdtemp(prefix="run-"))  # podman wants a short path
+        self._options = [
+            *("--storage-driver=vfs", f"--root={folder}/root"),
+            f"--runroot={self._running}",
+        ]
 
     def build_base(self) -> None:
         """Builds the image `base`: Debian's essential packages, and Python with venv."""
@@ -45,15 +50,34 @@ class ImageStore:
         self._buildah("build", "--isolation=chroot", "--tag=base", str(context))
         (context / "base.tar").unlink()
 
-    def build(self, tag: str, extras: str = "") -> None:
-        """Builds the image of this checkout, with the certificates of this machine."""
+    def build(
+        self, tag: str, extras: str = "", wheel: Path | None = None, program: str = "buildah"
+    ) -> None:
+        """Builds the image of this checkout, with the certificates of this machine.
+
+        `wheel`: a file that comes before what the index has of that package. `program`: buildah or
+        podman.
+        """
         secret = self._folder / "pip.conf"
-        secret.write_text(f"[global]\ncert = {_CERTIFICATES}\ntimeout = 180\n")
-        self._buildah(
+        settings = f"[global]\ncert = {_CERTIFICATES}\ntimeout = 180\n"
+        volumes = [f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro"]
+        if wheel is not None:
+            name, version = wheel.name.split("-")[:2]
+            folder = self._folder / "wheels"
+            folder.mkdir()
+            shutil.copy(wheel, folder)
+            (folder / "constraints.txt").write_text(f"{name}=={version}\n")
+            settings += "find-links = /wheels\nconstraint = /wheels/constraints.txt\n"
+            volumes.append(f"--volume={folder}:/wheels:ro")
+        secret.write_text(settings)
+        run_program(
+            program,
+            *self._options,
             "build",
             "--isolation=chroot",
-            "--pull-never",
-            f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro",
+            "--layers=false",
+            "--pull=never",
+            *volumes,
             f"--secret=id=pip,src={secret}",
             "--build-arg=BASE=localhost/base",
             f"--build-arg=EXTRAS={extras}",
@@ -85,6 +109,7 @@ class ImageStore:
     def remove(self) -> None:
         """Removes all images."""
         shutil.rmtree(self._folder)
+        shutil.rmtree(self._running)
 
     def _buildah(self, *arguments: str) -> str:
         return run_program("buildah", *self._options, *arguments)

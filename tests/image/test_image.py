@@ -43,6 +43,13 @@ class TritonPythonModel:
 """
 
 
+SUMS = """
+backend: "pytorch"
+input [{name: "a", data_type: TYPE_FP32, dims: [3]}, {name: "b", data_type: TYPE_FP32, dims: [3]}]
+output [{name: "S", data_type: TYPE_FP32, dims: [3]}, {name: "D", data_type: TYPE_FP32, dims: [3]}]
+"""
+
+
 @dataclass
 class Image:
     """An image that is mounted at `root`."""
@@ -78,6 +85,40 @@ def test_the_image_is_small(store: ImageStore, capsys: pytest.CaptureFixture[str
     assert onnx <= MAX_ONNX_SIZE
     with store.mounted("pbhost-onnx") as root:
         assert list(root.glob("opt/pbhost/lib/python3*/site-packages/onnxruntime"))
+
+
+def test_podman_builds_the_same_image(store: ImageStore, image: Image) -> None:
+    if shutil.which("podman") is None:
+        pytest.skip("podman is not installed")
+    store.build("pbhost-podman", program="podman")
+    assert store.configuration("pbhost-podman") == image.configuration
+    with store.mounted("pbhost-podman") as root:
+        assert (root / "opt/tritonserver/bin/tritonserver").is_file()
+
+
+def test_an_image_with_torch_serves_torchscript(
+    store: ImageStore, repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    wheels = Path(os.environ.get("PIP_FIND_LINKS", "/nowhere"))
+    wheel = next(wheels.glob(f"torch-{torch.__version__}-*.whl"), None)
+    if wheel is None:
+        pytest.skip("PIP_FIND_LINKS has no torch for the CPU; that of PyPI has gigabytes for GPUs")
+    from tests.torch_models import SumDiff, script
+
+    script(repository.add("sums", config=SUMS), SumDiff())
+    store.build("pbhost-torch", "torch", wheel)
+    print(f"PyTorch: {store.size('pbhost-torch') - store.size('pbhost'):.0f} MB more")
+    array = np.arange(3, dtype=np.float32)
+    configuration = store.configuration("pbhost-torch")
+    with (
+        store.mounted("pbhost-torch") as root,
+        running(tmp_path / "run", root, configuration, TRITON, repository.path) as container,
+        container.client() as client,
+    ):
+        result = client.infer("sums", [tensor("a", array), tensor("b", array)])
+        np.testing.assert_array_equal(result.as_numpy("S"), array + array)
+        assert container.stop() == 0, container.output
 
 
 def test_only_the_name_of_the_image_changes_in_a_manifest_for_triton(
