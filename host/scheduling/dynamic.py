@@ -24,6 +24,8 @@ CanShareBatch = Callable[[Call, Call], bool]
 Source: docs/reference/configuration_and_scheduling.md, 4.7.
 """
 
+_LARGEST_GATHERED = 16  # calls; a larger batch saves little by taking its first call in, too
+
 HOLD = "TRITONSERVER_DELAY_SCHEDULER"
 """Environment variable: number of calls that must be queued before the first batch."""
 
@@ -44,7 +46,7 @@ class DynamicScheduler(InstanceQueue):
     maximum size). If none is reached, it waits until its oldest call is `delay` seconds old, and
     then takes as many calls as fit. A call that cannot join ends the wait. Without a delay, if
     fewer calls are queued than the last batch had, the callers that were just answered get a moment
-    to send again.
+    to send again; after a small batch of the only instance, also if no other call is queued.
 
     `policies`: priorities, limits on the queue (UNAVAILABLE beyond) and timeouts, which apply with
     and without free instances. `keep_order`: calls are `OrderedCall`s and respond in their order of
@@ -90,8 +92,11 @@ class DynamicScheduler(InstanceQueue):
 
         Raises HostError if the queue is full.
         """
+        at_once = self._at_once and self._free and not self._queue
+        if at_once and 1 < self._last <= _LARGEST_GATHERED and len(self.instances) == 1:
+            self._gather()
         # No limit applies, nothing is to be waited for, and no other call is queued.
-        if self._at_once and not self._timed and self._free and not self._queue:
+        elif at_once and not self._timed:
             instance = self.gate.acquire_instance(self._free)
             if instance is not None:
                 if self._order is not None:
@@ -116,11 +121,14 @@ class DynamicScheduler(InstanceQueue):
         if not self._queue:
             return
         if self._at_once and len(self._queue) < min(self._last, self._enough):
-            if not self._gathering:
-                self._gathering = True
-                self._clock.call_after_reading(self._requests_gathered)
+            self._gather()
         else:
             self.dispatch()
+
+    def _gather(self) -> None:
+        if not self._gathering:
+            self._gathering = True
+            self._clock.call_after_reading(self._requests_gathered)
 
     def _requests_gathered(self) -> None:
         self._gathering = False

@@ -281,6 +281,54 @@ def test_a_batch_as_large_as_the_one_before_it_is_made_at_once() -> None:
     assert instance.running == waiting
 
 
+def test_the_first_answered_caller_to_send_again_waits_for_the_others() -> None:
+    clock = Clock(reads_at_once=False)
+    scheduler = new(clock, 8)
+    submit(scheduler, clock, 1, 1)
+    instance = with_instance(scheduler)
+    instance.finish()
+    again = submit(scheduler, clock, 1)
+    assert not instance.running
+    again += submit(scheduler, clock, 1)
+    clock.read()
+    assert instance.running == again
+
+
+def test_after_a_batch_of_one_the_next_call_starts_at_once() -> None:
+    clock = Clock(reads_at_once=False)
+    scheduler = new(clock, 8)
+    submit(scheduler, clock, 1, 1)
+    instance = with_instance(scheduler)
+    instance.finish()
+    submit(scheduler, clock, 1)
+    clock.read()
+    instance.finish()
+    following = submit(scheduler, clock, 1)
+    assert instance.running == following
+
+
+def test_after_a_large_batch_the_first_call_starts_at_once() -> None:
+    clock = Clock(reads_at_once=False)
+    scheduler = new(clock, 64)
+    submit(scheduler, clock, *[1] * 17)
+    instance = with_instance(scheduler)
+    instance.finish()
+    following = submit(scheduler, clock, 1)
+    assert instance.running == following
+
+
+def test_calls_do_not_wait_for_each_other_with_several_instances() -> None:
+    clock = Clock(reads_at_once=False)
+    scheduler = new(clock, 8)
+    submit(scheduler, clock, 1, 1)
+    first = with_instance(scheduler)
+    second = with_instance(scheduler)
+    first.finish()
+    calls = submit(scheduler, clock, 1, 1)
+    assert sorted(map(len, (first.running, second.running))) == [1, 1]
+    assert all(call.holder in (first, second) for call in calls)
+
+
 def test_instance_that_dies_before_the_batch_forms_gets_no_batch() -> None:
     clock = Clock(reads_at_once=False)
     scheduler = new(clock, 8)
