@@ -6,12 +6,14 @@ They are `batch_input` and `batch_output` of a configuration
 
 import json
 from math import prod
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 import pb_utils
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _Shapes = Sequence[Sequence[int]]
 _TYPES = {"TYPE_INT32": np.int32, "TYPE_FP32": np.float32}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from host.environments.requirements import STUB_REQUIREMENTS, read_requirements
 from host.errors import ErrorCode, HostError
+from tests.conftest import ROOT
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -207,3 +210,11 @@ def test_a_pyproject_file_without_a_list_of_dependencies_is_refused(
 ) -> None:
     path = write(tmp_path, "pyproject.toml", text)
     assert refusal(path) == f"cannot use the requirements {path}: {reason}"
+
+
+def test_a_stub_needs_no_newer_numpy_than_the_host_asks_for() -> None:
+    """NumPy 1.19 has no `numpy.typing`."""
+    assert STUB_REQUIREMENTS[0] == "numpy>=1.19"
+    script = "import sys; sys.modules['numpy.typing'] = None; import stub.worker"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
