@@ -31,9 +31,9 @@ class Health:
         self._strict_readiness = strict_readiness
 
     def live(self) -> bool:
-        """Whether the server is live. Raises HostError during the exit."""
+        """Whether the start has not failed. Raises HostError during the exit."""
         self._refuse_exiting()
-        return True
+        return not self._state.failed
 
     async def ready(self) -> bool:
         """Whether every model is ready; without strict readiness, whether the server has started.

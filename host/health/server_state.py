@@ -12,6 +12,9 @@ class ServerState:
     started: bool = False
     """Start-up is complete."""
 
+    failed: bool = False
+    """The start has failed, and the server runs without models (`--exit-on-error=false`)."""
+
     exiting: bool = False
     """The exit has started. Health requests fail; other requests are served until it is over."""
 

@@ -295,7 +295,14 @@ class Call:
         )
 
     def cancel(self) -> None:
-        """Cancels the call, as the caller has gone."""
+        """Cancels the call, as the caller has gone; the verbose log has a line about it."""
+        if self.ended:
+            return
+        request = self.request
+        _log.debug(
+            "[request id: %s] Cancellation notification received for a request to model '%s'",
+            request.id or "<id_unknown>", request.model_name,
+        )  # fmt: skip
         self.abort(HostError(ErrorCode.CANCELLED, ""))
 
     def abort(self, error: HostError) -> None:

@@ -85,6 +85,8 @@ def _check_given(line: CommandLine) -> None:
     repositories = line.values.get("model_repository", [])
     if not repositories:
         raise UsageError("--model-repository must be specified")
+    if line.values.get("exit_on_error") is False:
+        return  # the server runs without them
     for path in repositories:
         if not os.path.isdir(path):
             why = f"'{path}' {'is a file' if os.path.exists(path) else 'does not exist'}"

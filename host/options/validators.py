@@ -21,7 +21,7 @@ CATEGORIES = frozenset(NAMES.split(", "))
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 _DEVICE = re.compile(r"[0-9]{1,4}")
-_FRACTION = re.compile(r"[0-9]+:([0-9]+\.?[0-9]*|\.[0-9]+)")
+_FRACTION = re.compile(r"(-?[0-9]{1,9}):(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+))")
 _RESOURCE = re.compile(r"[^:]+:[0-9]+(:[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _MAX_ARENA_BYTES = 1 << 60
@@ -248,11 +248,19 @@ def memory_budget(settings: Sequence[str]) -> dict[int | None, int]:
 
 
 def gpu_limit(settings: Sequence[str]) -> None:
-    """Accepts `<device>:<fraction>` texts."""
+    """Accepts `<device>:<fraction>` texts with a fraction from 0 to 1."""
     for text in settings:
-        if not _FRACTION.fullmatch(text):
+        match = _FRACTION.fullmatch(text)
+        if match is None:
             raise InvalidValue(
                 f"--model-load-gpu-limit option format is '<device>:<fraction>'. Got {text}"
+            )
+        device, fraction = int(match[1]), float(match[2])
+        if device < 0:
+            raise InvalidValue(f"expects device ID >= 0, got {device}")
+        if not 0 <= fraction <= 1:
+            raise InvalidValue(
+                f"expects limit fraction to be in range [0.0, 1.0], got {fraction:f}"
             )
 
 

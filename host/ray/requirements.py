@@ -41,7 +41,9 @@ def read_requirements(options: Options) -> ModelRequirements:
     """
     found = ModelRequirements()
     try:
-        scan = Repository(map(Path, options.model_repository), options.model_namespacing).scan()
+        repository = Repository(map(Path, options.model_repository), options.model_namespacing)
+        repository.check_paths()
+        scan = repository.scan()
     except HostError as error:
         raise ValueError(error.message) from None
     ongoing = 0

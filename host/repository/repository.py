@@ -59,13 +59,15 @@ class Repository:
     def __init__(self, paths: Iterable[Path], namespaces: bool = False) -> None:
         """`namespaces`: models of several repositories may share a name.
 
-        Source: docs/reference/configuration_and_scheduling.md, 8.9. Raises HostError unless every
-        path is a directory.
+        Source: docs/reference/configuration_and_scheduling.md, 8.9. Raises HostError without paths.
         """
         self.paths = sorted(set(paths))
         self.namespaces = namespaces
         if not self.paths:
             raise invalid_argument("--model-repository must be specified")
+
+    def check_paths(self) -> None:
+        """Raises HostError unless every path is a directory. Blocks."""
         for path in self.paths:
             if not path.exists():
                 raise _stat_failure(path)

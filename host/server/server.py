@@ -10,7 +10,7 @@ from types import TracebackType
 
 from host.config.model_config import AdaptConfig
 from host.core import CollectStatistics, Core
-from host.errors import invalid_argument, unavailable
+from host.errors import HostError, invalid_argument, unavailable
 from host.frontend_processes.processes import FrontendProcesses
 from host.frontends.grpc.application import GrpcApplication
 from host.frontends.http.asgi import AsgiApplication
@@ -124,8 +124,9 @@ class Server:
     async def start(self) -> Server:
         """Opens the ports, then loads the models; requests are refused until that is done.
 
-        Raises HostError if a model fails to load (with `exit_on_error`), a port is taken, the log
-        file cannot be written, or `stop` was called. Everything that was started is stopped then.
+        Raises HostError if a model fails to load or a repository is no directory (both with
+        `exit_on_error`), a port is taken, the log file cannot be written, or `stop` was called.
+        Everything that was started is stopped then.
         """
         options = self.options
         try:
@@ -152,17 +153,25 @@ class Server:
         async with self._changing:  # what is half open cannot be stopped
             components = await self._open_parts(log)
         endpoints.log_listening()
-        models = StartupModels(
-            options,
-            composition.registry,
-            components.repository,
-            components.dependencies,
-            composition.fingerprint,
-            log,
-        )
-        self._poller = await models.load()
-        self._refuse_exiting()
-        self._state.started = True
+        try:
+            components.repository.check_paths()
+        except HostError as error:
+            if options.exit_on_error:
+                raise
+            _log.error("%s", error.status_string)
+            self._state.failed = True
+        else:
+            models = StartupModels(
+                options,
+                composition.registry,
+                components.repository,
+                components.dependencies,
+                composition.fingerprint,
+                log,
+            )
+            self._poller = await models.load()
+            self._refuse_exiting()
+            self._state.started = True
         components.core.notify_watchers()
         if not options.dev:
             rows = option_table_rows(components.core.server_metadata(), options)

@@ -594,3 +594,23 @@ def test_deadlock_after_an_instance_is_given_up_is_detected(
         pipe.let_go()
         assert "while it ran this request" in answers.get(timeout=DEADLINE)
         assert "every instance of model 'fragile' is busy" in answers.get(timeout=DEADLINE)
+
+
+def test_a_verbose_log_says_which_request_a_client_has_cancelled(
+    repository: RepositoryBuilder, serve: Serve, pipe: Pipe
+) -> None:
+    add_groups(repository, largest=8)
+    host = serve(repository, "--log-verbose=1").wait_started()
+    with Line(host) as line:
+        line.busy(pipe)
+        asked = line.client.async_infer(
+            "groups", [rows_of("gone")], lambda result, error: None, request_id="mine"
+        )
+        wait_until(lambda: pending(host) == 1, "it to be queued")
+        asked.cancel()
+        host.wait_for(
+            r"\[request id: mine\] Cancellation notification received for a request to model"
+            " 'groups'"
+        )
+        pipe.let_go()
+        assert line.groups(1) == ["1:busy"]

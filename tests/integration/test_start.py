@@ -14,7 +14,7 @@ import requests
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.clients import tensor
+from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.imported_modules import imported_by
 from tests.waiting import UNTIL_SOURCE
@@ -129,3 +129,20 @@ def test_a_server_starts_without_libraries_that_only_some_requests_need() -> Non
     late = {"prometheus_client", "importlib.metadata", "jinja2", "redis"}
     assert imported_by("import host.cli.serve", late) == set()
     assert imported_by("import host.cli.serve, jinja2", late) == {"jinja2"}
+
+
+def test_a_server_without_its_repository_runs_and_is_not_live_if_errors_do_not_end_it(
+    tmp_path: Path, serve: Serve
+) -> None:
+    missing = tmp_path / "missing"
+    host = serve(missing, "--exit-on-error=false", "--strict-readiness=false")
+    host.wait_started()
+    assert f"Internal: failed to stat file {missing}" in host.output
+    with host.client() as client:
+        assert not client.is_server_live()
+        assert not client.is_server_ready()
+        assert client.get_server_metadata().name == "triton"
+        expected = ("StatusCode.UNAVAILABLE", "Server not ready")
+        assert infer_error(client.get_model_repository_index) == expected
+        assert infer_error(client.get_model_metadata, "identity") == expected
+    assert host.stop() == 0

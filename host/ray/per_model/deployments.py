@@ -65,6 +65,7 @@ def model_deployments(
         raise ValueError("model_namespacing: each model needs a name of its own as a deployment")
     repository = Repository(map(Path, options.model_repository), False)
     try:
+        repository.check_paths()
         directories = repository.scan().models
     except HostError as error:
         raise ValueError(error.message) from None

@@ -432,6 +432,17 @@ def test_options_do_not_share_lists() -> None:
             "0",
             "--model-load-gpu-limit option format is '<device>:<fraction>'. Got 0",
         ),
+        ("model-load-gpu-limit", "-1:0.6", "expects device ID >= 0, got -1"),
+        (
+            "model-load-gpu-limit",
+            "0:-0.4",
+            "expects limit fraction to be in range [0.0, 1.0], got -0.400000",
+        ),
+        (
+            "model-load-gpu-limit",
+            "0:2",
+            "expects limit fraction to be in range [0.0, 1.0], got 2.000000",
+        ),
     ],
 )
 def test_invalid_values_are_refused(flag: str, text: str, detail: str) -> None:

@@ -44,11 +44,14 @@ def test_a_repository_is_a_directory(tmp_path: Path) -> None:
         ErrorCode.INVALID_ARG,
         "--model-repository must be specified",
     )
-    assert error(Repository, [tmp_path, file]) == (
+    assert error(Repository([tmp_path, file]).check_paths) == (
         ErrorCode.INVALID_ARG,
         "repository path is not a valid directory",
     )
-    assert error(Repository, [missing]) == (ErrorCode.INTERNAL, f"failed to stat file {missing}")
+    assert error(Repository([missing]).check_paths) == (
+        ErrorCode.INTERNAL,
+        f"failed to stat file {missing}",
+    )
 
 
 def test_every_directory_is_a_model_and_links_count(tmp_path: Path) -> None:
