@@ -217,6 +217,11 @@ def test_a_cleared_global_setting_returns_to_its_initial_value(api: SettingsApi)
     assert {name: cleared[name] for name in DEFAULTS} == DEFAULTS
 
 
+def test_a_count_of_zero_is_accepted(api: SettingsApi) -> None:
+    assert api.set({"trace_count": "0"})["trace_count"] == "0"
+    assert api.set({"trace_count": None})["trace_count"] == "-1"
+
+
 def test_unknown_settings_are_ignored(api: SettingsApi) -> None:
     assert api.set({"trace_colour": "red", "trace_level": ["LOUD"]})["trace_level"] == ["OFF"]
 
@@ -435,12 +440,16 @@ def test_bls_requests_and_ensemble_steps_are_child_traces(
     api.set(dict.fromkeys(ONE))
 
 
-def test_a_request_that_fails_is_traced_to_its_end(host: RunningHost, files: Files) -> None:
+@pytest.mark.parametrize("http", [False, True], ids=["grpc", "http"])
+def test_a_request_that_fails_is_traced_to_its_end(
+    host: RunningHost, files: Files, http: bool
+) -> None:
     api = SettingsApi(host, "grpc")
     api.set(ONE)
-    assert "no luck" in infer_error(send_request, host, "unlucky")[1]
+    assert "no luck" in infer_error(send_request, host, "unlucky", http=http)[1]
     times = stamps(elements := files.read(), elements[0]["id"])
-    assert {"REQUEST_START", "COMPUTE_END", "REQUEST_END", "GRPC_SEND_END"} <= set(times)
+    outside = HTTP_STAMPS if http else GRPC_STAMPS
+    assert {"REQUEST_START", "COMPUTE_END", "REQUEST_END", *outside} <= set(times)
     api.set(dict.fromkeys(ONE))
 
 

@@ -93,7 +93,13 @@ class InferHandler:
             )
             return
         with trace_request(tracing, exchange, request, receive_started_ns):
-            response = await (await self._core.infer_when_loaded(request))
+            call = await self._core.infer_when_loaded(request)
+            try:
+                response = await call
+            except HostError as error:
+                with trace_response(request):
+                    await exchange.send_error(error)
+                return
             with trace_response(request):
                 await self._send_response(
                     exchange, response, request, binary_names, outputs_in_shared_memory

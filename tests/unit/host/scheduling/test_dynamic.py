@@ -477,6 +477,15 @@ def test_calls_that_are_late_take_room(clock: Clock) -> None:
         submit(scheduler, clock, 1)
 
 
+def test_a_call_that_timed_out_makes_room(clock: Clock) -> None:
+    policy = QueuePolicy(timeout_us=TICK // 1000, max_size=1)
+    scheduler = new(clock, 4, policies=QueuePolicies(default=policy))
+    with_instance(scheduler)
+    submit(scheduler, clock, 1, 1)  # the first one runs
+    clock.advance(2)
+    submit(scheduler, clock, 1)
+
+
 def test_every_level_has_room_of_its_own(clock: Clock) -> None:
     policies = QueuePolicies(
         levels=2, default_level=2, default=QueuePolicy(max_size=1), own={2: QueuePolicy()}
@@ -585,6 +594,18 @@ def test_delayed_call_runs_after_calls_in_time_and_does_not_time_out(clock: Cloc
     for _ in range(2):
         instance.finish()
     assert instance.batches == [[punctual], [late], [low]]
+
+
+def test_delayed_calls_run_in_the_order_of_their_timeouts(clock: Clock) -> None:
+    policy = QueuePolicy(timeout_us=5 * TICK // 1000, may_shorten=True, delays=True)
+    scheduler = new(clock, 1, policies=QueuePolicies(default=policy))
+    patient, hasty = asked(clock), asked(clock, timeout_us=2 * TICK // 1000)
+    for call in (patient, hasty):
+        scheduler.submit(call)
+    clock.advance(6)
+    instance = with_instance(scheduler)
+    instance.finish()
+    assert instance.batches == [[hasty], [patient]]
 
 
 def test_a_call_that_runs_is_not_refused(clock: Clock) -> None:
