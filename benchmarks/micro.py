@@ -140,10 +140,10 @@ def _dynamic() -> Operation:
 
 
 OPERATIONS: dict[str, Callable[[], Operation]] = {
-    "codec: take a request apart": _decode,
-    "codec: recognise a request": _recognise,
-    "codec: encode a response": _encode,
-    "messages: encode and decode a batch": _frame,
+    "messages of gRPC: read a request": _decode,
+    "messages of gRPC: recognise a request": _recognise,
+    "messages of gRPC: encode a response": _encode,
+    "messages of stubs: encode and decode a batch": _frame,
     "ring: put and take a frame": _ring,
     "arena: write 1 MB and drop it": _arena,
     "scheduler: one call, direct": _direct,

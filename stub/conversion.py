@@ -8,7 +8,6 @@ import pb_utils
 from pb_utils._copying import copy_array, copy_into
 from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._sender import Responder
-from stub.copy_on_write_views import RegionBlock
 from stub.memory import SharedMemoryUnavailable, StubMemory
 from stub.text_limits import limit_text
 from stub.wire.arena import ArenaFull, Block
@@ -70,11 +69,15 @@ def tensor_to_wire(
 
 
 def request_from_wire(
-    wire: WireRequest, memory: StubMemory, responder: Responder, outputs: Sequence[str]
+    wire: WireRequest,
+    memory: StubMemory,
+    responder: Responder,
+    outputs: Sequence[str],
+    decoupled: bool = False,
 ) -> pb_utils.InferenceRequest:
     """Returns an incoming request with these outputs. Raises SharedMemoryUnavailable."""
     inputs = _inputs_from_wire(wire.inputs, memory)
-    if wire.output_placement is not None:
+    if decoupled and wire.output_placement is not None:
         _copy_inputs_below_outputs(inputs, wire.output_placement, memory)
     return pb_utils.InferenceRequest._from_wire(
         request_id=wire.id,
@@ -107,21 +110,16 @@ def _inputs_from_wire(wires: Sequence[WireTensor], memory: StubMemory) -> List[p
 def _copy_inputs_below_outputs(
     inputs: Sequence[pb_utils.Tensor], places: Mapping[str, OutputPlacement], memory: StubMemory
 ) -> None:
-    """Copies the inputs that lie where the client wants outputs of the same request.
+    """Copies inputs that lie where the client wants outputs of the same request.
 
-    A model may use an input, or return it, after another output or response was written there.
+    A decoupled model may use an input after its first response was written there.
     """
+    targets = [memory.placement_bytes(place) for place in places.values()]
     for tensor in inputs:
-        block = tensor._owner
-        if not isinstance(block, RegionBlock) or not block.size:
-            continue
-        lies = memory.region_range(block.arena, block.offset, block.size)
-        for arena, offset, size in places.values():
-            place = memory.region_range(arena, offset, size)
-            if lies is not None and place is not None and lies.overlaps(place):
-                copied = copy_array(np.frombuffer(block.data, np.uint8))
-                tensor._set_wire_data(copied.data, None)
-                break
+        data = memoryview(tensor._wire_data())
+        lies = memory.region_bytes(data)
+        if lies is not None and any(target and lies.overlaps(target) for target in targets):
+            tensor._set_wire_data(copy_array(np.frombuffer(data, np.uint8)).data, None)
 
 
 def request_to_wire(request: RequestFields, memory: StubMemory) -> WireRequest:
@@ -243,12 +241,14 @@ def response_to_wire(
     try:
         parameters = _encodable_parameters(response._parameters)
         count = len(response._output_tensors)
+        tensors = [tensor for tensor in response._output_tensors if tensor._name in requested]
+        if output_placement is not None:
+            _copy_overwritten_outputs(tensors, output_placement, memory)
         outputs = [
             _write_to_client_memory(tensor, output_placement[tensor._name], memory, own)
             if output_placement is not None and tensor._name in output_placement
             else tensor_to_wire(tensor, memory, own, count)
-            for tensor in response._output_tensors
-            if tensor._name in requested
+            for tensor in tensors
         ]
     except ArenaFull as full:
         return error_response(arena_full_message(full))
@@ -256,6 +256,28 @@ def response_to_wire(
         return error_response(str(problem))
     exported.extend(own)
     return WireResponse(outputs, parameters)
+
+
+def _copy_overwritten_outputs(
+    tensors: Sequence[pb_utils.Tensor], places: Mapping[str, OutputPlacement], memory: StubMemory
+) -> None:
+    """Copies outputs that lie where the outputs of the same response will be written.
+
+    A model may return an input, or an array over its memory, and a client may want outputs where
+    its inputs lie. Arrays that are mapped copy-on-write need no copy here.
+    """
+    targets = {name: memory.placement_bytes(place) for name, place in places.items()}
+    for tensor in tensors:
+        array = tensor._array if tensor._data is None else None
+        if tensor._unsent_device_memory() is not None or (array is not None and array.base is None):
+            continue  # in memory of its own
+        data = memoryview(tensor._wire_data())
+        lies = memory.region_bytes(data)
+        if lies is None or lies.begins_with(targets.get(tensor._name)):
+            continue  # not in a client's memory, or at its place already
+        if any(target is not None and lies.overlaps(target) for target in targets.values()):
+            block = memory.write_block(data)
+            tensor._set_wire_data(block.data, block)
 
 
 def _write_to_client_memory(

@@ -179,7 +179,7 @@ class Executor:
         for wire, responder in zip(batch.requests, running.responders):
             try:
                 request = request_from_wire(
-                    wire, self._memory, responder, responder.requested_outputs
+                    wire, self._memory, responder, responder.requested_outputs, self.decoupled
                 )
             except SharedMemoryUnavailable as error:
                 gone.append((responder, error))

@@ -7,7 +7,10 @@ import weakref
 from collections import Counter, deque
 from typing import Callable, Deque, Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
+import numpy as np
+
 from pb_utils._copying import copy_into
+from pb_utils._storage import address_of
 from stub.copy_on_write_mapping import CopyOnWriteMapping
 from stub.copy_on_write_views import CopyOnWriteViews, RegionBlock
 from stub.wire.arena import Arena, ArenaReader, Block, BlockReferences, RegionMapping, file_size
@@ -40,6 +43,10 @@ class FileRange(NamedTuple):
     file: Tuple[int, int]
     offset: int
     size: int
+
+    def begins_with(self, other: "Optional[FileRange]") -> bool:
+        """Whether both have the same first byte."""
+        return other is not None and (self.file, self.offset) == (other.file, other.offset)
 
     def overlaps(self, other: "FileRange") -> bool:
         """Whether at least one byte is in both."""
@@ -115,12 +122,24 @@ class StubMemory:
         self.views.detach_from_range(region.file, region.offset + offset, size)
         return region.writable(offset, size)
 
-    def region_range(self, arena: int, offset: int, size: int) -> Optional[FileRange]:
-        """Returns where bytes in a client's memory are; None for other memory, or if it is gone."""
+    def placement_bytes(self, placement: OutputPlacement) -> Optional[FileRange]:
+        """Returns where the client's memory for an output is; None if it is gone."""
+        arena, offset, room = placement
         region = self._reader(arena)
         if not isinstance(region, RegionMapping):
             return None
-        return FileRange(region.file, region.offset + offset, size)
+        return FileRange(region.file, region.offset + offset, room)
+
+    def region_bytes(self, data: memoryview) -> Optional[FileRange]:
+        """Returns where bytes in a client's memory are; None for other bytes, and for none."""
+        if not data.nbytes:
+            return None
+        address = address_of(np.frombuffer(data, np.uint8))
+        for region in tuple(self._readers.values()):
+            if isinstance(region, RegionMapping) and region.holds(address):
+                offset = region.offset + address - region.address
+                return FileRange(region.file, offset, data.nbytes)
+        return None
 
     def close_arena(self, number: int) -> None:
         """Closes an arena; its mapping ends with the last tensor in it."""

@@ -47,7 +47,6 @@ _cloud = FlagGroup(
 _own = FlagGroup("Stub Processes")
 
 _HONOURED = Status.HONOURED
-_REFUSED = Status.REFUSED
 _IGNORED = Status.IGNORED
 
 

@@ -92,11 +92,11 @@ class DynamicScheduler(InstanceQueue):
 
         Raises HostError if the queue is full.
         """
-        at_once = self._at_once and self._free and not self._queue
+        # No limit applies, and no other call is queued.
+        at_once = self._at_once and not self._timed and self._free and not self._queue
         if at_once and 1 < self._last <= _LARGEST_GATHERED and len(self.instances) == 1:
             self._gather()
-        # No limit applies, nothing is to be waited for, and no other call is queued.
-        elif at_once and not self._timed:
+        elif at_once:
             instance = self.gate.acquire_instance(self._free)
             if instance is not None:
                 if self._order is not None:

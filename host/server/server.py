@@ -158,7 +158,11 @@ class Server:
         except HostError as error:
             if options.exit_on_error:
                 raise
-            _log.error("%s", error.status_string)
+            _log.error(
+                "%s. The server has no models and is not live; create the directory, or change"
+                " --model-repository, and start the server again",
+                error.status_string,
+            )
             self._state.failed = True
         else:
             models = StartupModels(

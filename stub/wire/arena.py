@@ -5,6 +5,7 @@ that a lack of memory is an error of one allocation and never a SIGBUS. Freed bl
 memory until `trim`.
 """
 
+import ctypes
 import os
 import threading
 from collections import deque
@@ -236,10 +237,15 @@ class RegionMapping:
         self.file = file_identity(fd)
         self.offset = offset
         self._view = Mapping(fd, size, True, offset).view
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._view))
 
     def slice(self, offset: int, size: int) -> memoryview:
         """Returns the bytes at `offset`, read-only. Raises ValueError if they lie outside."""
         return self.writable(offset, size).toreadonly()
+
+    def holds(self, address: int) -> bool:
+        """Whether the byte at the memory address is one of the region."""
+        return self.address <= address < self.address + len(self._view)
 
     def writable(self, offset: int, size: int) -> memoryview:
         """Returns the bytes at `offset`, writable. Raises ValueError if they lie outside."""

@@ -22,6 +22,7 @@ from tests.unit.stub.test_copy_on_write_views import is_possible
 
 COUNT = 1 << 20
 SIZE = 4 * COUNT
+PAGE = 4096
 HEAD = """
 import os
 import threading
@@ -339,6 +340,34 @@ def test_a_response_may_return_the_input_that_an_earlier_one_overwrote(
         assert not is_final(stream.next())
         assert is_final(stream.next())
     np.testing.assert_array_equal(memory.content(into), array)
+
+
+@pytest.mark.parametrize("model", ["streams", "doubles"])
+def test_outputs_in_another_registration_of_the_memory_may_overwrite_inputs(
+    host: RunningHost, memory: Memory, model: str
+) -> None:
+    """The outputs are in the second part of the memory, which overlaps the input by all but a page.
+
+    X is the last response of a stream, or the other output of a response.
+    """
+    array, other = numbers(6), memory.name + "b"
+    memory.write(array)
+    memory.client.register_system_shared_memory(other, f"/test-{memory.name}", SIZE, PAGE)
+    given = grpcclient.InferInput("X", [COUNT], "FP32")
+    given.set_shared_memory(memory.name, SIZE)
+    names = ["X"] if model == "streams" else ["DOUBLED", "X"]
+    wanted = [grpcclient.InferRequestedOutput(name) for name in names]
+    wanted[0].set_shared_memory(other, SIZE)
+    if model == "streams":
+        with InferStream(host) as stream:
+            stream.send_inputs(model, given, outputs=wanted, request_id="raw")
+            assert not is_final(stream.next())
+            assert is_final(stream.next())
+        np.testing.assert_array_equal(memory.content(PAGE), array)
+    else:
+        result = memory.client.infer(model, [given], outputs=wanted, request_id="raw")
+        np.testing.assert_array_equal(memory.content(PAGE), 2 * array)
+        np.testing.assert_array_equal(result.as_numpy("X"), array)
 
 
 @pytest.mark.parametrize("inner", ["returns", "writes"])

@@ -137,7 +137,10 @@ def test_a_server_without_its_repository_runs_and_is_not_live_if_errors_do_not_e
     missing = tmp_path / "missing"
     host = serve(missing, "--exit-on-error=false", "--strict-readiness=false")
     host.wait_started()
-    assert f"Internal: failed to stat file {missing}" in host.output
+    assert (
+        f"Internal: failed to stat file {missing}. The server has no models and is not live; create"
+        " the directory, or change --model-repository, and start the server again"
+    ) in host.output
     with host.client() as client:
         assert not client.is_server_live()
         assert not client.is_server_ready()

@@ -144,6 +144,20 @@ def test_errors_of_methods_are_alike_for_all_replicas() -> None:
     run(case())
 
 
+def test_callers_with_one_request_at_a_time_use_all_replicas() -> None:
+    async def case() -> None:
+        servers = [await start() for _ in range(2)]
+        handle = Handle([address for _, address in servers])
+        channels = ReplicaChannels(lambda: handle)
+        assert await channels.call_all(SAY, "a", timeout=DEADLINE) == ["a", "a"]
+        assert len({id(channels.choose()) for _ in range(100)}) == 2
+        channels.close()
+        for server, _ in servers:
+            await server.close()
+
+    run(case())
+
+
 def test_a_deployment_without_a_free_slot_is_asked_less_and_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -105,8 +106,9 @@ class ReplicaChannels:
         self._known.add(address)
 
     def choose(self) -> Channel | None:
-        """The connection with the fewest requests in progress; None if there is none now.
+        """One of the connections with the fewest requests in progress; None if there is none now.
 
+        A random one, as other callers do not see these requests and would choose the same.
         Never waits: the first request finds none. While requests come, it asks Ray for the replicas
         again every two seconds; less often while one has no free slot, as questions wait there.
         """
@@ -118,7 +120,10 @@ class ReplicaChannels:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
             self._refreshing.add_done_callback(self._refresh_ended)
         accepting = [channel for channel in self._channels.values() if channel.accepts]
-        return min(accepting, key=lambda channel: channel.in_progress, default=None)
+        if not accepting:
+            return None
+        fewest = min(channel.in_progress for channel in accepting)
+        return random.choice([channel for channel in accepting if channel.in_progress == fewest])
 
     async def call_all(
         self, method: ReplicaMethod[_Result], *arguments: object, timeout: float

@@ -125,8 +125,8 @@ def model_settings(
 
 def _leaves_one_gpu(given: Mapping[str, Any]) -> bool:
     """Whether a replica may have a single GPU, or a part of one."""
-    options = given.get("ray_actor_options") or {}
-    return bool(options.get("num_gpus", 1) <= 1)
+    options = given.get("ray_actor_options")
+    return options is None or 0 < (options.get("num_gpus") or 0) <= 1
 
 
 def _with_policy(settings: dict[str, Any]) -> dict[str, Any]:

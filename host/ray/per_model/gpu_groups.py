@@ -10,11 +10,11 @@ _Group = pb.ModelInstanceGroup
 def list_equal_gpus(config: ModelConfig) -> list[int]:
     """The GPUs that the groups name, if each has the same instances; otherwise none.
 
-    Groups of another kind, or without numbers, cannot be divided among GPUs.
+    Groups of another kind, without numbers or with wrong ones, cannot be divided among GPUs.
     """
     groups = config.instance_group
     kinds = (_Group.KIND_GPU, _Group.KIND_AUTO)
-    if any(group.kind not in kinds or not group.gpus for group in groups):
+    if any(group.kind not in kinds or min(group.gpus, default=-1) < 0 for group in groups):
         return []
     gpus = sorted({gpu for group in groups for gpu in group.gpus})
     instances = [_groups_of(config, gpu) for gpu in gpus]
@@ -33,12 +33,12 @@ def keep_one_gpu(config: ModelConfig) -> None:
 
 
 def _groups_of(config: ModelConfig, gpu: int) -> list[ConfigPart]:
-    """Copies of the groups with a GPU, on GPU 0 alone."""
+    """Copies of the groups with a GPU, on GPU 0 instead."""
     kept = []
     for group in config.instance_group:
         if gpu in group.gpus:
             copied = _Group()
             copied.CopyFrom(group)
-            copied.gpus[:] = [0]
+            copied.gpus[:] = [0] * group.gpus[:].count(gpu)  # instances for each mention
             kept.append(copied)
     return kept

@@ -216,5 +216,6 @@ def test_a_stub_needs_no_newer_numpy_than_the_host_asks_for() -> None:
     """NumPy 1.19 has no `numpy.typing`."""
     assert STUB_REQUIREMENTS[0] == "numpy>=1.19"
     script = "import sys; sys.modules['numpy.typing'] = None; import stub.worker"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

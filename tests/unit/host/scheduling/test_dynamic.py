@@ -461,6 +461,17 @@ def test_a_full_queue_refuses_at_once(clock: Clock) -> None:
     submit(scheduler, clock, 1)
 
 
+def test_calls_that_an_idle_instance_can_take_do_not_fill_the_queue() -> None:
+    clock = Clock(reads_at_once=False)
+    scheduler = new(clock, 4, policies=QueuePolicies(default=QueuePolicy(max_size=2)))
+    submit(scheduler, clock, 1, 1)
+    instance = with_instance(scheduler)
+    instance.finish()
+    calls = submit(scheduler, clock, 1, 1, 1)
+    assert instance.running == calls[:1]
+    assert scheduler.queued == 2
+
+
 def test_a_cancelled_call_makes_room(clock: Clock) -> None:
     scheduler = new(clock, 4, policies=QueuePolicies(default=QueuePolicy(max_size=1)))
     (call,) = submit(scheduler, clock, 1)

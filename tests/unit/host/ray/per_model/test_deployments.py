@@ -98,6 +98,7 @@ def settings_of(models: Path, groups: str, given: dict[str, Any]) -> dict[str, A
         ("{kind: KIND_GPU gpus: [0]}, {kind: KIND_GPU gpus: [1]}", 2, 1, 0.1),
         ("{gpus: [0, 1] count: 3}, {gpus: [1, 0] passive: true}", 2, 1, 0.4),
         ("{gpus: [2]}", 1, 1, 0.1),
+        ("{kind: KIND_GPU gpus: [0, 0, 1, 1]}", 2, 1, 0.2),
     ],
 )
 def test_each_replica_holds_the_groups_of_one_gpu(
@@ -116,6 +117,7 @@ def test_each_replica_holds_the_groups_of_one_gpu(
         ("{kind: KIND_GPU count: 2 gpus: [1]}, {kind: KIND_CPU}", 2, 0.3),
         ("{kind: KIND_GPU count: 2}, {kind: KIND_GPU gpus: [0, 1, 2]}", 3, 0.5),
         ("{kind: KIND_GPU gpus: [0]}, {kind: KIND_GPU gpus: [1] count: 2}", 2, 0.3),
+        ("{kind: KIND_GPU gpus: [0, 0, 1]}", 2, 0.3),
         ("{kind: KIND_MODEL}", 0, 0.1),
         ("{kind: KIND_CPU count: 2}", 0, 0.2),
     ],
@@ -137,6 +139,20 @@ def test_given_replicas_hold_one_gpu_each_unless_they_are_given_more(models: Pat
     assert "num_replicas" not in both and both["max_ongoing_requests"] == 2 * 64 * 2
     half = settings_of(models, groups, {"ray_actor_options": {"num_cpus": 1, "num_gpus": 0.5}})
     assert half["num_replicas"] == 2 and half["max_ongoing_requests"] == 2 * 64
+
+
+@pytest.mark.parametrize("given", [{"num_gpus": 0}, {"num_gpus": None}, {"num_cpus": 1}])
+def test_replicas_that_are_given_no_gpu_have_all_groups(
+    models: Path, given: dict[str, Any]
+) -> None:
+    groups = "{kind: KIND_GPU gpus: [0, 1]}"
+    settings = settings_of(models, groups, {"ray_actor_options": given})
+    assert "num_replicas" not in settings
+    assert settings["max_ongoing_requests"] == 2 * 64 * 2
+
+
+def test_a_group_with_a_wrong_gpu_is_not_divided(models: Path) -> None:
+    assert "num_replicas" not in settings_of(models, "{kind: KIND_GPU gpus: [-1, 0]}", {})
 
 
 def test_a_configuration_that_cannot_be_read_names_its_model(models: Path) -> None:
