@@ -25,6 +25,7 @@ from host.frontends.grpc.request_cache import RequestCache
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
+from host.scheduling.clock import LoopClock
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.scheduler import InstanceSlot
@@ -125,8 +126,15 @@ def _direct() -> Operation:
     return one
 
 
+class _ReadingClock(LoopClock):
+    """Calls back at once, without an event loop, as if nothing else had arrived."""
+
+    def call_after_reading(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
 def _dynamic() -> Operation:
-    scheduler = DynamicScheduler(16, 0, lambda first, other: True)
+    scheduler = DynamicScheduler(16, 0, lambda first, other: True, clock=_ReadingClock())
     instance = _FakeInstance(scheduler)
     scheduler.instance_ready(instance)
 
