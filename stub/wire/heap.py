@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+from typing import Tuple
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _MAX_HEAPS = -3, -1, -8  # parameters of glibc's mallopt
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -26,7 +27,10 @@ def tune_malloc(max_bytes: int = 64 << 20, one_heap: bool = False) -> None:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What `mallinfo2` of glibc returns, in bytes; `fordblks` are free in all heaps."""
+    """What `mallinfo2` of glibc returns, in bytes.
+
+    `fordblks` are free in all heaps, `uordblks` in use there, and `hblkhd` in use outside of them.
+    """
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -59,8 +63,7 @@ class HeapTrimmer:
         if self._info is not None:
             self._info.restype = _Mallinfo2
         # What malloc_trim has given back still counts as free, until it is used again.
-        self._given_back = self._free_bytes()
-        self._least_private = _private_bytes()  # since the last trim, or the start
+        self._given_back, self._least_other = self._measure()  # since the last trim, or the start
         self._kept = 0
 
     def trim(self) -> None:
@@ -69,19 +72,26 @@ class HeapTrimmer:
         Trimming takes milliseconds, and so does using the memory again, so a single large request
         is not enough.
         """
-        free, private = self._free_bytes(), _private_bytes()
+        free, other = self._measure()
         self._given_back = min(self._given_back, free)
-        self._least_private = min(self._least_private, private)
+        self._least_other = min(self._least_other, other)
         # Memory that was given back, used and freed since the last call has grown again unseen.
-        grown = min(free, private - self._least_private)
+        grown = min(free, other - self._least_other)
         before, self._kept = self._kept, max(free - self._given_back, grown)
         if self._trim is not None and min(before, self._kept) > self._max_free:
             self._trim(0)
-            self._given_back, self._least_private = self._free_bytes(), _private_bytes()
+            self._given_back, self._least_other = self._measure()
             self._kept = 0
 
-    def _free_bytes(self) -> int:
-        return int(self._info().fordblks) if self._info is not None else 0
+    def _measure(self) -> Tuple[int, int]:
+        """Returns the bytes free in heaps, and the private ones that malloc has not given out.
+
+        The latter are what is free and not given back, and what does not come from malloc.
+        """
+        if self._info is None:
+            return 0, 0
+        info = self._info()
+        return int(info.fordblks), _private_bytes() - int(info.uordblks) - int(info.hblkhd)
 
 
 def _private_bytes() -> int:

@@ -102,6 +102,29 @@ def test_memory_that_was_given_back_and_used_again_is_given_back_again() -> None
         assert left < 16
 
 
+LARGE = f"""{ONE_HEAP}
+large = b"a" * (100 << 20)  # outside of the heap
+blocks = [b"a" * (1 << 20) for _ in range(200)]
+end = [bytes(1000) for _ in range(1000)]  # keeps the end of the heap
+blocks.clear()
+for _ in range(2):
+    trimmer.trim()
+del large
+blocks = [b"a" * (1 << 20) for _ in range(90)]
+blocks.clear()
+for _ in range(2):
+    trimmer.trim()
+print((private_bytes() - start) >> 20)
+"""
+
+
+def test_a_large_block_that_is_in_use_during_a_trim_hides_nothing_later() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout) < 16
+
+
 THREAD = f"""{ONE_HEAP}
 from concurrent.futures import ThreadPoolExecutor
 
