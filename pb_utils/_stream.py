@@ -97,8 +97,11 @@ class ResponseStream:
         timeout_response = InferenceResponse._from_wire([], error, None)
 
         def expire() -> None:
-            self.cancel_request()
+            # The error comes first: a cancelled model may answer at once.
+            cancel, self._cancel_callback = self._cancel_callback, None
             self.put_response(timeout_response, True)
+            if cancel is not None:
+                cancel()
 
         self._timeout = _timer.call_later(seconds, expire)
         if self._done:

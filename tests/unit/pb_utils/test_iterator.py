@@ -493,3 +493,12 @@ class TestExecutionTimeout:
     def test_execution_timeout_is_keyword_only(self, runtime: RecordingRuntime) -> None:
         with pytest.raises(TypeError, match=r"^exec\(\): incompatible function arguments\."):
             make_request().exec(False, 1.0)  # type: ignore[call-overload]  # on purpose
+
+
+def test_what_a_model_answers_when_the_timeout_cancels_it_is_not_a_response() -> None:
+    stream = ResponseStream()
+    stream.set_cancel_callback(lambda: stream.put_response(response(1), True))
+    error = stream.set_timeout(0.01, "too late")
+    stream.wait_for_response()
+    assert stream.next_response() is error
+    assert stream.next_response() is None
