@@ -96,8 +96,8 @@ def model_settings(
     """The options of a model's deployment; `given` come first.
 
     There is a replica for each GPU that the instance groups name, if these GPUs have the same
-    instances and `given` asks for no more GPUs. Otherwise a replica has all instances, and the
-    GPUs up to the highest number; one GPU if a group of KIND_GPU names none.
+    instances and `given` leaves each replica one GPU or a part of one. Otherwise a replica has all
+    instances, and the GPUs up to the highest number; one GPU if a group of KIND_GPU names none.
     """
     settings: dict[str, Any] = {
         "graceful_shutdown_timeout_s": options.exit_timeout_secs + STOP_MARGIN
