@@ -245,8 +245,7 @@ def test_offset_and_size_of_a_tensor_are_checked(
     outside = f"Invalid offset for shared memory region: '{name}'"
     assert send_request(16, -16)[1] == outside
     assert (
-        send_request(-16, 0)[1]
-        == f"Invalid offset + byte size for shared memory region: '{name}'"
+        send_request(-16, 0)[1] == f"Invalid offset + byte size for shared memory region: '{name}'"
     )
     assert send_request(-16, 16)[1] == (
         "Integer overflow detected: byte_size (18446744073709551600) + offset (16) exceeds maximum"
