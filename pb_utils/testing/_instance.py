@@ -80,9 +80,8 @@ class Instance:
         batching = config.get("sequence_batching") or {}
         self._reschedules = bool(batching.get("iterative_sequence"))
         self._loop = EventLoopThread()
-        self._execute_lock = (
-            threading.RLock()
-        )  # reentrant, because a model may call itself through another model
+        # Reentrant, because a model may call itself through another model.
+        self._execute_lock = threading.RLock()
 
     def run_batch(
         self, requests: Sequence[InferenceRequest], receivers: Sequence[ResponseReceiver]
