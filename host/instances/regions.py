@@ -88,9 +88,8 @@ class Region:
         self.number = number
         self.unregistered = False
         self._descriptor = descriptor
-        Mapping(
-            descriptor, status.byte_size, True, status.offset
-        ).unmap()  # as stubs must be able to
+        # Stubs must be able to map it.
+        Mapping(descriptor, status.byte_size, True, status.offset).unmap()
         self._blocks_created = 0
         self._blocks_dropped: deque[None] = deque()  # by finalisers, in any thread
 
@@ -180,9 +179,7 @@ class Regions:
         try:
             status = RegionStatus(name, key, offset, byte_size)
             region = _map_region(status, arenas.next_number(), descriptor)
-        except (
-            BaseException
-        ):  # also if cancelled, as the descriptor has no other owner; raised again
+        except BaseException:  # also if cancelled, as the descriptor has no other owner
             os.close(descriptor)
             raise
         self._regions[name] = region
