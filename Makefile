@@ -9,6 +9,7 @@ FRONTEND_TESTS := $(addprefix tests/integration/test_,streams.py api_keys.py cli
 
 # The same on Ray, where tests/ray/exceptions.py lists what differs.
 RAY_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py versions.py)
+RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py execute.py http.py http_protocol.py)
 
 .PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
 
@@ -105,6 +106,8 @@ test-ray: .venv-ray/test.stamp  ## models on a Ray cluster of two simulated node
 	PBHOST_TEST_RAY_PROXY=haproxy .venv-ray/bin/python -m pytest tests/ray
 	PBHOST_TEST_RAY=app .venv-ray/bin/python -m pytest $(RAY_TESTS)
 	PBHOST_TEST_RAY=app PBHOST_TEST_RAY_PROXY=haproxy .venv-ray/bin/python -m pytest $(RAY_TESTS)
+	PBHOST_TEST_RAY=model_apps .venv-ray/bin/python -m pytest $(RAY_MODEL_APPS_TESTS)
+	PBHOST_TEST_RAY=model_apps PBHOST_TEST_RAY_PROXY=haproxy .venv-ray/bin/python -m pytest $(RAY_MODEL_APPS_TESTS)
 
 openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of the routes under /v1
 	test -x .venv-openai-clients/bin/python || $(PYTHON) -m venv .venv-openai-clients

@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if RAY:
         from tests.ray.hosts import arrange
 
-        arrange(items)
+        arrange(RAY, items)
     if FRONTENDS == "0":
         return
     for item in items:

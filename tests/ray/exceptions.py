@@ -44,3 +44,33 @@ EXCEPTIONS = {
     "test_ragged.py::test_options_that_only_tensorrt_has_are_rejected": _START,
 }
 """By the file and the name of a test, with or without its parameters."""
+
+_NEW_MODEL = "models that are added need a new deploy"
+_GONE = "GET /v2/models/gone/versions/1/ready"
+_STRINGS = "arrays of arrays of strings-generate_stream"
+_INGRESS_METRICS = "the ingress reports the load, and has no metric of the model"
+
+MODEL_APPS_EXCEPTIONS = {
+    **EXCEPTIONS,
+    f"test_http_protocol.py::test_each_path_has_its_response[{_GONE}]": (
+        "the ingress answers 404: it knows no versions of a model that is unloaded"
+    ),
+    "test_http_protocol.py::test_responses_to_changes[a load from elsewhere]": _NEW_MODEL,
+    "test_http_protocol.py::test_a_load_request_can_contain_the_model": _NEW_MODEL,
+    "test_http_protocol.py::test_generate_requests_are_answered_or_refused_as_by_triton"
+    f"[{_STRINGS}]": "the stream has begun when the model's replica refuses: the error is an event",
+    **{
+        f"test_http_protocol.py::test_orca_load_report_headers[{path}-{form}]": _INGRESS_METRICS
+        for path in ("generate", "generate_stream")
+        for form in ("text", "json")
+    },
+    "test_http_protocol.py::test_the_options_of_a_server_are_in_its_log": (
+        "each server starts one model, and the ingress none"
+    ),
+    "test_bls.py::test_failed_bls_requests_return_error_responses": (
+        "the other model's replica refuses: 'Error when running inference' is not before its text"
+    ),
+    "test_bls.py::test_deadlock_of_models_is_an_error": (
+        "models of different deployments that wait for each other are not found out"
+    ),
+}

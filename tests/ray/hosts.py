@@ -24,7 +24,7 @@ from host.options.server_flags import FLAGS
 from host.ray.deployment_options import DEPLOYMENT
 from tests.conftest import DEADLINE, RunningHost, list_stubs, wait_until
 from tests.ray.conftest import GRPC, HTTP, ray_cluster
-from tests.ray.exceptions import EXCEPTIONS
+from tests.ray.exceptions import EXCEPTIONS, MODEL_APPS_EXCEPTIONS
 
 _SWITCHES = {flag.field for flag in FLAGS if flag.kind is SWITCH}
 _REFUSED = ("--allow-client-shm=true", "--cache-config=local,")
@@ -63,7 +63,7 @@ def ray_hosts(kind: str) -> Iterator[RayHosts]:
         yield RayHosts(kind)
 
 
-def arrange(items: list[pytest.Item]) -> None:
+def arrange(kind: str, items: list[pytest.Item]) -> None:
     """Skips exceptions, and moves tests with an application of their own to the end of their file.
 
     The application that a file's tests share is gone then.
@@ -72,9 +72,10 @@ def arrange(items: list[pytest.Item]) -> None:
     for item in items:
         files.setdefault(item.path, len(files))
     items.sort(key=lambda one: (files[one.path], "serve" in getattr(one, "fixturenames", ())))
+    exceptions = MODEL_APPS_EXCEPTIONS if kind == "model_apps" else EXCEPTIONS
     for item in items:
         name = f"{item.path.name}::{item.name}"
-        reason = EXCEPTIONS.get(name) or EXCEPTIONS.get(name.split("[")[0])
+        reason = exceptions.get(name) or exceptions.get(name.split("[")[0])
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
