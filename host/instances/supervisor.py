@@ -197,10 +197,11 @@ class Supervisor(InstanceSlot):
     def accepts_next(self, call: Call) -> bool:
         """Whether the stub may prefetch this call as its next one, as all instances are busy.
 
-        A model that waits for others would return it.
+        For fast instances there is `accepts_reclaimable`. A model that waits for others would
+        return the call.
         """
         return (
-            self._mean_ns < _PREFETCH_NS
+            _FAST_NS <= self._mean_ns < _PREFETCH_NS
             and not self._returns_calls
             and self.permit is None
             and self.instance.batches.accepts_reclaimable(call)
