@@ -7,6 +7,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # What clients see of the protocols, streams, shared memory, limits and cancellation.
 FRONTEND_TESTS := $(addprefix tests/integration/test_,streams.py api_keys.py client_memory.py http.py restrictions.py)
 
+# The same on Ray, where tests/ray/exceptions.py lists what differs.
+RAY_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py versions.py)
+
 .PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
@@ -100,6 +103,8 @@ test-vllm: .venv-vllm/test.stamp  ## examples/vllm over vLLM on the CPU, in an e
 test-ray: .venv-ray/test.stamp  ## models on a Ray cluster of two simulated nodes, in an environment of its own
 	.venv-ray/bin/python -m pytest tests/ray
 	PBHOST_TEST_RAY_PROXY=haproxy .venv-ray/bin/python -m pytest tests/ray
+	PBHOST_TEST_RAY=app .venv-ray/bin/python -m pytest $(RAY_TESTS)
+	PBHOST_TEST_RAY=app PBHOST_TEST_RAY_PROXY=haproxy .venv-ray/bin/python -m pytest $(RAY_TESTS)
 
 openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of the routes under /v1
 	test -x .venv-openai-clients/bin/python || $(PYTHON) -m venv .venv-openai-clients

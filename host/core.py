@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
@@ -431,7 +431,7 @@ class Core:
         await self._control.unload_for_client(name, unload_dependents)
 
 
-def _tensor_metadata(config: ModelConfig, tensors: object) -> list[TensorMetadata]:
+def _tensor_metadata(config: ModelConfig, tensors: Iterable[Any]) -> list[TensorMetadata]:
     from tritonclient.grpc import model_config_pb2
 
     batch = [-1] if config.max_batch_size > 0 else []
@@ -444,5 +444,5 @@ def _tensor_metadata(config: ModelConfig, tensors: object) -> list[TensorMetadat
             else names.Name(tensor.data_type)[len("TYPE_") :],
             batch + list(tensor.dims),
         )
-        for tensor in tensors  # type: ignore[attr-defined]
+        for tensor in tensors
     ]

@@ -28,9 +28,8 @@ def exec_and_wait(
     if not decoupled and execution_timeout is None:
         return _runtime.current().exec(request)
     stream = ResponseStream.send_request(request, decoupled, execution_timeout)
-    iterator = ResponseIterator._from_stream(
-        stream
-    )  # discards the stream if the wait is interrupted
+    # The iterator discards the stream if the wait is interrupted.
+    iterator = ResponseIterator._from_stream(stream)
     if not decoupled:
         return next(iterator)
     stream.wait_for_response()
@@ -57,9 +56,8 @@ def exec_on_event_loop(
         future.set_exception(error)
         return future  # type: ignore[return-value]
 
-    iterator = ResponseIterator._from_stream(
-        stream
-    )  # discards the stream when these closures are deleted
+    # The iterator discards the stream when these closures are deleted.
+    iterator = ResponseIterator._from_stream(stream)
 
     def set_result() -> None:
         if not future.done():

@@ -47,6 +47,12 @@ TRITON_STRING_TO_NUMPY: dict[str, type[np.generic | bool]] = {
 }
 """The numpy type of each data type of a model configuration. ``TYPE_BF16`` has no numpy type."""
 
+CONFIG_CODES = {
+    **{name: code for code, name in enumerate(TRITON_STRING_TO_NUMPY, BOOL)},
+    "TYPE_BF16": BF16,
+}
+"""The code of each data type of a model configuration."""
+
 _NUMPY_TYPES = (  # the index is the code
     None,
     *(np.dtype(kind).type for kind in TRITON_STRING_TO_NUMPY.values()),

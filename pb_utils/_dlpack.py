@@ -27,9 +27,8 @@ _CPU, _CUDA_HOST = 1, 3
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
 _READ_ONLY = 1
 _LEGACY, _VERSIONED = b"dltensor", b"dltensor_versioned"
-_CONSUMED_NAME = ctypes.create_string_buffer(
-    b"used_dlpack"
-)  # must stay at this address: capsules keep a pointer to it
+# Must stay at this address: capsules keep a pointer to it.
+_CONSUMED_NAME = ctypes.create_string_buffer(b"used_dlpack")
 
 _CODES = {
     (_BOOL, 8): _datatypes.BOOL,
@@ -38,11 +37,8 @@ _CODES = {
     **{(_FLOAT, 16 << i): 10 + i for i in range(3)},
     (_BFLOAT, 16): _datatypes.BF16,
 }
-_EXPORT_TYPE_CODES = {
-    _datatypes.BOOL: _BOOL,
-    _datatypes.BF16: _BFLOAT,
-}  # numpy exports these as integers
-
+_EXPORT_TYPE_CODES = {_datatypes.BOOL: _BOOL, _datatypes.BF16: _BFLOAT}
+"""The types that numpy exports as integers."""
 
 _TENSOR = "PiiiBBHPPQ"  # the fields of _DLTensor
 _MANAGED = struct.Struct(f"@{_TENSOR}PP")  # tensor, context, deleter

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 import numpy as np
 
 from pb_utils._datatypes import BF16, triton_string_to_numpy
+from pb_utils._output_check import declared_shape
 from pb_utils._tensor import Tensor
 
 Value = Union["np.ndarray[Any, Any]", Tensor]
@@ -54,8 +55,7 @@ class _InputReader:
         self.optional = bool(entry.get("optional"))
         self._type: str = entry["data_type"]
         self._max_batch_size = max_batch_size
-        dims = entry.get("reshape", {}).get("shape", entry["dims"])
-        self._shape: List[int] = [-1, *dims] if max_batch_size > 0 else list(dims)
+        self._shape = declared_shape(entry, max_batch_size)
 
     def __str__(self) -> str:
         batch = (

@@ -240,7 +240,7 @@ def get_parameter(
             raise TritonModelException(f"Model '{model}' has no parameter '{name}'.")
         return default
     text = parameters[name].get("string_value", "")
-    convert = _to_bool if cast("Any", type) is bool else type
+    convert = parse_bool if cast("Any", type) is bool else type
     try:
         return convert(text)
     except ValueError as error:
@@ -250,7 +250,8 @@ def get_parameter(
         ) from error
 
 
-def _to_bool(text: str) -> bool:
+def parse_bool(text: str) -> bool:
+    """Returns the boolean that a parameter's text means. Raises ValueError."""
     try:
         return _BOOLS[text.strip().lower()]
     except KeyError:

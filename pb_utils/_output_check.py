@@ -24,7 +24,7 @@ def find_mismatches(
     tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
     found: List[str] = []
     for name, entry in declared.items():
-        shape = _declared_shape(entry, config["max_batch_size"])
+        shape = declared_shape(entry, config["max_batch_size"])
         expected = f"the configuration declares {entry['data_type']} {shape}"
         tensor = tensors.get(name)
         if tensor is None:
@@ -41,7 +41,8 @@ def find_mismatches(
     return found
 
 
-def _declared_shape(entry: Mapping[str, Any], max_batch_size: int) -> List[int]:
+def declared_shape(entry: Mapping[str, Any], max_batch_size: int) -> List[int]:
+    """Returns the shape of a tensor for the model, with the batch dimension; -1 is any size."""
     dims = entry.get("reshape", {}).get("shape", entry["dims"])
     return [-1, *dims] if max_batch_size > 0 else list(dims)
 

@@ -235,9 +235,8 @@ class NoHostRuntime:
 
 
 _installed: Runtime = NoHostRuntime()
-_thread_runtime: Runtime | None = (
-    None  # for threads, which do not inherit the context of the thread that started them
-)
+# For threads, which do not inherit the context of the thread that started them.
+_thread_runtime: Runtime | None = None
 _override: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar(
     "pb_utils_runtime", default=None
 )

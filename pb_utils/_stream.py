@@ -43,9 +43,8 @@ class ResponseStream:
 
     def __init__(self) -> None:
         """Creates an empty stream. The runtime adds responses by ``put_response``."""
-        self._changed = (
-            threading.Condition()
-        )  # reentrant, because a finaliser may run while this thread holds it
+        # Reentrant, because a finaliser may run while this thread holds it.
+        self._changed = threading.Condition()
         self._responses: MutableSequence[InferenceResponse] = []
         self._next = 0
         self._done = False

@@ -279,9 +279,8 @@ class Tensor(metaclass=SuggestingType):
         """Returns a DLPack capsule over the memory of the tensor.
 
         The capsule keeps the tensor alive. If a consumer writes to the memory, the tensor sends the
-        new content, except after a tensor on a GPU has been sent. A received
-        tensor gets a private copy first, because other processes read its memory
-        (docs/explanation/decisions/0004).
+        new content, except after a tensor on a GPU has been sent. A received tensor gets a private
+        copy first, because other processes read its memory (docs/explanation/decisions/0004).
 
         Returns:
             A capsule ``dltensor``, in the shape and data type of the tensor.
@@ -410,9 +409,8 @@ class Tensor(metaclass=SuggestingType):
                 self._array = _bytes_codec.decode(data).reshape(self._shape)
             else:
                 array = np.ndarray(self._shape, STORAGE[self._code], data)
-                self._array = copy_from_shared_memory(array, owner)[
-                    ...
-                ]  # a view, as in Triton: models may rely on its `base`
+                # A view, as in Triton: models may rely on its `base`.
+                self._array = copy_from_shared_memory(array, owner)[...]
             self._received = None
         return self._array
 

@@ -76,7 +76,7 @@ def request_from_wire(
     decoupled: bool = False,
 ) -> pb_utils.InferenceRequest:
     """Returns an incoming request with these outputs. Raises SharedMemoryUnavailable."""
-    inputs = _inputs_from_wire(wire.inputs, memory)
+    inputs = _tensors_from_wire(wire.inputs, memory)
     if decoupled and wire.output_placement is not None:
         _copy_inputs_below_outputs(inputs, wire.output_placement, memory)
     return pb_utils.InferenceRequest._from_wire(
@@ -94,7 +94,7 @@ def request_from_wire(
     )
 
 
-def _inputs_from_wire(wires: Sequence[WireTensor], memory: StubMemory) -> List[pb_utils.Tensor]:
+def _tensors_from_wire(wires: Sequence[WireTensor], memory: StubMemory) -> List[pb_utils.Tensor]:
     tensors: List[pb_utils.Tensor] = []
     gone: Optional[SharedMemoryUnavailable] = None
     for wire in wires:  # import all, so that all blocks are released
@@ -144,10 +144,7 @@ def request_to_wire_inline(request: RequestFields) -> WireRequest:
     Raises ConversionError.
     """
     try:
-        inputs = [
-            WireTensor(tensor._name, tensor._code, tensor._shape, bytes(tensor._wire_data()))
-            for tensor in request._inputs
-        ]
+        inputs = [_inline_wire_tensor(tensor) for tensor in request._inputs]
     except pb_utils.TritonModelException as problem:
         raise ConversionError(str(problem)) from problem
     return _wire_request(request, inputs, _request_parameters(request))
@@ -197,12 +194,18 @@ def _trace_to_wire(trace: InferenceTrace) -> TraceLink:
 def response_from_wire(
     wire: WireResponse, memory: StubMemory, preferred: Optional[pb_utils.PreferredMemory] = None
 ) -> pb_utils.InferenceResponse:
-    """Returns the response to a BLS request, with its outputs in the preferred memory."""
+    """Returns the response to a BLS request, with its outputs in the preferred memory.
+
+    It becomes an error if shared memory of an output is gone: no thread has to expect an exception.
+    """
     if wire.error is not None:
         code = pb_utils.TritonError.ErrorCode(wire.error.code)
         error = pb_utils.TritonError(wire.error.message, code)
         return pb_utils.InferenceResponse._from_wire([], error, None)
-    outputs = [tensor_from_wire(tensor, memory) for tensor in wire.outputs]
+    try:
+        outputs = _tensors_from_wire(wire.outputs, memory)
+    except SharedMemoryUnavailable as gone:
+        return pb_utils.InferenceResponse._from_wire([], pb_utils.TritonError(str(gone)), None)
     if preferred is not None and preferred._type is pb_utils.TRITONSERVER_MEMORY_GPU:
         for output in outputs:
             output._prefer_gpu(preferred._device_id)
@@ -210,16 +213,20 @@ def response_from_wire(
 
 
 def inline_wire_response(wire: WireResponse, memory: StubMemory) -> WireResponse:
-    """Returns a response with all bytes inline, for a process that cannot read the blocks."""
-    outputs = [
-        tensor
-        if tensor.data is not None
-        else WireTensor(
-            tensor.name, tensor.code, tensor.shape, bytes(memory.import_block(tensor).data)
-        )
-        for tensor in wire.outputs
-    ]
+    """Returns a response with all bytes inline, for a process that cannot read the blocks.
+
+    It becomes an error if shared memory of an output is gone.
+    """
+    try:
+        tensors = _tensors_from_wire(wire.outputs, memory)
+    except SharedMemoryUnavailable as gone:
+        return error_response(str(gone))
+    outputs = [_inline_wire_tensor(tensor) for tensor in tensors]
     return WireResponse(outputs, wire.parameters, wire.error)
+
+
+def _inline_wire_tensor(tensor: pb_utils.Tensor) -> WireTensor:
+    return WireTensor(tensor._name, tensor._code, tensor._shape, bytes(tensor._wire_data()))
 
 
 def response_to_wire(

@@ -7,7 +7,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, Sequence, Tuple
 
 import pb_utils
-from pb_utils._sender import MORE_THAN_ONE
+from pb_utils._return_value import InvalidReturnValue, check_return_value
 from stub import opentelemetry_context
 from stub.batch_tensors import BatchTensorError, BatchTensors
 from stub.conversion import error_response, request_from_wire
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _RESCHEDULE = pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-
-
-class InvalidReturnValue(Exception):
-    """`execute` returned something that cannot be sent."""
 
 
 class RunningBatch:
@@ -227,7 +223,7 @@ class Executor:
         rescheduled: List[int] = []
         responders = running.responders
         if returned is not None:
-            self._check_return_value(running, returned)
+            check_return_value(self._name, self.decoupled, running.requests, returned)
             if self._batch_tensors is not None:
                 returned = self._batch_tensors.scatter_batch_outputs(running.requests, returned)
             wires = [
@@ -244,38 +240,6 @@ class Executor:
                     rescheduled.append(responder.index)
         messages.append(self._batch_done(running, outputs_begin, None, rescheduled))
         return messages
-
-    def _check_return_value(self, running: RunningBatch, returned: Any) -> None:
-        if self.decoupled:
-            raise InvalidReturnValue(
-                f"Python model '{self._name}' is using the decoupled mode and the execute function"
-                " must return None."
-            )
-        if not isinstance(returned, list):
-            raise InvalidReturnValue(
-                f"Expected a list in the execute return, found type '{type(returned)}'."
-            )
-        if len(returned) != len(running.requests):
-            raise InvalidReturnValue(
-                "Number of InferenceResponse objects do not match the number of InferenceRequest"
-                f" objects. InferenceRequest(s) size is:{len(running.requests)}, and"
-                f" InferenceResponse(s) size is:{len(returned)}\n"
-            )
-        for request, responder, response in zip(running.requests, running.responders, returned):
-            if response is None:
-                continue
-            if request._release_flags == _RESCHEDULE:
-                raise InvalidReturnValue(
-                    "Expected a None object in the execute function return list for reschduled"
-                    f" request, found type '{type(response)}'."
-                )
-            if not isinstance(response, pb_utils.InferenceResponse):
-                raise InvalidReturnValue(
-                    "Expected an 'InferenceResponse' object in the execute function return list,"
-                    f" found type '{type(response)}'."
-                )
-            if responder.has_response:
-                raise InvalidReturnValue(MORE_THAN_ONE)
 
     def _fail_batch(self, running: RunningBatch, error: BaseException) -> List[ToHost]:
         """Answers every open request of the batch with the error."""

@@ -13,6 +13,7 @@ if not sys.path or os.path.realpath(sys.path[0]) != os.path.realpath(_here):
 sys.path[0] = os.path.dirname(_here)
 
 import bdb  # noqa: E402
+import importlib  # noqa: E402
 import json  # noqa: E402
 import pdb  # noqa: E402
 import time  # noqa: E402
@@ -209,11 +210,19 @@ class _ResponsePrinter:
             print("no response")
 
 
+_NOT_OF_MODEL = (
+    _here + os.sep,
+    os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep,
+    os.path.dirname(importlib.__file__) + os.sep,
+    "<frozen importlib",
+)
+"""Beginnings of the file names of this project and of the import system."""
+
+
 def _skip_own_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:
     """Returns the traceback from the first frame of the model on; None if it has none."""
-    ours = (_here + os.sep, os.path.dirname(os.path.abspath(pb_utils.__file__)) + os.sep)
     part = trace
-    while part is not None and part.tb_frame.f_code.co_filename.startswith(ours):
+    while part is not None and part.tb_frame.f_code.co_filename.startswith(_NOT_OF_MODEL):
         part = part.tb_next
     return part
 

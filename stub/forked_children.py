@@ -24,17 +24,8 @@ from stub.conversion import (
 from stub.memory import StubMemory
 from stub.runtime import StubRuntime
 from stub.wire.arena import ArenaFull
-from stub.wire.messages import (
-    BlsRequest,
-    BlsResponse,
-    decode_to_host,
-    decode_to_stub,
-    encode,
-)
-from stub.wire.payload import (
-    WireError,
-    WireResponse,
-)
+from stub.wire.messages import BlsRequest, BlsResponse, decode_to_host, decode_to_stub, encode
+from stub.wire.payload import WireError, WireResponse
 from stub.wire.shared_file import create_shared_file
 
 _BYTE = b"\0"  # the only content of a message; the rest is in its file descriptors
@@ -67,7 +58,9 @@ class ForkedChildren:
             descriptors = _receive_descriptors(self._ours, 2)
         except BlockingIOError:
             return
-        if len(descriptors) != 2:
+        if len(descriptors) != 2:  # none at the end; fewer if this process may open no more
+            for descriptor in descriptors:
+                os.close(descriptor)
             return
         request_file, reply = descriptors
         try:
@@ -82,8 +75,8 @@ class ForkedChildren:
             with socket.socket(fileno=reply) as connection:
                 try:
                     _send_frame(connection, frame)
-                except (BrokenPipeError, ConnectionResetError):
-                    pass  # the child has ended
+                except OSError:
+                    pass  # the child has ended, or this process may open no more descriptors
 
         try:
             request = place_inputs_in_arena(message.request, self._memory)
@@ -124,7 +117,9 @@ class ForkedChildRuntime(NoHostRuntime):
                 _send_frame(self._relay, frame, theirs.fileno())
             descriptors = _receive_descriptors(ours, 1)
         if not descriptors:
-            raise pb_utils.TritonModelException("the stub process of this child has ended")
+            raise pb_utils.TritonModelException(
+                "the stub process of this child has ended, or has no descriptors left"
+            )
         try:
             (answer,) = decode_to_stub(_read_file(descriptors[0]))
         finally:

@@ -3,7 +3,7 @@
 import os
 import site
 import sys
-from typing import List, Optional, Tuple
+from typing import List, Optional, Set, Tuple
 
 _MAX_FILES = 10_000
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -30,7 +30,9 @@ def list_imported_files(
     `sys.modules`.
     """
     found = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    while error is not None:
+    seen: Set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         trace = error.__traceback__
         while trace is not None:
             found.add(trace.tb_frame.f_code.co_filename)

@@ -35,7 +35,10 @@ class ReadinessChecker:
         """Starts a check; the host starts the next one after it has this one's result."""
         thread = threading.Thread(target=self._run_check, args=(number,), daemon=True)
         thread.name = "pbhost-is-ready"
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads are allowed
+            self._send([ReadinessResult(number, False, describe_exception(error))])
 
     def _run_check(self, number: int) -> None:
         try:

@@ -68,7 +68,7 @@ def describe_exception(error: BaseException, of_message: bool = False) -> str:
     if isinstance(error, AttributeError):
         message += _suggestion(error)
     notes = getattr(error, "__notes__", None)
-    if notes:
+    if notes and isinstance(notes, (list, tuple)):
         message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note_text, notes))
     message = limit_text(message)
     lines: List[str] = []
@@ -86,9 +86,8 @@ def describe_exception(error: BaseException, of_message: bool = False) -> str:
     if lines:
         text += _FRAMES_HEADING + "".join(reversed(lines))
     text += reason
-    return text.encode(
-        errors="backslashreplace"
-    ).decode()  # surrogates cannot be encoded in a message
+    # Surrogates cannot be encoded in a message.
+    return text.encode(errors="backslashreplace").decode()
 
 
 class UserModel:

@@ -124,7 +124,7 @@ class Worker:
         """
         set_title(message.instance_name)
         if warning := bind_process(message.cpus, message.numa_node):
-            self._channel.send([m.LogLine(1, "binding.py", 0, warning)])
+            self._channel.send([m.LogLine(1, "cpu_affinity.py", 0, warning)])
 
     def _on_host_gone(self) -> None:
         os._exit(1)  # the host is gone
@@ -165,14 +165,12 @@ class Worker:
         elif isinstance(message, m.OpenArena):
             try:
                 self._memory.open_arena(message)
-            except OSError:
-                # Its process has ended. Only the requests that refer to the arena fail.
-                self._log_error(f"arena {message.arena} was closed before it could be opened")
+            except OSError as error:
+                # Only requests and responses that refer to the arena fail.
+                text = f"shared memory {message.arena} cannot be opened: {error.strerror}"
+                self._channel.send([m.LogLine(2, "worker.py", 0, text)])
         elif isinstance(message, m.CloseArena):
             self._memory.close_arena(message.arena)
-
-    def _log_error(self, text: str) -> None:
-        self._channel.send([m.LogLine(2, "worker.py", 0, text)])
 
     # Work, on the main thread
 

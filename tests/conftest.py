@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -29,6 +30,9 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from host.system.private_directory import PrivateDirectory
+
+if TYPE_CHECKING:
+    from tests.ray.hosts import RayHosts
 
 # The same examples each time, however long they take on a loaded machine;
 # `--hypothesis-profile=default` looks further.
@@ -57,6 +61,8 @@ WITHOUT_FRONTENDS = {
     ),
 }
 """Tests that cannot hold with frontend processes, and why."""
+RAY = os.environ.get("PBHOST_TEST_RAY", "")
+"""The kind of application that tests deploy on Ray in place of hosts: `app` or `model_apps`."""
 DEADLINE = 120.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
@@ -82,6 +88,10 @@ def pytest_configure(config: pytest.Config) -> None:
     Where `PYTHONDONTWRITEBYTECODE` is set, each host would compile them again: half a second of CPU
     time for each of many hundred hosts. So this writes `__pycache__` even then.
     """
+    if RAY:
+        from tests.ray.conftest import ignore_warnings
+
+        ignore_warnings(config)
     if not hasattr(config, "workerinput"):
         for package in ("host", "stub", "pb_utils"):
             compileall.compile_dir(ROOT / package, quiet=2)
@@ -104,7 +114,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests that cannot hold with frontend processes, if hosts have some."""
+    """Skips tests that cannot hold with frontend processes or on Ray, if hosts run so."""
+    if RAY:
+        from tests.ray.hosts import arrange
+
+        arrange(items)
     if FRONTENDS == "0":
         return
     for item in items:
@@ -260,17 +274,7 @@ class RunningHost:
 
     def stubs(self, instance: str = "") -> list[psutil.Process]:
         """Its live stub processes, all or those of one instance."""
-        named: list[tuple[psutil.Process, str]] = []
-        with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):  # it has just ended
-                    named.append((child, " ".join(child.cmdline())))
-        return [
-            child
-            for child, line in named
-            if line.strip() == f"pbhost-stub {instance}".strip()
-            or (not instance and line.startswith("pbhost-stub"))
-        ]
+        return list_stubs(self.process.pid, instance)
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = DEADLINE) -> int:
         """End it as a user does; its exit status."""
@@ -286,6 +290,21 @@ class RunningHost:
         with self._changed:
             self._pipe.close()
         return status
+
+
+def list_stubs(parent: int, instance: str = "") -> list[psutil.Process]:
+    """The live stub processes below a process, all or those of one instance."""
+    named: list[tuple[psutil.Process, str]] = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(parent).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                named.append((child, " ".join(child.cmdline())))
+    return [
+        child
+        for child, line in named
+        if line.strip() == f"pbhost-stub {instance}".strip()
+        or (not instance and line.startswith("pbhost-stub"))
+    ]
 
 
 @pytest.fixture
@@ -318,7 +337,19 @@ def _frontend_flags(flags: Sequence[str]) -> list[str]:
     return [f"--frontend-processes={FRONTENDS}"]
 
 
-def _serving() -> Iterator[Serve]:
+@pytest.fixture(scope="session")
+def ray_hosts(check_nothing_left_behind: None) -> Iterator[RayHosts | None]:
+    """What starts applications on a Ray cluster in place of hosts, if the session wants that."""
+    if not RAY:
+        yield None
+        return
+    from tests.ray import hosts
+
+    with hosts.ray_hosts(RAY) as started:
+        yield started
+
+
+def _serving(ray: RayHosts | None) -> Iterator[Serve]:
     hosts: list[RunningHost] = []
 
     def serve(
@@ -328,6 +359,9 @@ def _serving() -> Iterator[Serve]:
         under: Sequence[str] = (),
     ) -> RunningHost:
         path = repository.path if isinstance(repository, RepositoryBuilder) else repository
+        if ray is not None:
+            hosts.append(ray.start(path, flags, env))
+            return hosts[-1]
         host = RunningHost(
             f"--model-repository={path}",
             "--grpc-port=0",
@@ -351,15 +385,15 @@ def _serving() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve(ray_hosts: RayHosts | None) -> Iterator[Serve]:
     """Starts hosts and stops them after the test."""
-    yield from _serving()
+    yield from _serving(ray_hosts)
 
 
 @pytest.fixture(scope="module")
-def module_serve() -> Iterator[Serve]:
+def module_serve(ray_hosts: RayHosts | None) -> Iterator[Serve]:
     """Starts hosts and stops them after the module."""
-    yield from _serving()
+    yield from _serving(ray_hosts)
 
 
 SESSION = "PBHOST_TEST_SESSION"

@@ -110,9 +110,8 @@ def write_savedmodel(weights: Weights, path: Path) -> None:
     import tensorflow as tf
 
     def run(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        last = tf.transpose(
-            images, [0, 2, 3, 1]
-        )  # channels last, which convolutions on a CPU require
+        # Channels last, which convolutions on a CPU require.
+        last = tf.transpose(images, [0, 2, 3, 1])
         filters = weights.filters.transpose(2, 3, 1, 0)
         maps = tf.nn.relu(tf.nn.conv2d(last, filters, STRIDE, "VALID"))
         means = tf.transpose(tf.nn.avg_pool2d(maps, POOL, POOL, "VALID"), [0, 3, 1, 2])

@@ -35,9 +35,8 @@ class Detector(nn.Module):
         self.edges.bias.data = torch.full((2,), -0.4)  # noise and shading are weaker than this
         self.count = nn.Conv2d(2, 1, (8, 36), stride=4, padding=(2, 16), bias=False)
         self.count.weight.data = torch.full((1, 2, 8, 36), 1 / (8 * 2.4))  # per row of pixels
-        self.reach = nn.MaxPool2d(
-            (5, 13), stride=1, padding=(2, 6)
-        )  # extend to the ends of each line
+        # Extends to the ends of each line.
+        self.reach = nn.MaxPool2d((5, 13), stride=1, padding=(2, 6))
 
     def forward(self, PICTURE: Tensor) -> Tensor:
         edges = self.count(torch.relu(self.edges(PICTURE)))

@@ -19,9 +19,8 @@ class Wrapped:
     """A decorated function. In a class, it is bound as a method, like a plain function."""
 
     def __init__(self, function: Function, call_wrapper: CallWrapper) -> None:
-        functools.update_wrapper(
-            self, function
-        )  # must come first: it copies the attributes of another Wrapped
+        # Must come first: it copies the attributes of another Wrapped.
+        functools.update_wrapper(self, function)
         self._function = function
         self._call_wrapper = call_wrapper
 

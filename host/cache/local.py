@@ -21,9 +21,8 @@ class LocalStore:
     def __init__(self, size: int) -> None:
         self._size = size
         self._used = 0
-        self._entries: OrderedDict[bytes, tuple[CachedOutputs, int]] = (
-            OrderedDict()
-        )  # least recently used first
+        # Least recently used first.
+        self._entries: OrderedDict[bytes, tuple[CachedOutputs, int]] = OrderedDict()
         self._lookups = self._hits = self._evictions = 0
         self._lookup_ns = self._insertion_ns = 0
 

@@ -41,7 +41,7 @@ class Ensemble(DrainableModel):
         self.name: str = config.name
         self.version = version
         self.config = config
-        self.labels = labels or {}
+        self._own_labels = labels or {}
         self.chat_template: ChatTemplate | None = None
         self.token_counter: TokenCounter | None = None
         self.lora_adapters: tuple[str, ...] = ()
@@ -69,6 +69,22 @@ class Ensemble(DrainableModel):
         self._limiter = InflightLimiter(self.name, most) if most else None
         self._executions: dict[Call, tuple[EnsembleExecution, int]] = {}  # and when they started
         self._step_models: dict[int, StepModel] = {}  # as they were when a step last ran
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Names of classes, by output: of its own label files, or of the models that make them."""
+        inherited = {name: self._inherit_labels(name) for name in self._plan.outputs}
+        return inherited | dict(self._own_labels)
+
+    def _inherit_labels(self, output: str) -> Sequence[str]:
+        source = self._plan.find_source(output)
+        if source is None:
+            return ()
+        step, name = source
+        try:
+            return self._find_step_model(step).model.labels.get(name, ())
+        except HostError:  # the request fails with it
+            return ()
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid or if a step model is missing."""

@@ -73,9 +73,8 @@ class EnsembleExecution(CallHolder):
         self._made: dict[int, int] = {}  # responses of decoupled steps so far
         self._error: HostError | None = None
         self._answers = 0
-        self._sent: dict[
-            int, list[ResponseCredit]
-        ] = {}  # responses that the caller has not acknowledged
+        # Responses that the caller has not acknowledged.
+        self._sent: dict[int, list[ResponseCredit]] = {}
         self._flow_control = FlowControl(call.request, limiter is not None, self._executions)
         self._over = False
 

@@ -55,9 +55,8 @@ class FlowControl:
         """Outstanding responses that each step model may have; 0: its default."""
         self._under_way = under_way
         self._max_sent_responses = request.max_outstanding_responses or _MAX_SENT_RESPONSES
-        self._sent: dict[
-            int, int
-        ] = {}  # bytes of responses that the caller has not acknowledged, by identity
+        # Bytes of responses that the caller has not acknowledged, by identity.
+        self._sent: dict[int, int] = {}
         self._bytes = 0
         self._waiting = 0
         self._unacknowledged: deque[ResponseCredit] = deque()

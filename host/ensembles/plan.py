@@ -71,6 +71,13 @@ class EnsemblePlan:
         self._makers = {name: step for step in self.steps for name in step.outputs.values()}
         self._route = lru_cache(_ROUTES)(self._find_route)
 
+    def find_source(self, tensor: str) -> tuple[EnsembleStep, str] | None:
+        """The step that makes a tensor, and the output of its model; None for an input."""
+        step = self._makers.get(tensor)
+        if step is None:
+            return None
+        return step, next(output for output, name in step.outputs.items() if name == tensor)
+
     def route(self, requested: Iterable[str]) -> Route:
         """The route to these outputs, or to all outputs if there are none."""
         return self._route(frozenset(requested) or frozenset(self.outputs))

@@ -63,7 +63,7 @@ class TlsFiles:
         try:
             # Without a password, OpenSSL would ask for one at the terminal.
             context.load_cert_chain(self.server_cert, self.server_key, password=lambda: b"")
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise self._file_error(
                 f"'{self.server_cert}' and {self._flag_name('server-key')} '{self.server_key}' are"
                 " not a matching certificate and key in PEM form without a password:"
@@ -74,7 +74,7 @@ class TlsFiles:
             context.verify_mode = ssl.CERT_REQUIRED
             try:
                 context.load_verify_locations(self.root_cert)
-            except ssl.SSLError as error:
+            except OSError as error:
                 raise self._file_error(
                     f"'{self.root_cert}' contains no certificates in PEM form:"
                     f" {_openssl_reason(error)}",

@@ -44,9 +44,8 @@ def check_elements(data: Buffer | SharedMemoryBytes, count: int) -> None:
             return
     if not _lengths_chain(data, size, count):
         whole = data
-        check_elements_in_chunks(
-            lambda begin, length: whole, size, count, size
-        )  # raises the precise error
+        # Raises the precise error.
+        check_elements_in_chunks(lambda begin, length: whole, size, count, size)
 
 
 def _is_uniform(data: Buffer, size: int, count: int) -> bool:

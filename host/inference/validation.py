@@ -48,9 +48,8 @@ class Signature:
         self._lasting = self._corrid is None and not any(
             entry.reshapes or entry.content_counts for entry in self._inputs.values()
         )
-        self._passed: dict[
-            int, tuple[object, int]
-        ] = {}  # validation keys and batch sizes, by identity of the key
+        # Validation keys and batch sizes, by identity of the key.
+        self._passed: dict[int, tuple[object, int]] = {}
 
     def validate_request(self, request: InferRequest) -> None:
         """Validates a request and prepares it for the model.
@@ -71,10 +70,8 @@ class Signature:
         if form is not None and self._lasting:
             if len(self._passed) >= _MAX_VALIDATION_KEYS:
                 self._passed.clear()
-            self._passed[id(form)] = (
-                form,
-                request.batch_size,
-            )  # keeping the key keeps its identity unique
+            # Keeping the key keeps its identity unique.
+            self._passed[id(form)] = form, request.batch_size
 
     def validate_tensors(self, request: InferRequest) -> None:
         """As `validate_request`, for a request without a sequence, whatever the model expects."""

@@ -42,12 +42,10 @@ class BusyPoller:
         self.clock = clock
         self._stubs_awaited = 0  # busy stubs that were fast the last time
         self._answered_at = 0.0  # when a stub was, if no client has sent anything since
-        self._client_is_quick = (
-            False  # whether a client sent something soon after that the last time
-        )
-        self._last_source: _WorkSource | None = (
-            None  # the last source of work, if no work came of it yet
-        )
+        # Whether a client sent something soon after that the last time.
+        self._client_is_quick = False
+        # The last source of work, if no work came of it yet.
+        self._last_source: _WorkSource | None = None
         self._scheduled = False
         self._useless_polls = 0  # in a row
         self._polls_to_skip = 0  # polls still to skip

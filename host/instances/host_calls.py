@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
-from host.errors import HostError
+from host.errors import HostError, unexpected_failure
 from host.instances.services import HostServices
 from stub.wire import messages as m
+
+_log = logging.getLogger("pbhost")
 
 Value = None | bool | int | float
 
 
 class HostCalls:
-    """The calls of one stub; `tell` sends a reply."""
+    """The calls of one stub; `send_reply` sends a reply."""
 
     def __init__(self, services: HostServices, send_reply: Callable[[m.HostReply], None]) -> None:
         self.initializing = ""  # the model whose `initialize` runs now
@@ -42,15 +45,18 @@ class HostCalls:
         )
 
     def _reply_when_done(self, number: int, answer: Awaitable[Value]) -> None:
-        async def tell() -> None:
+        async def reply() -> None:
             try:
                 value = await answer
             except HostError as error:
                 self._send_reply(m.HostReply(number, error.message))
+            except Exception as error:  # of a hook, or a defect: the model must not wait for ever
+                _log.exception("unexpected failure of a call of a model to the server")
+                self._send_reply(m.HostReply(number, unexpected_failure(error).message))
             else:
                 self._send_reply(m.HostReply(number, None, value))
 
-        task = asyncio.get_running_loop().create_task(tell())
+        task = asyncio.get_running_loop().create_task(reply())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -286,8 +286,8 @@ class Instance:
     async def _wait_for_reply(self, seconds: float | None = None) -> m.ToHost:
         """Waits for the stub's next reply. Raises HostError: its error, its death, or a timeout."""
         late = stub_lost(
-            f"Stub process '{self.name}' is not healthy. It gave no sign for {seconds or 0:g} s"
-            f" while {self._session.state.value}."
+            f"Stub process '{self.name}' is not healthy. It did not respond within"
+            f" {seconds or 0:g} s while {self._session.state.value}."
         )
         return await self._reply.wait_for_reply(seconds, late)
 

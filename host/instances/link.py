@@ -81,9 +81,8 @@ class Link:
         self._hellos = 0  # sockets that have said hello
         self._announced = 0  # frames in the ring, or in ZeroMQ, that were not read
         self._overflow_frames: deque[bytes] = deque()
-        self._awaiting_overflow = (
-            False  # the ring says that a frame comes by ZeroMQ, where it is not yet
-        )
+        # Whether the ring says that a frame comes by ZeroMQ, where it is not yet.
+        self._awaiting_overflow = False
         self._delivered = 0
         self._late: deque[tuple[int, asyncio.Future[None]]] = deque()  # done at so many delivered
         self._open = True

@@ -80,9 +80,8 @@ class ProcessReaper:
         assert self._socket is not None
         known = [b"+%d" % group for group in self._groups]
         known += [b"-%d" % group for group in self._unconfirmed]
-        self._socket.send(
-            b" ".join(known)
-        )  # one message, as many might not fit before it reads them
+        # One message, as many might not fit before it reads them.
+        self._socket.send(b" ".join(known))
 
     def _read_confirmations(self) -> None:
         """Reads which groups are empty, or that the process reaper is dead."""
@@ -125,9 +124,8 @@ class ProcessReaper:
 
     def _kill_reaper(self) -> None:
         if self._disconnect():
-            with suppress(
-                ProcessLookupError, ChildProcessError
-            ):  # an embedding program may have reaped it
+            # An embedding program may have reaped it.
+            with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
 

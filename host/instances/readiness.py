@@ -14,7 +14,7 @@ _TIMEOUT = 5.0
 
 
 class ReadinessCheck:
-    """At most one check is in progress; `tell` sends it to the stub."""
+    """At most one check is in progress; `send` sends it to the stub."""
 
     def __init__(self, send: Callable[[m.CheckReady], None]) -> None:
         self.model_defines_is_ready = False  # whether the model defines `is_ready`

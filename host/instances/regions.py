@@ -88,9 +88,8 @@ class Region:
         self.number = number
         self.unregistered = False
         self._descriptor = descriptor
-        Mapping(
-            descriptor, status.byte_size, True, status.offset
-        ).unmap()  # as stubs must be able to
+        # Stubs must be able to map it.
+        Mapping(descriptor, status.byte_size, True, status.offset).unmap()
         self._blocks_created = 0
         self._blocks_dropped: deque[None] = deque()  # by finalisers, in any thread
 
@@ -180,9 +179,7 @@ class Regions:
         try:
             status = RegionStatus(name, key, offset, byte_size)
             region = _map_region(status, arenas.next_number(), descriptor)
-        except (
-            BaseException
-        ):  # also if cancelled, as the descriptor has no other owner; raised again
+        except BaseException:  # also if cancelled, as the descriptor has no other owner
             os.close(descriptor)
             raise
         self._regions[name] = region
@@ -245,14 +242,15 @@ class Regions:
         if region is None:
             raise not_found(f"Unable to find shared memory region: '{name}'")
         size = region.status.byte_size
-        if byte_size < 0 or offset < 0 or byte_size + offset > _UINT64:
-            # As unsigned numbers, as the protocol has them.
-            raise invalid_argument(
-                f"Integer overflow detected: byte_size ({byte_size & _UINT64}) + offset"
-                f" ({offset & _UINT64}) exceeds maximum value ({_UINT64}) for region '{name}'"
-            )
+        # As unsigned numbers, as the protocol has them.
+        offset, byte_size = offset & _UINT64, byte_size & _UINT64
         if offset >= size:
             raise invalid_argument(f"Invalid offset for shared memory region: '{name}'")
+        if offset + byte_size > _UINT64:
+            raise invalid_argument(
+                f"Integer overflow detected: byte_size ({byte_size}) + offset ({offset}) exceeds"
+                f" maximum value ({_UINT64}) for region '{name}'"
+            )
         if offset + byte_size > size:
             raise invalid_argument(f"Invalid offset + byte size for shared memory region: '{name}'")
         return region.block(offset, byte_size)

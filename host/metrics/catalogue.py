@@ -56,7 +56,7 @@ _COUNTERS = {
 }
 _GAUGES = {
     "nv_inference_pending_request_count": (
-        "Instantaneous number of pending requests awaiting execution per-model"
+        "Instantaneous number of pending requests awaiting execution per-model."
     ),
     "nv_model_load_duration_secs": "Duration of the last load of the model, in seconds",
     "nv_pinned_memory_pool_total_bytes": "Pinned memory pool total memory size, in bytes",

@@ -99,7 +99,8 @@ class Summary:
 class Latencies:
     """The summaries and the histogram of one model version that `--metrics-config` enables.
 
-    Summaries are in microseconds, the histogram of first responses is in milliseconds.
+    Summaries are in microseconds, the histogram of first responses is in milliseconds. Only
+    decoupled models have that histogram, as in Triton.
     """
 
     def __init__(self, config: ModelConfig, settings: MetricsSettings) -> None:
@@ -110,9 +111,9 @@ class Latencies:
         self.compute_input, self.compute_infer = summary(), summary()
         self.compute_output = summary()
         self.cache_hit, self.cache_miss = summary(), summary()
-        self.first_response = (
-            Histogram(first_response_bounds(config)) if settings.histogram_latencies else None
-        )
+        self.first_response: Histogram | None = None
+        if settings.histogram_latencies and config.model_transaction_policy.decoupled:
+            self.first_response = Histogram(first_response_bounds(config))
 
     def record_success(
         self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int

@@ -299,9 +299,8 @@ class LoadOrder:
 
         async def load_step_model(step_model: str) -> None:
             if limiter.find_wait_chain(step_model, name):
-                failures[step_model] = circular_dependency_error(
-                    step_model, name
-                )  # its load waits for this one
+                # Its load waits for this one.
+                failures[step_model] = circular_dependency_error(step_model, name)
                 return
             if step_model not in self._tasks and not self._graph.is_served_or_loading(step_model):
                 self._graph.implicit.add(step_model)

@@ -14,9 +14,7 @@ from host.errors import ErrorCode
 from stub.wire.messages import ModelSource
 
 _OWN = "python"  # the backend of models that have a `model.py` of their own
-_OWN_LIBRARY = (
-    "libtriton_python.so"  # the file name of Triton's Python backend, for which this host stands
-)
+_OWN_LIBRARY = "libtriton_python.so"  # of Triton's Python backend, for which this host stands
 _RUNTIME = "model.py"  # the file that makes a folder a Python-based backend
 _SHIPPED = Path(__file__).resolve().parents[2] / "stub" / "backends"
 _SERVED = (_OWN, *sorted(file.parent.name for file in _SHIPPED.glob(f"*/{_RUNTIME}")))

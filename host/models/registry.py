@@ -48,14 +48,16 @@ class Model(Protocol):
     version: int
     config: ModelConfig
     metrics: ModelMetrics
-    labels: Mapping[str, Sequence[str]]
-    """Names of classes, by output."""
     chat_template: ChatTemplate | None
     """How messages become a prompt; None if no file of the model says it."""
     token_counter: TokenCounter | None
     """Counts the tokens of texts; None if the model has no tokenizer, or counts itself."""
     lora_adapters: tuple[str, ...]
     """The LoRA adapters that OpenAI clients can name together with the model."""
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Names of classes, by output."""
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid for this model."""

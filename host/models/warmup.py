@@ -101,8 +101,8 @@ class Warmup:
                     except asyncio.TimeoutError:
                         raise stub_lost(
                             f"failed to run warmup sample '{sample.name}': Stub process"
-                            f" '{instance.name}' is not healthy. It gave no last answer to this"
-                            f" request for {instance.load_seconds:g} s."
+                            f" '{instance.name}' is not healthy. It did not complete this request"
+                            f" within {instance.load_seconds:g} s."
                         ) from None
                 if errors:
                     texts = "".join(f"{error.message}; " for error in errors)
@@ -139,9 +139,8 @@ async def _execute(
             if response is not None:
                 if response.error is not None:
                     errors.append(response.error)
-                call.acknowledge_response(
-                    response
-                )  # otherwise the model would wait before it sends more
+                # Otherwise the model would wait before it sends more.
+                call.acknowledge_response(response)
             if final:
                 open_calls.discard(call)
                 if not open_calls:

@@ -22,9 +22,8 @@ class PrivateDirectory:
     def __init__(self) -> None:
         _remove_abandoned()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
-        fresh = (
-            self.path / f"{_LOCK}.new"
-        )  # renamed once it is locked, so that other processes never see it unlocked
+        # Renamed once it is locked, so that other processes never see it unlocked.
+        fresh = self.path / f"{_LOCK}.new"
         self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         fresh.rename(self.path / _LOCK)

@@ -3,7 +3,7 @@
     from pb_utils import testing
 
     with testing.load("models/add_sub") as model:
-    outputs = model.infer({"INPUT0": x, "INPUT1": y})
+        outputs = model.infer({"INPUT0": x, "INPUT1": y})
     assert (outputs["OUTPUT0"] == x + y).all()
 
 Requests, responses and tensors behave as in a server: a model receives copies of what the test

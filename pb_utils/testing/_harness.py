@@ -293,7 +293,8 @@ class ModelHarness:
             receive: a function that gets each response, in the thread that sends it.
 
         Raises:
-            TritonModelException: a server would reject what ``execute`` returned.
+            TritonModelException: a server would reject what ``execute`` returned, or the last
+                response does not come within ``response_timeout``.
             Exception: any exception of ``execute``.
         """
         self._check_open()
@@ -306,8 +307,10 @@ class ModelHarness:
             add_to_stream(response, final)
 
         self._instance.run_batch([request], [receive_and_add])
-        while stream.next_response() is not None:
-            pass
+        timeout_error = stream.set_timeout(self._response_timeout, self._timeout_error())
+        while (response := stream.next_response()) is not None:
+            if response is timeout_error:
+                raise TritonModelException(self._timeout_error())
 
     def submit(self, requests: Sequence[InferenceRequest]) -> list[ResponseIterator]:
         """Sends one batch of requests without waiting for responses.

@@ -19,8 +19,7 @@ from pb_utils._model_config import using_decoupled_model_transaction_policy
 from pb_utils._model_exception import TritonModelException
 from pb_utils._model_methods import defines
 from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
-from pb_utils._response import InferenceResponse
-from pb_utils._sender import MORE_THAN_ONE
+from pb_utils._return_value import InvalidReturnValue, check_return_value
 from pb_utils.testing._messages import (
     PendingRequest,
     cancelled_event,
@@ -40,10 +39,6 @@ _NO_RESCHEDULING = (
     "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, "
     "while the model is not configured to handle such a flag."
 )
-
-
-class InvalidReturnValue(Exception):
-    """A server would reject what ``execute`` returned."""
 
 
 class Instance:
@@ -80,9 +75,8 @@ class Instance:
         batching = config.get("sequence_batching") or {}
         self._reschedules = bool(batching.get("iterative_sequence"))
         self._loop = EventLoopThread()
-        self._execute_lock = (
-            threading.RLock()
-        )  # reentrant, because a model may call itself through another model
+        # Reentrant, because a model may call itself through another model.
+        self._execute_lock = threading.RLock()
 
     def run_batch(
         self, requests: Sequence[InferenceRequest], receivers: Sequence[ResponseReceiver]
@@ -160,16 +154,10 @@ class Instance:
                 )
                 return
             returned = self._run_coroutine("execute", returned)
-        if self.decoupled:
-            if returned is not None:
-                raise InvalidReturnValue(
-                    f"Python model '{self.name}' is using the decoupled mode and the execute "
-                    "function must return None."
-                )
+        if returned is None:
             return
-        for pending_request, response in zip(
-            pending_requests, _checked_return_value(returned, batch)
-        ):
+        check_return_value(self.name, self.decoupled, batch, returned)
+        for pending_request, response in zip(pending_requests, returned):
             if response is None:
                 continue
             try:
@@ -289,41 +277,3 @@ class Instance:
 def _fail_requests(pending_requests: Sequence[PendingRequest], text: str) -> None:
     for pending_request in pending_requests:
         pending_request.fail(text)
-
-
-def _checked_return_value(
-    returned: Any, requests: list[InferenceRequest]
-) -> list[InferenceResponse | None]:
-    """Returns the responses that ``execute`` of an ordinary model returned, one for each request.
-
-    Raises:
-        InvalidReturnValue: a server would reject them (docs/reference/model_api.md, 2.4).
-    """
-    if returned is None:
-        return [None] * len(requests)
-    if not isinstance(returned, list):
-        raise InvalidReturnValue(
-            f"Expected a list in the execute return, found type '{type(returned)}'."
-        )
-    if len(returned) != len(requests):
-        raise InvalidReturnValue(
-            "Number of InferenceResponse objects do not match the number of InferenceRequest "
-            f"objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size "
-            f"is:{len(returned)}\n"
-        )
-    for request, response in zip(requests, returned):
-        rescheduled = request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-        if rescheduled and response is not None:
-            raise InvalidReturnValue(
-                "Expected a None object in the execute function return list for reschduled "
-                f"request, found type '{type(response)}'."
-            )
-        if response is not None and not isinstance(response, InferenceResponse):
-            raise InvalidReturnValue(
-                "Expected an 'InferenceResponse' object in the execute function return list, "
-                f"found type '{type(response)}'."
-            )
-        pending_request = request._handle
-        if response is not None and pending_request is not None and pending_request.has_response:
-            raise InvalidReturnValue(MORE_THAN_ONE)
-    return returned

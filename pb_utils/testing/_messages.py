@@ -91,9 +91,8 @@ class PendingRequest(Responder):
         elif final:
             self._receive(sent or self._held_response, True)
         else:
-            self._held_response = (
-                sent  # as in a server, the response is delivered when the request is complete
-            )
+            # As in a server, the response is delivered when the request is complete.
+            self._held_response = sent
 
     def __del__(self) -> None:
         """Ends the request with an error if the model has dropped it."""

@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence
 import numpy as np
 
 import pb_utils
-from pb_utils._datatypes import BF16, BYTES, STORAGE, TRITON_STRING_TO_NUMPY
+from pb_utils._datatypes import BF16, BYTES, CONFIG_CODES, STORAGE
 from pb_utils._storage import byte_view, read_only_view
 from stub.backends.contract import ConfiguredTensor, ModelContract
 from stub.backends.output_memory import block_of
@@ -15,9 +15,6 @@ Array = Any
 
 RunFunction = Callable[[Dict[str, Array], List[str]], Mapping[str, Array]]
 """Runs the model on inputs by name and the names of the wanted outputs; returns at least those."""
-
-_TRITON_CODES = {name: code for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1)}
-_TRITON_CODES["TYPE_BF16"] = BF16
 
 
 class InvalidInput(Exception):
@@ -196,7 +193,7 @@ def _checked_output(contract: ModelContract, name: str, outputs: Mapping[str, Ar
         return array
     if array.dtype.kind == "U":
         array = array.astype(np.object_)
-    code = _TRITON_CODES[expected.data_type]
+    code = CONFIG_CODES[expected.data_type]
     if array.dtype != STORAGE[code] and not (code == BYTES and array.dtype.kind == "S"):
         raise pb_utils.TritonModelException(
             f"configuration expects datatype {expected.data_type} for output '{name}' of model"
@@ -236,9 +233,9 @@ def _joined_raw(tensors: Sequence[pb_utils.Tensor]) -> RawTensor:
 def tensor_from_array(expected: ConfiguredTensor, array: Array) -> pb_utils.Tensor:
     """Returns a tensor over the array's memory, by reference if that is in shared memory."""
     if isinstance(array, RawTensor):
-        code, data = _TRITON_CODES[expected.data_type], np.ascontiguousarray(array.data)
+        code, data = CONFIG_CODES[expected.data_type], np.ascontiguousarray(array.data)
         return pb_utils.Tensor._from_wire(expected.name, code, array.shape, byte_view(data), data)
-    block, code = block_of(array), _TRITON_CODES[expected.data_type]
+    block, code = block_of(array), CONFIG_CODES[expected.data_type]
     if block is not None:
         shape = list(array.shape)
         return pb_utils.Tensor._from_wire(expected.name, code, shape, block.data, block)
@@ -265,7 +262,7 @@ def _too_small_response(
 
 def data_type_of(array: Array) -> str:
     """Returns the configuration's name of an array's data type, or numpy's if there is none."""
-    for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1):
+    for name, code in CONFIG_CODES.items():
         if STORAGE[code] == array.dtype:
             return name
     return str(array.dtype)

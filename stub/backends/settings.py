@@ -5,10 +5,8 @@ import os
 import sys
 from typing import Any, Dict, Mapping, Optional, Sequence
 
+from pb_utils._model_config import parse_bool
 from stub.user_model import ModelFailure
-
-_FLAGS = {"true": True, "1": True, "yes": True, "on": True}
-_FLAGS.update({"false": False, "0": False, "no": False, "off": False})
 
 
 class Settings:
@@ -38,9 +36,10 @@ class Settings:
         text = self.values.get(name)
         if text is None:
             return default
-        if text.lower() not in _FLAGS:
-            raise self._invalid_parameter(name, "true or false")
-        return _FLAGS[text.lower()]
+        try:
+            return parse_bool(text)
+        except ValueError:
+            raise self._invalid_parameter(name, "true or false") from None
 
     def get_int(self, name: str, default: int, minimum: int = 0) -> int:
         """Returns an integer."""

@@ -13,9 +13,8 @@ from typing import Callable, Deque, Dict, Iterable, List, Tuple
 
 from stub.wire.shared_file import PAGE, Mapping, create_shared_file, file_identity
 
-_ADDRESS_FACTOR = (
-    4  # a block never changes its size class, so an arena uses more addresses than bytes
-)
+# A block never changes its size class, so an arena uses more addresses than bytes.
+_ADDRESS_FACTOR = 4
 
 
 class ArenaFull(Exception):

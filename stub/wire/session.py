@@ -20,8 +20,8 @@ class State(enum.Enum):
 
     CONNECTING = "connecting"
     IDLE = "idle"
-    AUTO_COMPLETING = "describing"
-    AUTO_COMPLETED = "described"
+    AUTO_COMPLETING = "auto-completing"
+    AUTO_COMPLETED = "auto-completed"
     INITIALIZING = "initializing"
     SERVING = "serving"
     FINALIZING = "finalizing"

@@ -422,6 +422,46 @@ def test_forked_child_gets_errors_for_unsupported_bls(client: Client) -> None:
     assert all("in a forked child of a model" in text for text in found[1:])
 
 
+def test_request_of_a_forked_child_fails_if_its_stub_has_too_few_descriptors(
+    client: Client,
+) -> None:
+    """The stub keeps none of those that it could receive."""
+    text, kept = run_script(
+        client,
+        """
+        import os, resource
+        begin, write_begin = os.pipe()
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.read(begin, 1)
+            try:
+                text = str(ask('identity', tensor('INPUT0', np.ones(1, np.float32))).exec())
+            except pb_utils.TritonModelException as error:
+                text = str(error)
+            os.write(write, text.encode())
+            os._exit(0)
+        free = os.dup(0)
+        os.close(free)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+        try:
+            os.write(write_begin, b'1')
+            text = os.read(read, 1000).decode()
+            pb_utils.is_model_ready('identity')  # its reply comes after the stub gave up
+            kept = os.path.exists(f'/proc/self/fd/{free}')
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.waitpid(pid, 0)
+        for descriptor in (begin, write_begin, read, write):
+            os.close(descriptor)
+        return [text, kept]
+        """,
+    )
+    assert text == "the stub process of this child has ended, or has no descriptors left"
+    assert not kept
+
+
 # Cycles
 
 

@@ -226,7 +226,9 @@ def test_output_too_large_for_its_region_fails_only_its_request(
     client.infer("identity", [given], outputs=[output_in_region(memory, array.nbytes, 0)])
 
 
-def test_offset_and_size_of_a_tensor_are_checked(client: Client, memory: Memory) -> None:
+def test_offset_and_size_of_a_tensor_are_checked(
+    host: RunningHost, client: Client, memory: Memory
+) -> None:
     def send_request(byte_size: int, offset: int) -> tuple[str, str]:
         given = input_in_region(memory, [4], "FP32", byte_size, offset)
         return infer_error(client.infer, "identity", [given])
@@ -240,10 +242,18 @@ def test_offset_and_size_of_a_tensor_are_checked(client: Client, memory: Memory)
         send_request(16, SIZE - 8)[1]
         == f"Invalid offset + byte size for shared memory region: '{name}'"
     )
-    assert send_request(16, -16)[1] == (
-        "Integer overflow detected: byte_size (16) + offset (18446744073709551600) exceeds maximum"
+    outside = f"Invalid offset for shared memory region: '{name}'"
+    assert send_request(16, -16)[1] == outside
+    assert (
+        send_request(-16, 0)[1] == f"Invalid offset + byte size for shared memory region: '{name}'"
+    )
+    assert send_request(-16, 16)[1] == (
+        "Integer overflow detected: byte_size (18446744073709551600) + offset (16) exceeds maximum"
         f" value (18446744073709551615) for region '{name}'"
     )
+    with httpclient.InferenceServerClient(host.http_url) as http:
+        given = httpclient.InferInput("INPUT0", [4], "FP32").set_shared_memory(name, 16, 2**64 - 32)
+        assert infer_error(http.infer, "identity", [given]) == ("400", outside)
     assert "Expected 16, got 8" in send_request(8, 0)[1]
     given = grpcclient.InferInput("INPUT0", [4], "FP32")
     given.set_shared_memory("unheard-of", 16)

@@ -294,7 +294,9 @@ def test_the_traceback_of_a_models_exception_begins_in_the_model(
     model = repository.add("imports", "import no_such_library\n")
     done = run(model)
     assert done.returncode == 1
-    assert "ModuleNotFoundError: No module named 'no_such_library'" in done.stderr
+    lines = done.stderr.split("\n")
+    assert lines[1] == f'  File "{model}/1/model.py", line 1, in <module>'
+    assert lines[-2] == "ModuleNotFoundError: No module named 'no_such_library'"
 
     model = repository.add("leaves", "raise SystemExit('enough')\n")
     assert (run(model).returncode, run(model).stderr.split("\n")[-2]) == (1, "SystemExit: enough")

@@ -263,6 +263,28 @@ def test_a_hook_takes_part_in_loads_and_unloads(repository: RepositoryBuilder) -
     asyncio.run(main())
 
 
+class FailingHook(Hook):
+    """Has a defect."""
+
+    async def load(
+        self, name: str, parameters: LoadParameters, load_here: Callable[[], Awaitable[None]]
+    ) -> None:
+        raise KeyError(name)
+
+
+def test_a_model_gets_an_error_if_a_hook_fails_unexpectedly(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+    repository.add("loads", LOADS, "")
+
+    async def main() -> None:
+        several = options(repository, **EXPLICIT, load_model=["loads"])
+        async with host.Server(several, control_hook=FailingHook()) as server:
+            with pytest.raises(host.HostError, match="unexpected failure: KeyError"):
+                await asyncio.wait_for(server.infer("loads", {}), DEADLINE)
+
+    asyncio.run(main())
+
+
 LOADS_AT_ITS_START = """
 import triton_python_backend_utils as pb_utils
 

@@ -699,3 +699,53 @@ def test_the_failures_of_an_ensemble_are_counted_by_reason(
         line.startswith('nv_inference_pending_request_count{model="nested"') and line.endswith(" 0")
         for line in lines
     )
+
+
+PASSES_ON = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(request.inputs()) for request in requests]
+"""
+TENSORS = """
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] LABELS } ]
+"""
+
+
+def test_classes_have_the_labels_of_the_step_model_that_makes_the_output(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    labelled = TENSORS.replace("LABELS", 'label_filename: "labels.txt"')
+    repository.add(
+        "member", PASSES_ON, f'backend: "python"\n{labelled}', files={"labels.txt": "cat\ndog\n"}
+    )
+    for name, member, tensors in (
+        ("inner", "member", TENSORS.replace("LABELS", "")),
+        ("outer", "inner", TENSORS.replace("LABELS", "")),
+        ("own", "member", labelled),
+    ):
+        step = (
+            f'ensemble_scheduling {{ step [ {{ model_name: "{member}" model_version: -1'
+            ' input_map { key: "X" value: "X" } output_map { key: "X" value: "Y" } } ] }'
+        )
+        config = f'platform: "ensemble"\n{tensors}\n{step}'.replace(
+            'output [ { name: "X"', 'output [ { name: "Y"'
+        )
+        if member == "inner":
+            config = config.replace('output_map { key: "X"', 'output_map { key: "Y"')
+        repository.add(name, None, config, files={"labels.txt": "eins\nzwei\n", "1/.keep": ""})
+    host = serve(repository).wait_started()
+    with host.client() as client:
+
+        def classes(model: str, output: str) -> list[bytes]:
+            given = tensor("X", np.array([1, 2], np.float32))
+            wanted = grpcclient.InferRequestedOutput(output, class_count=2)
+            return list(client.infer(model, [given], outputs=[wanted]).as_numpy(output))
+
+        ours = [b"2.000000:1:dog", b"1.000000:0:cat"]
+        assert classes("member", "X") == ours
+        assert classes("inner", "Y") == ours
+        assert classes("outer", "Y") == ours
+        assert classes("own", "Y") == [b"2.000000:1:zwei", b"1.000000:0:eins"]

@@ -677,7 +677,7 @@ def test_requests_that_finish_after_a_reload_are_counted(
 
 
 def test_flags_select_the_exported_metrics(repository: RepositoryBuilder, serve: Serve) -> None:
-    repository.copy("identity")
+    repository.copy("identity", "stream")
     host = serve(
         repository,
         "--allow-cpu-metrics=false",
@@ -688,16 +688,20 @@ def test_flags_select_the_exported_metrics(repository: RepositoryBuilder, serve:
     ).wait_started()
     with host.client() as client:
         client.infer("identity", [tensor("INPUT0", np.zeros(3, np.float32))])
+    with InferStream(host) as stream:
+        stream.send("respond respond last")
+        assert stream.read_numbers() == [0, 1, 2]
     text = scrape(host)
     labels = 'model="identity",version="1"'
     for absent in ("nv_cpu", "duration_us"):
         assert absent not in text
     assert value(host, f"nv_inference_request_success{{{labels}}}") == 1
     assert value(host, f"nv_inference_request_summary_us_count{{{labels}}}") == 1
-    quantiles = re.findall(r'request_summary_us\{.*quantile="(.+)"\} [0-9]+\n', text)
+    quantiles = re.findall(rf'request_summary_us\{{{labels},quantile="(.+)"\}} [0-9]+\n', text)
     assert quantiles == ["0.5", "0.9"]
     first = "nv_inference_first_response_histogram_ms"
-    assert value(host, f"{first}_count{{{labels}}}") == 1
+    assert value(host, f'{first}_count{{model="stream",version="1"}}') == 1
+    assert f"{first}_count{{{labels}}}" not in text
     assert re.findall(rf'{first}_bucket\{{.*le="(.+)"', text) == "100 500 2000 5000 +Inf".split()
     host.wait_for("ignoring 'nonsense' in summary_quantiles")
 

@@ -18,6 +18,9 @@ import threading
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
+    def is_ready(self):
+        return True
+
     def execute(self, requests):
         array = pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy()
         if array.shape == (1,):
@@ -53,9 +56,11 @@ def test_thread_that_a_model_cannot_start_is_an_error_of_its_request(
         assert "RuntimeError: can't start new thread" in text
         send_request(client, "threads", 4)
         send_request(client, "identity", 4)
+        assert not client.is_model_ready("threads")  # its check needs a thread
         assert host.stubs() == before
         (group / "pids.max").write_text("max")
         send_request(client, "threads", 1)
+        assert client.is_model_ready("threads")
 
 
 @pytest.mark.parametrize("more", range(3))

@@ -114,9 +114,9 @@ def test_a_load_that_hangs_is_ended_if_a_limit_is_set(
     ).wait_started()
     reasons = {
         "stands": "Stub process 'stands_0' is not healthy."
-        " It gave no sign for 2 s while initializing",
+        " It did not respond within 2 s while initializing",
         "hangs": "failed to run warmup sample 's': Stub process 'hangs_0' is not healthy."
-        " It gave no last answer to this request for 2 s",
+        " It did not complete this request within 2 s",
     }
 
     def is_gone(stub: str) -> bool:

@@ -76,7 +76,7 @@ class Model:
 
     def __init__(self, repository: RepositoryBuilder, host: RunningHost, client: Client) -> None:
         test = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].split(" ")[0]
-        self.name = re.sub(r"\W", "_", test.removeprefix("test_"))
+        self.name = re.sub(r"\W", "_", test.removeprefix("test_"))[:48]  # titles may be cut
         self._repository = repository
         self._host = host
         self._client = client

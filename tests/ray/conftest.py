@@ -29,6 +29,11 @@ HAPROXY = os.environ.get("PBHOST_TEST_RAY_PROXY") == "haproxy"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Ignores what Ray itself warns of."""
+    ignore_warnings(config)
+
+
+def ignore_warnings(config: pytest.Config) -> None:
     """Warnings of Ray's own modules are not ours."""
     config.addinivalue_line("filterwarnings", "ignore:::ray")
     for text in ("ResourceWarning", "FutureWarning", "DeprecationWarning", "UserWarning"):

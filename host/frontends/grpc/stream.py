@@ -92,9 +92,8 @@ class InferStream:
         self._ordered_requests: deque[_PendingRequest] = deque()  # the first one may respond
         self._send_queue: deque[tuple[_PendingRequest, StreamOutcome, bool]] = deque()
         self._writing = False  # a response is being written, or waits until it can be
-        self._unfinished_write: tuple[_PendingRequest, StreamOutcome, bool] | None = (
-            None  # the response that waits
-        )
+        # The response that waits.
+        self._unfinished_write: tuple[_PendingRequest, StreamOutcome, bool] | None = None
         # A request with large contents is decoded, or the model of a request is loaded.
         self._submission: asyncio.Task[None] | None = None
         self._half_closed = False

@@ -30,9 +30,8 @@ class SettingsHandler:
 
     async def trace_setting(self, exchange: HttpExchange, route: Route) -> None:
         """Answer with the trace settings of one model, or with the global ones."""
-        shown = self._core.trace_settings(
-            route.resource
-        )  # reports an unknown model before an invalid body
+        # Reports an unknown model before an invalid body.
+        shown = self._core.trace_settings(route.resource)
         if exchange.method == "POST":
             change = trace_change(await self._read_json_object(exchange))
             shown = self._core.trace_settings(route.resource, change)

@@ -70,19 +70,16 @@ class SequenceScheduler(CallHolder):
         self._shape = shape
         self._known: dict[Id, Sequence] = {}
         self._sequence_batches: dict[InstanceSlot, SequenceBatch] = {}
-        self._free: list[
-            tuple[int, int, SequenceBatch]
-        ] = []  # a heap; may contain sequence batches that are gone
+        # A heap; may contain sequence batches that are gone.
+        self._free: list[tuple[int, int, SequenceBatch]] = []
         self._numbers = itertools.count(1)
         self._ids = itertools.count(1)
         self._backlog: OrderedDict[Sequence, None] = OrderedDict()
         self._backlogged = 0
-        self._ends: list[
-            tuple[int, int, Sequence]
-        ] = []  # a heap; may contain sequences with a slot
-        self._arrivals: OrderedDict[Sequence, int] = (
-            OrderedDict()
-        )  # time of the last request, oldest first
+        # A heap; may contain sequences with a slot.
+        self._ends: list[tuple[int, int, Sequence]] = []
+        # The time of the last request, oldest first.
+        self._arrivals: OrderedDict[Sequence, int] = OrderedDict()
         self._alarm = CoalescingTimer(self.clock, self._check_timeouts)
         self.holding = shape.hold > 0 or shape.backlog_hold > 0
 

@@ -3,13 +3,11 @@
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
-from pb_utils._datatypes import STORAGE, TRITON_STRING_TO_NUMPY
+from pb_utils._datatypes import CONFIG_CODES, STORAGE
 from stub.backends.batch import Array
 from stub.backends.contract import ModelContract, ModelTensor
 from stub.backends.output_memory import MIN_BYTES, allocate_output
 from stub.backends.settings import Placement
-
-_STORAGE = {name: STORAGE[code] for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1)}
 
 
 class _OutputShape(NamedTuple):
@@ -55,9 +53,8 @@ class BoundSession:
                 continue
             if contract.supports_batching and not batched:
                 continue
-            self._output_shapes[tensor.name] = _OutputShape(
-                _STORAGE[tensor.data_type], rest, batched
-            )
+            dtype = STORAGE[CONFIG_CODES[tensor.data_type]]
+            self._output_shapes[tensor.name] = _OutputShape(dtype, rest, batched)
 
     def run(self, wanted: List[str], inputs: Dict[str, Array], options: Any) -> Mapping[str, Array]:
         """Returns the wanted outputs. Raises what the library raises."""

@@ -59,7 +59,7 @@ class TritonPythonModel:
         self._bound_session = BoundSession(
             self._session, inputs, outputs, self._contract, placement
         )
-        self._run_options = library.run_options(settings, placement)
+        self._run_options = library.run_options(settings)
 
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]

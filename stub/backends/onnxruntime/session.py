@@ -246,7 +246,7 @@ def _model_tensor(model: str, node: Any, optional: bool) -> ModelTensor:
     return ModelTensor(node.name, _TYPES[element], shape, optional)
 
 
-def run_options(settings: Settings, placement: Placement) -> Any:
+def run_options(settings: Settings) -> Any:
     """Returns the RunOptions of every run; None if no parameter sets any."""
     name = "memory.enable_memory_arena_shrinkage"
     if name not in settings.values:

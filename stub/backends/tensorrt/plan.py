@@ -2,12 +2,11 @@
 
 from typing import List, NamedTuple, Sequence, Tuple
 
-from pb_utils._datatypes import BF16, STORAGE, TRITON_STRING_TO_NUMPY
+from pb_utils._datatypes import CONFIG_CODES, STORAGE
 from stub.backends.contract import ModelTensor
 
-STORAGE_DTYPES = {name: STORAGE[code] for code, name in enumerate(TRITON_STRING_TO_NUMPY, 1)}
+STORAGE_DTYPES = {name: STORAGE[code] for name, code in CONFIG_CODES.items()}
 """The numpy type of each data type of a configuration; 16-bit integers for BF16."""
-STORAGE_DTYPES["TYPE_BF16"] = STORAGE[BF16]
 
 Extent = Tuple[int, ...]
 """The shape of an input, or the values of a shape tensor: what optimization profiles limit."""

@@ -51,6 +51,21 @@ def test_run_raises_what_execute_raises() -> None:
         model.run(model.request({}), lambda response: None)
 
 
+def test_run_ends_with_an_error_when_the_last_response_does_not_come_in_time() -> None:
+    senders = []
+
+    class Keeps:
+        def execute(self, requests: list[Any]) -> None:
+            senders.append(requests[0].get_response_sender())
+            senders[0].send(pb_utils.InferenceResponse([]))
+
+    received: list[pb_utils.InferenceResponse] = []
+    with testing.load(Keeps, DECOUPLED, response_timeout=0.05) as model:
+        with pytest.raises(pb_utils.TritonModelException, match="response_timeout of 0.05 seconds"):
+            model.run(model.request({}), received.append)
+    assert [response.has_error() for response in received] == [False]
+
+
 def test_run_needs_a_model_that_is_loaded() -> None:
     with testing.load(Counts, DECOUPLED) as model:
         request = model.request({})

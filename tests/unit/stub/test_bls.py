@@ -16,7 +16,7 @@ import pytest
 
 import pb_utils
 from stub.wire import messages as m
-from stub.wire.payload import WireError, WireRequest, WireResponse
+from stub.wire.payload import WireError, WireRequest, WireResponse, WireTensor
 from tests.conftest import DEADLINE
 from tests.unit.stub.host_peer import (
     HOST_ARENA,
@@ -167,6 +167,30 @@ def test_an_error_of_the_other_model_is_a_response_with_its_code_and_text(
     assert error_text(message) == "not now"
     assert message.response is not None and message.response.error is not None
     assert message.response.error.code == int(pb_utils.TritonError.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    "execute",
+    [
+        execute_exec,
+        execute_in_thread,
+        execute_async_exec,
+        execute_decoupled,
+        execute_async_decoupled,
+    ],
+)
+def test_an_answer_whose_shared_memory_cannot_be_opened_is_an_error_response(
+    start_stub: StartStub, execute: Any
+) -> None:
+    """For example because the stub has no more descriptors. The stub goes on."""
+    host = start_stub(execute)
+    host.send_batch(wire_request(0))
+    sent = host.receive(m.BlsRequest)
+    gone = WireTensor("Y", 8, [LARGE], None, 9, 4096, 4 * LARGE)
+    send_answer(host, sent, m.BlsResponse(sent.number, WireResponse([gone], {})))
+    assert output_value(host.receive(m.Response)) == -2
+    assert host.receive(m.BlockRelease).blocks == [(9, 4096, 1)]
+    host.drain_service_messages()
 
 
 @pytest.mark.parametrize("execute", [execute_decoupled, execute_async_decoupled])

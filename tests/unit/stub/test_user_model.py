@@ -65,3 +65,10 @@ def test_a_message_that_can_never_be_read_is_described_once() -> None:
     assert [line for line in lines if "EXCEPTION: " in line] == [
         f"MESSAGE UNAVAILABLE DUE TO EXCEPTION: {text}"
     ]
+
+
+@pytest.mark.parametrize("notes", [5, "text", None])
+def test_notes_that_are_no_list_are_left_out(notes: object) -> None:
+    error = ValueError("broken")
+    vars(error)["__notes__"] = notes
+    assert describe_exception(error) == "ValueError: broken"

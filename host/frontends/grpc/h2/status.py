@@ -10,7 +10,7 @@ _LITERAL = b"\x00"  # HPACK: a literal field without indexing
 _STATUS_200 = b"\x88"
 _STATUS = b"\x08"  # HPACK: `:status` from the static table, with a literal value
 _CONTENT_TYPE = b"\x0f\x10"  # HPACK: `content-type` from the static table, with a literal value
-_UNSAFE = re.compile(rb"[^ -$&-~]")
+_UNSAFE = re.compile(rb"[^ -$&-~]|\A | \Z")  # proxies cut spaces at the ends of a field
 
 
 class StatusCode(enum.IntEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,6 +71,26 @@ def test_a_file_that_cannot_be_read_or_is_not_given_is_named(folder: Path, name:
     assert complaint(files(folder, {name: ""})) == (
         f"{flag}: TLS needs a PEM file, but no path is given"
     )
+
+
+@pytest.mark.parametrize("lost", ["server-cert", "root-cert"])
+def test_a_file_that_a_rotation_removes_after_it_was_read_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    made = files(tmp_path)
+    read_file = TlsFiles.read_file
+
+    def read_and_remove(self: TlsFiles, name: str) -> bytes:
+        content = read_file(self, name)
+        if name == lost:
+            Path(getattr(self, name.replace("-", "_"))).unlink()
+        return content
+
+    monkeypatch.setattr(TlsFiles, "read_file", read_and_remove)
+    text = complaint(made)
+    assert text.startswith(f"--http-{lost}: ")
+    assert "No such file or directory" in text
 
 
 def test_the_root_certificate_is_read_only_for_mutual_tls(folder: Path) -> None:

@@ -152,7 +152,7 @@ def test_stub_that_does_not_answer_in_time_fails_the_load() -> None:
         setup.pool.load_seconds = 0.01
         instance = await setup.start(initialized=False)
         error = await refusal(instance.initialize(initialize_message()))
-        assert "gave no sign for 0.01 s while initializing" in error.message
+        assert "did not respond within 0.01 s while initializing" in error.message
 
     with_peer(test, lambda peer, message: [])
 

@@ -171,9 +171,8 @@ def test_request_options_round_trip(
     )
     request = decode(body, length)
     assert request.id == id
-    flags = (
-        (1 * start) | (2 * end) if sequence not in (0, "") else 0
-    )  # the client does not send the flags otherwise
+    # The client does not send the flags otherwise.
+    flags = (1 * start) | (2 * end) if sequence not in (0, "") else 0
     assert (request.correlation_id, request.flags) == (sequence, flags)
     assert (request.priority, request.timeout_us) == (priority, timeout)
     assert request.parameters == custom

@@ -95,6 +95,14 @@ def test_a_handlers_error_becomes_the_status(peer: Peer) -> None:
     assert trailers["grpc-message"] == "no such thing: %C3%BC%0A100%25%F0%9F%98%80"
 
 
+@pytest.mark.parametrize("text", [" between ", " ", "  "])
+def test_spaces_at_the_ends_of_a_text_are_escaped(peer: Peer, text: str) -> None:
+    """Fields of HTTP neither begin nor end with spaces (RFC 9113, 8.2.1): proxies cut these."""
+    message = peer.answer(peer.call("Fail", text.encode()))[2]["grpc-message"]
+    assert message == message.strip()
+    assert unquote(message) == text
+
+
 def test_a_long_text_takes_several_frames(server: Server, connect: Connect) -> None:
     peer = connect(server)
     peer.decoder.max_header_list_size = 1 << 20

@@ -1,0 +1,62 @@
+"""Checks what ``execute`` of a model returned (docs/reference/model_api.md, 2.4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Sequence
+
+from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+from pb_utils._response import InferenceResponse
+from pb_utils._sender import MORE_THAN_ONE
+
+if TYPE_CHECKING:
+    from pb_utils._request import InferenceRequest
+
+
+class InvalidReturnValue(Exception):
+    """``execute`` returned something that cannot be sent. The text is a server's."""
+
+
+def check_return_value(
+    instance: str, decoupled: bool, requests: Sequence[InferenceRequest], returned: Any
+) -> None:
+    """Checks a value that is not None.
+
+    Args:
+        instance: name of the model instance.
+        decoupled: whether the model is decoupled.
+        requests: the requests of the batch.
+        returned: the value.
+
+    Raises:
+        InvalidReturnValue: the value is not a list with one response, or None, for each request.
+    """
+    if decoupled:
+        raise InvalidReturnValue(
+            f"Python model '{instance}' is using the decoupled mode and the execute function must "
+            "return None."
+        )
+    if not isinstance(returned, list):
+        raise InvalidReturnValue(
+            f"Expected a list in the execute return, found type '{type(returned)}'."
+        )
+    if len(returned) != len(requests):
+        raise InvalidReturnValue(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest "
+            f"objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size "
+            f"is:{len(returned)}\n"
+        )
+    for request, response in zip(requests, returned):
+        if response is None:
+            continue
+        if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            raise InvalidReturnValue(
+                "Expected a None object in the execute function return list for reschduled "
+                f"request, found type '{type(response)}'."
+            )
+        if not isinstance(response, InferenceResponse):
+            raise InvalidReturnValue(
+                "Expected an 'InferenceResponse' object in the execute function return list, "
+                f"found type '{type(response)}'."
+            )
+        if request._handle is not None and request._handle.has_response:
+            raise InvalidReturnValue(MORE_THAN_ONE)
