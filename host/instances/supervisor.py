@@ -105,6 +105,7 @@ class Supervisor(InstanceSlot):
         self._scheduler = scheduler
         self._report = report
         self._mean_ns = _UNKNOWN_NS  # of recent executions
+        self._returns_calls = False  # whether it has returned one, as its model waited for another
         self._prefetch_limit = 1  # number of calls that the stub may prefetch
         self._consecutive_exits = 0
         self._serves_since = time.monotonic()
@@ -187,6 +188,19 @@ class Supervisor(InstanceSlot):
             and self.instance.batches.accepts_reclaimable(call)
         )
 
+    def accepts_next(self, call: Call) -> bool:
+        """Whether the stub may prefetch this call as its next one, as all instances are busy.
+
+        For fast instances there is `accepts_reclaimable`. A model that waits for others would
+        return the call.
+        """
+        return (
+            _FAST_NS <= self._mean_ns < _PREFETCH_NS
+            and not self._returns_calls
+            and self.permit is None
+            and self.instance.batches.accepts_reclaimable(call)
+        )
+
     def run_reclaimable(
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:
@@ -197,9 +211,13 @@ class Supervisor(InstanceSlot):
                 self._on_released,
                 self._on_batch_done,
                 self._report,
-                partial(on_returned, self),
+                partial(self._on_returned, on_returned),
             )
         )
+
+    def _on_returned(self, pass_on: Callable[[InstanceSlot, Call], None], call: Call) -> None:
+        self._returns_calls = True
+        pass_on(self, call)
 
     def reclaim_prefetched(self, most: int) -> Sequence[Call]:
         """Takes back at most so many calls that the stub has not taken."""

@@ -20,6 +20,9 @@ from host.scheduling.waiting import FifoQueue
 _RECLAIM_INTERVAL_NS = 2_000_000
 """Prefetched calls are reclaimed from an instance that has started none of them for so long."""
 
+_OVERDUE_NS = 8_000_000
+"""A call that an instance got as its next one is reclaimed if it has not started for so long."""
+
 
 class DirectScheduler(InstanceQueue):
     """The scheduler of a model whose configuration names none.
@@ -32,6 +35,9 @@ class DirectScheduler(InstanceQueue):
     it is so fast that they start earlier than on an instance that has to wake up. If it becomes
     slow, the calls are reclaimed for other instances (docs/explanation/decisions/0038). `cpus`: the
     number that the server and its instances may use.
+
+    While all of several instances are busy, each of them may get its next call in advance; an
+    instance that becomes idle takes the oldest of these.
     """
 
     def __init__(self, clock: Clock | None = None, cpus: float = math.inf) -> None:
@@ -41,6 +47,10 @@ class DirectScheduler(InstanceQueue):
         self._useful = max(1, cpus - 1)  # busy instances, besides which no other finds a core
         self._recent: InstanceSlot | None = None  # the one that was given work last, if it is busy
         self._ahead: dict[InstanceSlot, deque[Call]] = {}  # the prefetched calls, where they are
+        # Busy instances that may get their next call in advance, the first to have started first.
+        self._without_next: dict[InstanceSlot, None] = {}
+        # Instances that got it as all were busy, and when that was; the oldest call first.
+        self._with_next: dict[InstanceSlot, int] = {}
         self._timer: Timer | None = None
         # The first and the last of `_ahead` at the last check.
         self._checked: dict[InstanceSlot, tuple[Call, Call]] = {}
@@ -60,9 +70,10 @@ class DirectScheduler(InstanceQueue):
                 self._enqueue(call)
             else:
                 self._recent = instance
+                self._without_next[instance] = None
                 call.holder = instance
                 instance.run([call])
-        else:
+        elif not self._give_as_next(call):
             self._enqueue(call)
 
     def instance_ready(self, instance: InstanceSlot) -> None:
@@ -72,10 +83,11 @@ class DirectScheduler(InstanceQueue):
             self._start_prefetched(instance)
         else:
             self._free.append(instance)
-            if instance is self._recent:
-                self._recent = None
+            self._give_nothing_ahead(instance)
         if self._queue:
             self.dispatch()
+        elif self._free and self._with_next:
+            self._start_next_calls_of_others()
 
     def instance_removed(self, instance: InstanceSlot) -> None:
         """Queued calls wait for another instance, or for a replacement.
@@ -83,11 +95,10 @@ class DirectScheduler(InstanceQueue):
         Prefetched calls that cannot be reclaimed run where they are, unless that instance has died.
         """
         super().instance_removed(instance)
-        if instance is self._recent:
-            self._recent = None
         calls = self._reclaim(instance) if self.instances else []
         while instance in self._ahead:
             self._start_prefetched(instance)
+        self._give_nothing_ahead(instance)
         calls += instance.drain_prefetched()
         self._queue_again(calls)
 
@@ -99,7 +110,12 @@ class DirectScheduler(InstanceQueue):
             if instance is not None:
                 self._withdraw(call)
                 self._prefetch(instance, call)
-            elif not self._free or not self._start_oldest():
+            elif self._free:
+                if not self._start_oldest():
+                    return
+            elif self._give_as_next(call):
+                self._withdraw(call)
+            else:
                 return
 
     def _start_oldest(self) -> bool:
@@ -110,6 +126,7 @@ class DirectScheduler(InstanceQueue):
         call = next(iter(self._queue))
         self._withdraw(call)
         self._recent = instance
+        self._without_next[instance] = None
         start_batch(instance, [call])
         return True
 
@@ -149,10 +166,38 @@ class DirectScheduler(InstanceQueue):
             accepts = instance.accepts_reclaimable(call, prefetched, busy < self._useful)
         return instance if accepts else None
 
+    def _give_as_next(self, call: Call) -> bool:
+        """Gives a call to the instance that is likely to end first, while all are busy.
+
+        Returns False if that does not accept it.
+        """
+        if len(self.instances) < 2 or not self._without_next:
+            return False
+        instance = next(iter(self._without_next))
+        if not instance.accepts_next(call):
+            return False
+        self._with_next[instance] = self._clock.now()
+        self._prefetch(instance, call)
+        return True
+
+    def _start_next_calls_of_others(self) -> None:
+        """Starts the oldest call that another instance got in advance on an idle one."""
+        for instance in tuple(self._with_next):
+            if calls := self._reclaim(instance):
+                self._queue_again(calls)
+                return
+
+    def _give_nothing_ahead(self, instance: InstanceSlot) -> None:
+        """Gives the instance no call in advance before it has started another one."""
+        self._without_next.pop(instance, None)
+        if instance is self._recent:
+            self._recent = None
+
     def _prefetch(self, instance: InstanceSlot, call: Call) -> None:
         ahead = self._ahead.get(instance)
         if ahead is None:
             ahead = self._ahead[instance] = deque()
+            self._without_next.pop(instance, None)
         ahead.append(call)
         call.holder = self
         if len(self.instances) == 1:
@@ -168,8 +213,10 @@ class DirectScheduler(InstanceQueue):
         """Called when the instance starts the next prefetched call."""
         ahead = self._ahead[instance]
         begun = ahead.popleft()
+        self._with_next.pop(instance, None)
         if not ahead:
             del self._ahead[instance]
+            self._without_next[instance] = None
         if not begun.finished:
             begun.holder = instance
 
@@ -177,14 +224,19 @@ class DirectScheduler(InstanceQueue):
         """Reclaims the calls of instances that have started none since the last check.
 
         While another instance is idle, also those of instances that have not started all of them.
+        While none is, an instance has more time for its next call.
         """
         self._timer = None
+        overdue = self._clock.now() - _OVERDUE_NS
         before, self._checked = self._checked, {}
         reclaimed: list[Call] = []
         for instance, ahead in tuple(self._ahead.items()):
             first, last = before.get(instance, (None, None))
             self._checked[instance] = ahead[0], ahead[-1]
-            waits = first is ahead[0] or (self._free and last in ahead)
+            if self._free:
+                waits = last in ahead
+            else:
+                waits = first is ahead[0] and self._with_next.get(instance, overdue) <= overdue
             if waits and len(self.instances) > 1:
                 reclaimed += self._reclaim(instance)
         if self._ahead:
@@ -195,8 +247,7 @@ class DirectScheduler(InstanceQueue):
         """Reclaims the calls that the instance cannot start any more, and gives it no others."""
         if instance not in self._ahead:
             return []
-        if instance is self._recent:
-            self._recent = None
+        self._give_nothing_ahead(instance)
         calls = list(instance.reclaim_prefetched(len(self._ahead[instance])))
         for call in calls:
             self._remove_prefetched(instance, call)
@@ -206,8 +257,7 @@ class DirectScheduler(InstanceQueue):
         """Called when an instance returns a prefetched call, as what it runs has to wait."""
         if instance in self._ahead:
             self._remove_prefetched(instance, call)
-        if instance is self._recent:
-            self._recent = None
+        self._give_nothing_ahead(instance)
         if self.instances or self.may_recover():
             self._queue_again([call])
         else:
@@ -220,6 +270,7 @@ class DirectScheduler(InstanceQueue):
         ahead.remove(call)
         if not ahead:
             del self._ahead[instance]
+            self._with_next.pop(instance, None)
 
     def _queue_again(self, calls: list[Call]) -> None:
         """Calls that did not start run before younger ones, on free instances if there are any.

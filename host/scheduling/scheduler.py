@@ -35,6 +35,13 @@ class InstanceSlot(CallHolder, ABC):
         """
         return False
 
+    def accepts_next(self, call: Call) -> bool:
+        """Whether it takes this call as its next one, as all of several instances are busy.
+
+        By default it does not.
+        """
+        return False
+
     def run_reclaimable(
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:

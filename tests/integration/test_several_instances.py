@@ -1,20 +1,25 @@
 """A request does not wait behind a slow one while another instance is idle.
 
 A fast instance that is busy gets the next request, in place of an idle one that has to wake up.
-Here the fast one becomes slow all at once, and ends only when the test lets it.
+Here the fast one becomes slow all at once, and ends only when the test lets it. While all instances
+are busy, each of them has its next request already.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
-from tests.clients import tensor
-from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.clients import run_command, tensor
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 CONFIG = """
     backend: "python"
@@ -47,6 +52,21 @@ MODEL = """
             return [pb_utils.InferenceResponse([out])]
 """
 
+HOLD = """
+import os
+with open({begun!r}, "w") as file:
+    file.write(str(os.getpid()))
+until(lambda: os.path.exists({end!r}), "the word to end")
+return os.getpid()
+"""
+
+
+def pending(host: RunningHost) -> int:
+    with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as answer:
+        text = answer.read().decode()
+    found = re.search(r'pending_request_count{model="script".*} (\d+)', text)
+    return int(found[1]) if found else 0
+
 
 def infer(host: RunningHost, number: int) -> int:
     with host.client() as client:
@@ -78,3 +98,45 @@ def test_requests_run_while_one_of_two_fast_instances_is_slow(
                 assert slow.result(DEADLINE) == -1
         statistics = client.get_inference_statistics("fast").model_stats[0]
     assert statistics.inference_count == statistics.execution_count == 49
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_next_request_of_a_slow_or_dead_instance_runs_on_the_other(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path, dies: bool
+) -> None:
+    repository.copy("script")
+    config = repository.path / "script" / "config.pbtxt"
+    config.write_text(config.read_text() + "instance_group [ { count: 2, kind: KIND_CPU } ]\n")
+    host = serve(repository).wait_started()
+
+    def send(script: str) -> int:
+        with host.client() as client:
+            return int(run_command(client, script, "script", client_timeout=DEADLINE))
+
+    def pid_in(begun: Path) -> int:
+        wait_until(lambda: begun.exists() and begun.stat().st_size > 0, "the request to begin")
+        return int(begun.read_text())
+
+    with ThreadPoolExecutor(6) as pool:
+        pids, held, ends = [], [], [tmp_path / "end0", tmp_path / "end1"]
+        for end in ends:
+            begun = end.with_suffix(".begun")
+            held.append(pool.submit(send, HOLD.format(begun=str(begun), end=str(end))))
+            pids.append(pid_in(begun))
+        others = [pool.submit(send, f"return {number}") for number in range(2)]
+        try:
+            wait_until(lambda: pending(host) == 2, "two requests that wait")
+            if dies:
+                os.kill(pids[0], signal.SIGKILL)
+            ends[1].touch()
+            assert held[1].result(DEADLINE) == pids[1]
+            assert [other.result(DEADLINE) for other in others] == [0, 1]
+            assert dies or not held[0].done()
+        finally:
+            for end in ends:
+                end.touch()
+        if dies:
+            with pytest.raises(InferenceServerException, match="while it ran this request"):
+                held[0].result(DEADLINE)
+        else:
+            assert held[0].result(DEADLINE) == pids[0]

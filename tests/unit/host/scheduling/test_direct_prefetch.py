@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.call import Call, CallState
-from host.scheduling.direct import _RECLAIM_INTERVAL_NS, DirectScheduler
+from host.scheduling.direct import _OVERDUE_NS, _RECLAIM_INTERVAL_NS, DirectScheduler
 from host.scheduling.scheduler import InstanceSlot, Scheduler
 from tests.unit.host.scheduling.fake_instances import (
     TICK,
@@ -22,13 +22,24 @@ from tests.unit.host.scheduling.fake_instances import (
 )
 
 INTERVAL = _RECLAIM_INTERVAL_NS // TICK  # ticks between two checks
+OVERDUE = _OVERDUE_NS // TICK
 
 
 class FastSlot(FakeInstanceSlot):
-    """Accepts `fast` prefetched calls; its stub has taken the first `taken` of them already."""
+    """Accepts `fast` prefetched calls; its stub has taken the first `taken` of them already.
 
-    def __init__(self, scheduler: Scheduler, batches: list[list[Call]], fast: int) -> None:
+    With `takes_next`, it also accepts its next call while all instances are busy.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        batches: list[list[Call]],
+        fast: int,
+        takes_next: bool = False,
+    ) -> None:
         super().__init__(scheduler, batches, fast)
+        self.takes_next = takes_next
         self.taken = 0
         self.cores: list[bool] = []
         self._on_returned: Callable[[InstanceSlot, Call], None] | None = None
@@ -41,10 +52,15 @@ class FastSlot(FakeInstanceSlot):
         assert prefetched == len(self.next)
         return prefetched < self.eager
 
+    def accepts_next(self, call: Call) -> bool:
+        assert self.running and not self.next, "has its next call already"
+        return self.takes_next
+
     def run_reclaimable(
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:
-        assert self.running and len(self.next) < self.eager and not call.finished
+        assert self.running and not call.finished
+        assert len(self.next) < max(self.eager, self.takes_next)
         self._on_returned = on_returned
         self.next.append([call])
 
@@ -72,12 +88,19 @@ class FastSlot(FakeInstanceSlot):
 
 class Scene:
     def __init__(
-        self, fast: int = 1, instances: int = 2, cpus: float = 16, slot: type[FastSlot] = FastSlot
+        self,
+        fast: int = 1,
+        instances: int = 2,
+        cpus: float = 16,
+        slot: type[FastSlot] = FastSlot,
+        takes_next: bool = False,
     ) -> None:
         self.clock = Clock()
         self.scheduler = DirectScheduler(self.clock, cpus)
         self.batches: list[list[Call]] = []
-        self.instances = [slot(self.scheduler, self.batches, fast) for _ in range(instances)]
+        self.instances = [
+            slot(self.scheduler, self.batches, fast, takes_next) for _ in range(instances)
+        ]
         for instance in reversed(self.instances):  # the last one that was ready gets the next call
             self.scheduler.instance_ready(instance)
 
@@ -271,6 +294,64 @@ def test_prefetched_calls_of_a_leaving_instance_run_on_the_others() -> None:
     assert second.running == calls[1:]
 
 
+def test_each_busy_instance_gets_its_next_call_while_all_are_busy() -> None:
+    scene = Scene(fast=0, takes_next=True)
+    first, second = scene.instances
+    calls = scene.submit(5)
+    assert (first.running, second.running) == (calls[:1], calls[1:2])
+    assert (first.ahead, second.ahead) == (calls[2:3], calls[3:4])  # first the one to end first
+    assert scene.scheduler.queued == 3
+    second.finish()
+    assert (second.running, second.ahead) == (calls[3:4], calls[4:])
+
+
+def test_instance_that_becomes_idle_takes_the_oldest_call_behind_another() -> None:
+    scene = Scene(fast=0, instances=3, takes_next=True)
+    first, second, third = scene.instances
+    calls = scene.submit(5)
+    assert (first.ahead, second.ahead, third.ahead) == (calls[3:4], calls[4:], [])
+    third.finish()
+    assert (first.ahead, second.ahead, third.running) == ([], calls[4:], calls[3:4])
+    third.finish()
+    assert (second.ahead, third.running) == ([], calls[4:])
+
+
+def test_instance_that_becomes_idle_takes_no_call_that_another_is_taking() -> None:
+    scene = Scene(fast=0, instances=3, takes_next=True)
+    first, second, third = scene.instances
+    calls = scene.submit(5)
+    first.taken = 1
+    third.finish()
+    assert (first.ahead, third.running) == (calls[3:4], calls[4:])
+
+
+def test_overdue_next_call_runs_before_younger_ones() -> None:
+    scene = Scene(fast=0, takes_next=True)
+    first, second = scene.instances
+    calls = scene.submit(6)
+    for number in (3, 4):
+        scene.clock.advance((OVERDUE - INTERVAL) // 2)
+        second.finish()
+        assert (second.running, second.ahead) == (calls[number:][:1], calls[number + 1 :][:1])
+    assert first.ahead == calls[2:3]
+    scene.clock.advance(INTERVAL)
+    assert first.ahead == []  # and it gets none before it has started another one
+    second.finish()
+    assert (second.running, second.ahead) == (calls[5:], calls[2:3])
+    first.finish()
+    assert first.running == calls[2:3]
+
+
+def test_instance_that_returned_its_next_call_does_not_get_it_again() -> None:
+    scene = Scene(fast=0, takes_next=True)
+    first, second = scene.instances
+    calls = scene.submit(4)
+    first.return_prefetched()
+    assert first.ahead == [] and scene.scheduler.queued == 2
+    second.finish()
+    assert (second.running, second.ahead) == (calls[3:], calls[2:3])
+
+
 class PrefetchMachine(RuleBasedStateMachine):
     """Random events with one to three instances, some of which prefetch."""
 
@@ -282,15 +363,15 @@ class PrefetchMachine(RuleBasedStateMachine):
         self.calls: list[Call] = []
         self.instances: list[FastSlot] = []
 
-    @initialize(fast=st.lists(st.integers(0, 3), min_size=2, max_size=3))
-    def begin(self, fast: list[int]) -> None:
+    @initialize(fast=st.lists(st.integers(0, 3), min_size=2, max_size=3), data=st.data())
+    def begin(self, fast: list[int], data: st.DataObject) -> None:
         for number in fast:
-            self.instance_joins(number)
+            self.instance_joins(number, data.draw(st.booleans()))
 
     @precondition(lambda self: len(self.instances) < 3)
-    @rule(fast=st.integers(0, 3))
-    def instance_joins(self, fast: int) -> None:
-        instance = FastSlot(self.scheduler, self.batches, fast)
+    @rule(fast=st.integers(0, 3), takes_next=st.booleans())
+    def instance_joins(self, fast: int, takes_next: bool) -> None:
+        instance = FastSlot(self.scheduler, self.batches, fast, takes_next)
         self.instances.append(instance)
         self.scheduler.instance_ready(instance)
 
@@ -361,6 +442,12 @@ class PrefetchMachine(RuleBasedStateMachine):
     def no_call_is_queued_while_an_instance_is_idle(self) -> None:
         if any(not instance.running for instance in self.instances):
             assert not self.scheduler._queue
+
+    @invariant()
+    def no_next_call_waits_while_an_instance_is_idle(self) -> None:
+        if self.has_idle_instance and len(self.instances) > 1:
+            for one in self.instances:
+                assert one.taken or one not in self.scheduler._with_next
 
 
 TestPrefetch = PrefetchMachine.TestCase
