@@ -11,13 +11,14 @@ import msgspec
 from host.errors import ErrorCode, HostError, internal, unavailable, unexpected_failure
 from host.inference.call import Call, CallHolder
 from host.inference.metadata import ModelStatistics
-from host.inference.request import InferRequest, InferResponse, copy_from_shared_memory
+from host.inference.request import InferRequest, copy_from_shared_memory
 from host.instances.client_memory import write_outputs
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.remote.provider import RemoteModelProvider, RemoteVersion
+from host.remote.response_window import ResponseWindow
 from host.repository.chat_template import ChatTemplate
 from host.repository.token_counter import TokenCounter
 
@@ -96,8 +97,8 @@ class RemoteModel(DrainableModel, CallHolder):
             reserved_memory=None,
         )
         placement = request.output_placement
-        credits = _Credits(request.max_outstanding_responses or _MAX_UNACKNOWLEDGED)
-        call.on_response_acknowledged = credits.acknowledge
+        window = ResponseWindow(request.max_outstanding_responses or _MAX_UNACKNOWLEDGED)
+        call.on_response_acknowledged = lambda _: window.acknowledge()
         responses = self._provider.infer(sent, headers)
         try:
             async for response, final in responses:
@@ -108,11 +109,11 @@ class RemoteModel(DrainableModel, CallHolder):
                         if response.error is not None:
                             response.outputs = []
                     if not final:
-                        credits.sent()
+                        window.sent(sum(len(output.data) for output in response.outputs))
                 call.respond(response, final)
                 if call.ended:
                     return
-                await credits.wait()
+                await window.wait()
         finally:
             await responses.aclose()
 
@@ -159,26 +160,3 @@ class RemoteModel(DrainableModel, CallHolder):
                 "%d requests to remote model '%s' did not end within %g s after they were given up",
                 len(deaf), self.name, _GIVE_UP_SECONDS,
             )  # fmt: skip
-
-
-class _Credits:
-    """Lets the next response come when few enough are not acknowledged."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._left = most
-        self._room = asyncio.Event()
-        self._room.set()
-
-    def sent(self) -> None:
-        self._left -= 1
-        if self._left <= 0:
-            self._room.clear()
-
-    def acknowledge(self, response: InferResponse) -> None:
-        self._left = min(self._most, self._left + 1)
-        if self._left > 0:
-            self._room.set()
-
-    async def wait(self) -> None:
-        await self._room.wait()

@@ -158,6 +158,23 @@ def test_callers_with_one_request_at_a_time_use_all_replicas() -> None:
     run(case())
 
 
+def test_a_first_request_may_wait_for_the_connections() -> None:
+    async def case() -> None:
+        server, address = await start()
+        handle = Handle([address])
+        channels = ReplicaChannels(lambda: handle)
+        channel = await channels.choose_or_connect()
+        assert channel is not None and channel.address == address
+        channels.close()
+        await server.close()
+        handle.addresses = None  # it has no free slot
+        channels = ReplicaChannels(lambda: handle)
+        assert await channels.choose_or_connect() is None
+        channels.close()
+
+    run(case())
+
+
 def test_a_deployment_without_a_free_slot_is_asked_less_and_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

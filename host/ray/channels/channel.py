@@ -12,13 +12,15 @@ from host.errors import unavailable
 from host.frontends.forwarding import Header
 from host.ray.channels.channel_server import BUFFER_BYTES, ChannelAddress
 from host.ray.channels.frames import (
+    ACKNOWLEDGED_BYTES,
+    ACKNOWLEDGED_RESPONSES,
     DECODE_ERRORS,
-    RESPONSES_PER_ACKNOWLEDGEMENT,
     FrameError,
     FrameKind,
     FrameReader,
     decode_refusal,
     decode_response,
+    encode_acknowledgement,
     encode_call,
     encode_frame,
     encode_message,
@@ -95,7 +97,7 @@ class Channel:
         answers: asyncio.Queue[Answer | Refusal | Exception] = asyncio.Queue()
         self._calls[number] = answers.put_nowait
         self._writer.write(frame)
-        unacknowledged = 0
+        count = size = 0  # of responses that are not acknowledged
         try:
             await self._drain()
             while True:
@@ -108,13 +110,14 @@ class Channel:
                 yield answer
                 if answer[1]:
                     return
-                unacknowledged += 1
-                if unacknowledged == RESPONSES_PER_ACKNOWLEDGEMENT:
-                    unacknowledged = 0
-                    self._send(FrameKind.ACKNOWLEDGE, number)
+                count += 1
+                size += sum(map(len, answer[2]))
+                if count >= ACKNOWLEDGED_RESPONSES or size >= ACKNOWLEDGED_BYTES:
+                    self._send(encode_acknowledgement(number, count))
+                    count = size = 0
         finally:
             if self._calls.pop(number, None) is not None:
-                self._send(FrameKind.CANCEL, number)
+                self._send(encode_frame(FrameKind.CANCEL, number))
 
     async def answer_rpc(self, message: bytes, metadata: Sequence[Header]) -> bytes:
         """The response of the replica to a ModelInfer of a client.
@@ -154,7 +157,7 @@ class Channel:
             result = await answer
         finally:
             if self._calls.pop(number, None) is not None:
-                self._send(FrameKind.CANCEL, number)
+                self._send(encode_frame(FrameKind.CANCEL, number))
         if isinstance(result, Refusal):
             raise result.to_error()
         if isinstance(result, Exception):
@@ -171,9 +174,9 @@ class Channel:
         with suppress(OSError):  # the answer says how the connection has ended
             await self._writer.drain()
 
-    def _send(self, kind: FrameKind, number: int) -> None:
+    def _send(self, frame: bytes) -> None:
         if not self._writer.is_closing():
-            self._writer.write(encode_frame(kind, number))
+            self._writer.write(frame)
 
     async def _read(self) -> None:
         closed = False  # by the other side; all that it had said was read here before

@@ -17,11 +17,11 @@ from host.frontends.grpc.methods import Cancellable, ResponseCallback
 from host.inference.request import InferRequest
 from host.ray.channels.frames import (
     RESPONSE_WINDOW,
-    RESPONSES_PER_ACKNOWLEDGEMENT,
     Frame,
     FrameError,
     FrameKind,
     FrameReader,
+    decode_acknowledgement,
     decode_call,
     decode_request,
     decode_rpc,
@@ -36,6 +36,7 @@ from host.ray.channels.keepalive import notice_lost_machine
 from host.ray.channels.messages import Refusal, pack_response, unpack_request
 from host.ray.channels.replica_method import ReplicaMethod
 from host.remote.provider import ResponseStream
+from host.remote.response_window import ResponseWindow
 
 _log = logging.getLogger("pbhost")
 
@@ -201,7 +202,7 @@ class _ServedChannel:
         self._waiting: list[Frame] = []  # have come, and have not begun
         self._beginning: asyncio.Task[None] | None = None
         self._work: dict[int, Cancellable] = {}
-        self._windows: dict[int, _Window] = {}  # of requests
+        self._windows: dict[int, ResponseWindow] = {}  # of requests
         self._rpcs: set[int] = set()
         self._greeted = False  # the handshake is over
         writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all was sent
@@ -227,7 +228,7 @@ class _ServedChannel:
             self._cancel(number)
         elif kind == FrameKind.ACKNOWLEDGE:
             if number in self._windows:
-                self._windows[number].acknowledge()
+                self._windows[number].acknowledge(decode_acknowledgement(contents))
         else:
             raise FrameError(f"unexpected frame of kind {kind}")
 
@@ -272,7 +273,7 @@ class _ServedChannel:
             elif kind == FrameKind.CALL:
                 self._start(number, self._call(number, contents))
             else:
-                window = self._windows[number] = _Window()
+                window = self._windows[number] = ResponseWindow(RESPONSE_WINDOW)
                 self._start(number, self._run(number, contents, window))
 
     def say_goodbye(self) -> None:
@@ -346,7 +347,7 @@ class _ServedChannel:
         del self._work[number]
         self._windows.pop(number, None)
 
-    async def _run(self, number: int, contents: bytes, window: _Window) -> None:
+    async def _run(self, number: int, contents: bytes, window: ResponseWindow) -> None:
         """Answers a request."""
         try:
             head, buffers = decode_request(contents)
@@ -358,8 +359,9 @@ class _ServedChannel:
                     self.send(encode_message(kind, number, packed, outputs))
                     if final:
                         return
+                    window.sent(sum(map(len, outputs)))
                     await self._writer.drain()
-                    await window.response_sent()
+                    await window.wait()
         except HostError as error:
             self.send(encode_refusal(number, Refusal.from_error(error)))
         except OSError:
@@ -372,23 +374,3 @@ class _ServedChannel:
     async def _call(self, number: int, contents: bytes) -> None:
         """Answers the call of a method."""
         self.send(await self._server.answer_call(number, contents))
-
-
-class _Window:
-    """Lets the responses to one request wait for a client that reads slowly."""
-
-    def __init__(self) -> None:
-        self._left = RESPONSE_WINDOW
-        self._room = asyncio.Event()
-
-    def acknowledge(self) -> None:
-        """The client has read responses."""
-        self._left += RESPONSES_PER_ACKNOWLEDGEMENT
-        self._room.set()
-
-    async def response_sent(self) -> None:
-        """Returns once another response may be sent."""
-        self._left -= 1
-        while self._left <= 0:
-            self._room.clear()
-            await self._room.wait()

@@ -26,7 +26,7 @@ class FrameKind(enum.IntEnum):
     REQUEST = 1
     CANCEL = 2
     ACKNOWLEDGE = 3
-    """The client has read `RESPONSES_PER_ACKNOWLEDGEMENT` responses of the call."""
+    """The client has read responses of the call; the contents say how many."""
     TAKEN = 4
     """All calls up to this number have reached the server."""
     RESPONSE = 5
@@ -47,7 +47,8 @@ class FrameKind(enum.IntEnum):
 
 RESPONSE_WINDOW = 64
 """Responses of one call that may be on their way."""
-RESPONSES_PER_ACKNOWLEDGEMENT = 16
+ACKNOWLEDGED_RESPONSES, ACKNOWLEDGED_BYTES = 16, 1 << 20
+"""Responses, or bytes of them, that a client has read before it acknowledges them."""
 
 Frame = tuple[int, int, bytes]
 """The kind, the number of the call, and the contents."""
@@ -122,6 +123,19 @@ def decode_rpc(contents: bytes) -> tuple[bytes, list[Header]]:
         return bytes(message), _decode_metadata(encoded)
     except DECODE_ERRORS as error:
         raise FrameError(f"an RPC cannot be decoded: {error}") from error
+
+
+def encode_acknowledgement(number: int, count: int) -> bytes:
+    """A frame that says how many responses the client has read since the last one."""
+    return encode_contents(FrameKind.ACKNOWLEDGE, number, _LENGTH.pack(count))
+
+
+def decode_acknowledgement(contents: bytes) -> int:
+    """How many responses the client has read. Raises FrameError."""
+    if len(contents) != _LENGTH.size:
+        raise FrameError(f"an acknowledgement has {len(contents)} bytes")
+    (count,) = _LENGTH.unpack(contents)
+    return int(count)
 
 
 def encode_refusal(number: int, refusal: Refusal) -> bytes:

@@ -125,6 +125,14 @@ class ReplicaChannels:
         fewest = min(channel.in_progress for channel in accepting)
         return random.choice([channel for channel in accepting if channel.in_progress == fewest])
 
+    async def choose_or_connect(self) -> Channel | None:
+        """As `choose`, but waits while the connections are being made."""
+        channel = self.choose()
+        if channel is None and self._refreshing is not None:
+            await asyncio.wait([self._refreshing])
+            channel = self.choose()
+        return channel
+
     async def call_all(
         self, method: ReplicaMethod[_Result], *arguments: object, timeout: float
     ) -> list[_Result]:

@@ -47,6 +47,8 @@ _log = logging.getLogger("pbhost")
 
 _QUESTION_SECONDS = 10.0
 LOAD_SECONDS = 600.0
+_MAX_DIRECT_BYTES = 1 << 30
+"""Bytes of tensors from which on no request goes by a connection, whose frames have a limit."""
 
 
 class Connection:
@@ -106,11 +108,15 @@ class Connection:
     async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
         """Yields the responses to a request. Raises HostError.
 
-        Small requests go directly to a replica, if there is a connection; others by a handle.
+        Small requests, and all to decoupled models, go directly to a replica, if there is a
+        connection; others by a handle, whose responses do not wait for a slow reader.
         """
         packed = pack_request(request, headers)
-        if not request.correlation_id and sum(map(len, packed[1:])) < LARGE_BYTES:
-            channel = self._replicas(request.model_name).choose()
+        decoupled = self._decoupled.get(request.model_name, True)
+        most = _MAX_DIRECT_BYTES if decoupled else LARGE_BYTES
+        if not request.correlation_id and sum(map(len, packed[1:])) < most:
+            replicas = self._replicas(request.model_name)
+            channel = await replicas.choose_or_connect() if decoupled else replicas.choose()
             if channel is not None:
                 try:
                     async with aclosing(_ask_directly(channel, request, packed)) as responses:

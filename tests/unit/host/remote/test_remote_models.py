@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from host.config.schema import new_config
 from host.errors import HostError
 from host.inference.metadata import IndexEntry, ModelStatistics
-from host.inference.request import InferRequest
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.models.registry import Registry
 from host.remote.provider import RemoteVersion, ResponseStream
 from host.remote.remote_models import RemoteModels
@@ -171,5 +172,44 @@ def test_an_answer_without_news_does_not_change_the_table_of_models(loop: FakeCl
             await models.refresh("remote")
             await models.refresh("remote")
         assert changes == [1, 3, 5]
+
+    loop.run_until_complete(main())
+
+
+class Sender(Provider):
+    """Sends responses with a tensor of so many bytes, as fast as it may."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.tensor = Tensor("DATA", "UINT8", [size], bytes(size))
+        self.sent = 0
+
+    async def infer(self, request: InferRequest, headers: object) -> ResponseStream:
+        while True:
+            self.sent += 1
+            yield InferResponse("remote", 1, "", [self.tensor]), False
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(1, 32), (1 << 20, 4), (3 << 20, 2), (5 << 20, 1)], ids=str
+)
+def test_responses_wait_for_a_slow_caller_by_number_and_bytes(
+    loop: FakeClockLoop, size: int, most: int
+) -> None:
+    async def main() -> None:
+        provider, registry = Sender(size), Registry()
+        provider.answers.set()
+        provider.versions = [1]
+        models = RemoteModels(provider, registry, 60)
+        await models.learn("remote")
+        call = registry.find("remote").infer(InferRequest("remote", []))
+        async with aclosing(call.iterate_with_final()) as responses:
+            for taken in range(10):
+                for _ in range(10):
+                    await turns()
+                assert provider.sent == taken + most
+                await anext(responses)
+        await models.close()
 
     loop.run_until_complete(main())

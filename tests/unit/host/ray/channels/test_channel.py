@@ -40,6 +40,7 @@ from host.ray.channels.handshake import (
 )
 from host.ray.channels.messages import Refusal, pack_request, unpack_response
 from host.ray.channels.replica_method import ReplicaMethod
+from host.remote.response_window import WINDOW_BYTES
 from tests.conftest import DEADLINE
 
 SECRET = bytes(SECRET_BYTES)
@@ -200,6 +201,25 @@ def test_responses_come_in_order_and_wait_for_a_slow_reader() -> None:
                 assert model.sent <= RESPONSE_WINDOW + 1
                 numbers = [unpack_response((a[0], a[1], *a[2]))[0] async for a in answers]  # type: ignore[index]
             assert [one.parameters["number"] for one in numbers if one] == list(range(2, 1001))
+
+    run(case())
+
+
+def test_large_responses_wait_for_a_slow_reader() -> None:
+    async def case() -> None:
+        model = Model()
+        async with connected(model) as (_, channel):
+            count, most = RESPONSE_WINDOW - 1, WINDOW_BYTES >> 20
+            large = Tensor("A", "UINT8", [1 << 20], bytes(1 << 20))
+            sent = InferRequest("model", [large], parameters={"count": count})
+            head, *buffers = pack_request(sent, {})
+            async with aclosing(channel.infer(head, buffers)) as answers:
+                for asked in range(1, count + 1):  # which acknowledges the one before
+                    await anext(answers)
+                    for _ in range(3):  # turns in which it could send more
+                        await ask(channel, request("refused"), refused=True)
+                    assert model.sent <= asked - 1 + most
+                assert model.sent == count
 
     run(case())
 
