@@ -1,14 +1,14 @@
 """Measures a model behind Ray Serve against one server alone, on this machine.
 
-    .venv-ray/bin/python -m benchmarks.ray [--mode MODE ...] [--seconds 4]
+    .venv-ray/bin/python -m benchmarks.ray [--mode MODE ...] [--replicas 2] [--seconds 4]
 
 Modes: alone, two-alone, proxy, haproxy, port, models, models-haproxy.
 
-Each mode starts a cluster of one node with two replicas, and asks for a small tensor over gRPC,
-from one client process with 8 requests in progress; client, proxy and replicas share the CPUs.
+Each mode starts a cluster of one node with that many replicas, and asks for a small tensor over
+gRPC, from one process with 8 requests in progress; client, proxy and replicas share the CPUs.
 Replicas have the priority of the client. Ray starts them with a lower one (RAY_worker_niceness=15),
 so that a client on the same CPUs interrupts them for each response.
-`alone` is one server without Ray, `two-alone` are two on one port; `models` has two replicas of
+`alone` is one server without Ray, `two-alone` are two on one port; `models` has as many of
 each model's deployment, behind one of the ingress. It prints requests per second (the median of
 three runs), milliseconds for each response of a stream of 1,000, the time from the start to the
 first answer, the memory of each replica with its stubs, and the CPU time that a request costs the
@@ -72,8 +72,8 @@ def alone(servers: int, arguments: Sequence[str]) -> Iterator[list[int]]:
 
 
 @contextmanager
-def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
-    """Two replicas; yields their processes. `arguments`: NAME=VALUE, of the application."""
+def behind_ray(mode: str, replicas: int, arguments: Sequence[str]) -> Iterator[list[int]]:
+    """Replicas; yields their processes. `arguments`: NAME=VALUE, of the application."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     os.environ.update(RAY_TMPDIR=folder, RAY_USAGE_STATS_ENABLED="0")
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -109,13 +109,13 @@ def behind_ray(mode: str, arguments: Sequence[str]) -> Iterator[list[int]]:
             **(ports if mode == "port" else {}),
             **dict(one.split("=", 1) for one in arguments),
         }
-        two = {"num_replicas": 2}
+        deployment = {"num_replicas": replicas}
         if mode.startswith("models"):
-            application = model_apps({**common, "deployments": dict.fromkeys(models, two)})
+            application = model_apps({**common, "deployments": dict.fromkeys(models, deployment)})
         else:
-            application = app({**common, "deployment": two})
+            application = app({**common, "deployment": deployment})
         serve.run(application, name="pbhost", route_prefix="/")
-        wait_for(OWN_PORT, 2) if mode == "port" else wait_for(PORT)
+        wait_for(OWN_PORT, replicas) if mode == "port" else wait_for(PORT)
         yield [
             process.pid
             for process in psutil.process_iter(["cmdline"])
@@ -257,20 +257,24 @@ def main() -> None:
     """Measures each mode, and prints a line for it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", nargs="*", default=["alone", "proxy", "haproxy", "port"])
+    parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--argument", nargs="*", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
     if len(options.mode) > 1:  # Ray reads its environment once
         for mode in options.mode:
             command = [sys.executable, "-m", "benchmarks.ray", "--mode", mode]
-            command += [f"--seconds={options.seconds}", "--argument", *options.argument]
+            command += [f"--replicas={options.replicas}", f"--seconds={options.seconds}"]
+            command += ["--argument", *options.argument]
             subprocess.run(command, check=True, cwd=ROOT)
         return
     (mode,) = options.mode
     began = time.monotonic()
     servers = {"alone": 1, "two-alone": 2}.get(mode)
     started_servers = (
-        alone(servers, options.argument) if servers else behind_ray(mode, options.argument)
+        alone(servers, options.argument)
+        if servers
+        else behind_ray(mode, options.replicas, options.argument)
     )
     with started_servers as replicas:
         started = time.monotonic() - began

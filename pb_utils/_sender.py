@@ -57,12 +57,15 @@ class Responder(ABC):
             self._send_response(response, final)
             self.has_response = self.has_response or response is not None
             self.closed = final
+        if final:
+            self._wake_senders()
 
     def close(self) -> bool:
         """Rejects further responses. Returns whether the request was open."""
         with self._lock:
             was_open, self.closed = not self.closed, True
-            return was_open
+        self._wake_senders()
+        return was_open
 
     @abstractmethod
     def is_cancelled(self) -> bool:
@@ -84,6 +87,10 @@ class Responder(ABC):
         Raises:
             TritonModelException: the client took none of them within the timeout.
         """
+
+    @abstractmethod
+    def _wake_senders(self) -> None:
+        """Lets waiting senders see that the request is closed or cancelled."""
 
     @abstractmethod
     def _send_response(self, response: InferenceResponse | None, final: bool) -> None:

@@ -186,7 +186,7 @@ class _ResponseCredit:
         self.sizes: Deque[int] = deque()
         self.sent = self.sent_bytes = 0
         self.acknowledged = self.acknowledged_bytes = 0
-        self.changed = threading.Event()  # set on acknowledgement and cancellation
+        self.changed = threading.Condition()
 
     def add_sent(self, size: int) -> None:
         self.sizes.append(size)
@@ -202,7 +202,11 @@ class _ResponseCredit:
         for _ in range(min(count, len(self.sizes))):
             self.acknowledged_bytes += self.sizes.popleft()
         self.acknowledged += count
-        self.changed.set()
+        self.wake_senders()
+
+    def wake_senders(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
     def is_exhausted(self, responses: int, size: int) -> bool:
         outstanding = self.sent - self.acknowledged
@@ -277,10 +281,13 @@ class StubResponder(Responder):
         return self.cancelled
 
     def cancel(self) -> None:
-        """Marks the request cancelled and wakes a sender that waits."""
+        """Marks the request cancelled and wakes the senders that wait."""
         self.cancelled = True
+        self._wake_senders()
+
+    def _wake_senders(self) -> None:
         if self._credit is not None:
-            self._credit.changed.set()
+            self._credit.wake_senders()
 
     def acknowledge_responses(self, count: int) -> None:
         """Adds acknowledged responses; called on the service thread only."""
@@ -300,16 +307,14 @@ class StubResponder(Responder):
         if not credit.is_exhausted(*limits):
             return
         deadline = time.monotonic() + registry.send_timeout
-        while True:
-            credit.changed.clear()
-            if self.cancelled or self.closed or not credit.is_exhausted(*limits):
-                return
-            if not credit.changed.wait(max(0.0, deadline - time.monotonic())):
-                raise pb_utils.TritonModelException(
-                    f"Unable to send response. For {registry.send_timeout:g} seconds the caller has"
-                    f" taken none of {credit.sent - credit.acknowledged} earlier responses, which"
-                    f" are {credit.sent_bytes - credit.acknowledged_bytes} bytes."
-                )
+        with credit.changed:
+            while not (self.cancelled or self.closed) and credit.is_exhausted(*limits):
+                if not credit.changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise pb_utils.TritonModelException(
+                        f"Unable to send response. For {registry.send_timeout:g} seconds the caller"
+                        f" has taken none of {credit.sent - credit.acknowledged} earlier responses,"
+                        f" which are {credit.sent_bytes - credit.acknowledged_bytes} bytes."
+                    )
 
     def _send_response(self, response: Optional[pb_utils.InferenceResponse], final: bool) -> None:
         exported: List[Block] = []

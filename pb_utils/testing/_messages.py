@@ -84,6 +84,9 @@ class PendingRequest(Responder):
     def _wait_for_credit(self) -> None:
         pass  # no flow control: the receiver takes every response at once
 
+    def _wake_senders(self) -> None:
+        pass  # none waits
+
     def _send_response(self, response: InferenceResponse | None, final: bool) -> None:
         sent = None if response is None else response_as_received(response, self._requested_outputs)
         if self.decoupled:

@@ -14,15 +14,20 @@ def create_shared_file(name: str, size: int) -> int:
 
     The size is sealed: if a process could shrink the file, another one would get a SIGBUS.
     """
-    if not hasattr(os, "memfd_create"):
+    sealable = hasattr(os, "memfd_create")
+    if sealable:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
         fd = _create_named(name)
+    try:
         os.ftruncate(fd, size)
-        return fd
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    import fcntl
+        if sealable:
+            import fcntl
 
-    fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW)
+            fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -117,5 +117,8 @@ class RecordedResponder(Responder):
     def _wait_for_credit(self) -> None:
         pass
 
+    def _wake_senders(self) -> None:
+        pass
+
     def _send_response(self, response: InferenceResponse | None, final: bool) -> None:
         self.delivered.append((response, final))

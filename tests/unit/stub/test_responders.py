@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from stub.wire.arena import Arena, create_arena_file
 from stub.wire.ring import create_ring_file
 from stub.wire.shared_file import PAGE
 from stub.wire.spawn import SpawnArguments
+from tests.conftest import DEADLINE, wait_until
 
 
 class RegistryFixture:
@@ -138,17 +140,56 @@ def test_a_sender_fails_after_the_timeout_if_the_client_receives_nothing(
         responder.send(response(), final=False)
 
 
-@pytest.mark.parametrize("event", ["acknowledged", "cancelled"])
-def test_a_waiting_sender_continues_after_an_event_of_its_request(
-    ends: RegistryFixture, event: str
+def wait_for_credit(responder: StubResponder) -> tuple[threading.Thread, list[str]]:
+    """A thread that waits until it may send; the list gets the error that it meets, if any."""
+    errors: list[str] = []
+
+    def send() -> None:
+        try:
+            responder.send(response(), False)
+        except pb_utils.TritonModelException as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+
+    def waits() -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        while frame is not None and frame.f_code is not threading.Condition.wait.__code__:
+            frame = frame.f_back
+        return frame is not None
+
+    wait_until(waits, "the sender to wait")
+    return thread, errors
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ("acknowledged", ""),
+        ("cancelled", ""),
+        ("closed", "Response sender has been closed"),
+        ("final response", "Response sender has been closed"),
+    ],
+)
+def test_all_waiting_senders_continue_after_an_event_of_their_request(
+    ends: RegistryFixture, event: str, message: str
 ) -> None:
     (responder,) = ends.begin(1, decoupled=True)
     responder.send(response(), final=False)
-    sender = threading.Thread(target=responder.send, args=(response(), True))
-    sender.start()
+    senders = [wait_for_credit(responder) for _ in range(2)]
     if event == "acknowledged":
+        ends.registry.acknowledge_responses(1, 0, 1)  # lets one of them send
+        wait_until(lambda: sum(thread.is_alive() for thread, _ in senders) <= 1, "one to send")
         ends.registry.acknowledge_responses(1, 0, 1)
-    else:
+    elif event == "cancelled":
         ends.registry.cancel_request(1, 0)
-    sender.join(30)
-    assert responder.closed
+    elif event == "closed":
+        responder.close()
+    else:
+        responder.max_outstanding_responses = 2  # the others have begun to wait for less
+        responder.send(response(), final=True)
+    for thread, errors in senders:
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+        assert [message in error for error in errors] == [True] * bool(message)

@@ -14,6 +14,7 @@ import pytest
 from stub.wire import shared_file
 from stub.wire.shared_file import PAGE, Mapping, create_shared_file
 from tests.conftest import DEADLINE
+from tests.descriptors import descriptors
 
 
 @pytest.fixture
@@ -21,6 +22,13 @@ def fd() -> Iterator[int]:
     descriptor = create_shared_file("pbhost-test", 8 * PAGE)
     yield descriptor
     os.close(descriptor)
+
+
+def test_a_file_that_cannot_get_its_size_leaves_no_descriptor() -> None:
+    before = descriptors()
+    with pytest.raises(OSError, match="Invalid argument"):
+        create_shared_file("pbhost-test", -1)
+    assert not descriptors() - before
 
 
 @pytest.mark.parametrize("size", [0, PAGE, 9 * PAGE])
