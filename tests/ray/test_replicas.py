@@ -139,8 +139,8 @@ def test_prometheus_sees_the_counters_of_each_replica(served: Replicas, tmp_path
         assert answers.get(timeout=DEADLINE) is None
         client.stop_stream()
 
-    # Under load all the time: a proxy hears of a new replica a moment after it runs.
-    with prometheus(tmp_path) as url, Load():
+    use_each_replica(served, tmp_path)
+    with prometheus(tmp_path) as url:
 
         def query(text: str) -> list[dict[str, Any]]:
             try:
@@ -151,7 +151,7 @@ def test_prometheus_sees_the_counters_of_each_replica(served: Replicas, tmp_path
             except OSError:
                 return []  # it is starting
 
-        counter = 'ray_nv_inference_request_success_total{model="identity"}'
+        counter = 'ray_nv_inference_request_success_total{model="script"}'
         wait_until(
             lambda: len([one for one in query(counter) if float(one["value"][1]) > 0]) >= 2,
             "the counters of two replicas",
@@ -205,6 +205,55 @@ def test_user_config_loads_and_unloads_without_a_new_replica(served: Replicas) -
     scale(served, 2)  # with the models of before
 
 
+class WaitingScript:
+    """The input of requests to the model `script` that wait in it. `folder`: for its files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._began, self._go_on = folder / "began", folder / "go_on"
+        self._began.mkdir()
+        text = (
+            f"import os\nopen('{self._began}/' + str(os.getpid()), 'w').close()\n"
+            f"until(lambda: os.path.exists('{self._go_on}'), 'the file')\nreturn 1"
+        )
+        self.given = grpcclient.InferInput("COMMAND", [1], "BYTES")
+        self.given.set_data_from_numpy(np.array([text.encode()], dtype=np.object_))
+
+    def processes(self) -> set[int]:
+        """The stubs in which a request has begun."""
+        return {int(file.name) for file in self._began.iterdir()}
+
+    def go_on(self) -> None:
+        """Let all requests end."""
+        self._go_on.touch()
+
+
+def use_each_replica(served: Replicas, folder: Path) -> None:
+    """Let each replica answer a request.
+
+    A proxy may send all requests to one replica as long as that has free slots: it chooses among
+    those whose queue length it knows, and asks a new one for it with a deadline of 0.1 s. So
+    requests are sent, none of which ends, until each replica has one.
+    """
+    script = WaitingScript(folder)
+    errors: list[Any] = []
+    sent = 0
+
+    def each_has_one() -> bool:
+        nonlocal sent
+        client.async_infer("script", [script.given], lambda result, error: errors.append(error))
+        sent += 1
+        running = script.processes()
+        return all(
+            running & {stub.pid for stub in stubs_of(replica)} for replica in served.process_ids()
+        )
+
+    with grpcclient.InferenceServerClient(GRPC) as client:
+        wait_until(each_has_one, "a request in each replica", state=lambda: (sent, errors))
+        script.go_on()
+        wait_until(lambda: len(errors) == sent, "the requests to end")
+    assert errors == [None] * sent
+
+
 def stubs_of(replica: int) -> list[psutil.Process]:
     return [
         process
@@ -228,18 +277,13 @@ def test_a_killed_replica_is_replaced_and_no_new_request_fails(
     waiting: list[Any] = []
     with Load() as load, grpcclient.InferenceServerClient(GRPC) as client:
         load.goes_on()
-        began, go_on = tmp_path / "began", tmp_path / "go_on"
-        began.mkdir()
-        text = (
-            f"import os\nopen('{began}/' + str(os.getpid()), 'w').close()\n"
-            f"until(lambda: os.path.exists('{go_on}'), 'the file')\nreturn 1"
-        )
-        given = grpcclient.InferInput("COMMAND", [1], "BYTES")
-        given.set_data_from_numpy(np.array([text.encode()], dtype=np.object_))
+        script = WaitingScript(tmp_path)
         for _ in range(6):
-            client.async_infer("script", [given], lambda result, error: waiting.append(error))
-        wait_until(lambda: bool(list(began.iterdir())), "a request to run")
-        running = {int(file.name) for file in began.iterdir()}
+            client.async_infer(
+                "script", [script.given], lambda result, error: waiting.append(error)
+            )
+        wait_until(lambda: bool(script.processes()), "a request to run")
+        running = script.processes()
         stubs_by_replica = {replica: stubs_of(replica) for replica in served.process_ids()}
         victim, stubs = next(
             (replica, stubs)
@@ -256,7 +300,7 @@ def test_a_killed_replica_is_replaced_and_no_new_request_fails(
         print("replaced after", time.monotonic() - killed)
         load.goes_on()
         wait_until(lambda: bool(waiting), "the requests that were in flight to end")
-        go_on.touch()
+        script.go_on()
         wait_until(lambda: len(waiting) == 6, "all of them to end")
     if not HAPROXY:  # which tries again only what did not reach a replica
         assert [text for started, text in load.failures if started > killed] == []
