@@ -105,7 +105,11 @@ class RayHost(RunningHost):
         self._read_before = {log: log.stat().st_size for log in _logs()}
         self._running = True
         self.port = int(GRPC.rpartition(":")[2])
-        serve.run(_bind(kind, arguments, env), name=_NAME, route_prefix="/")
+        try:
+            serve.run(_bind(kind, arguments, env), name=_NAME, route_prefix="/")
+        except BaseException:
+            self.stop()  # Ray would start its replicas again and again
+            raise
         (self.process,) = self.replicas(DEPLOYMENT)
 
     @property
