@@ -6,25 +6,30 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 from pb_utils._response import InferenceResponse
-from pb_utils._sender import MORE_THAN_ONE
+from pb_utils._sender import MORE_THAN_ONE, Responder
 
 if TYPE_CHECKING:
     from pb_utils._request import InferenceRequest
 
 
 class InvalidReturnValue(Exception):
-    """``execute`` returned something that cannot be sent. The text is a server's."""
+    """A batch cannot be answered by what the model did; the text is what a server sends."""
 
 
 def check_return_value(
-    instance: str, decoupled: bool, requests: Sequence[InferenceRequest], returned: Any
+    instance: str,
+    decoupled: bool,
+    requests: Sequence[InferenceRequest],
+    responders: Sequence[Responder],
+    returned: Any,
 ) -> None:
     """Checks a value that is not None.
 
     Args:
         instance: name of the model instance.
         decoupled: whether the model is decoupled.
-        requests: the requests of the batch.
+        requests: the requests of the batch, in the list that the model got.
+        responders: their responders.
         returned: the value.
 
     Raises:
@@ -39,13 +44,13 @@ def check_return_value(
         raise InvalidReturnValue(
             f"Expected a list in the execute return, found type '{type(returned)}'."
         )
-    if len(returned) != len(requests):
+    if len(returned) != len(responders):
         raise InvalidReturnValue(
             "Number of InferenceResponse objects do not match the number of InferenceRequest "
-            f"objects. InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size "
-            f"is:{len(returned)}\n"
+            f"objects. InferenceRequest(s) size is:{len(responders)}, and InferenceResponse(s) "
+            f"size is:{len(returned)}\n"
         )
-    for request, response in zip(requests, returned):
+    for request, responder, response in zip(requests, responders, returned):
         if response is None:
             continue
         if request._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
@@ -58,5 +63,5 @@ def check_return_value(
                 "Expected an 'InferenceResponse' object in the execute function return list, "
                 f"found type '{type(response)}'."
             )
-        if request._handle is not None and request._handle.has_response:
+        if responder.has_response:
             raise InvalidReturnValue(MORE_THAN_ONE)

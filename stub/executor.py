@@ -223,7 +223,7 @@ class Executor:
         rescheduled: List[int] = []
         responders = running.responders
         if returned is not None:
-            check_return_value(self._name, self.decoupled, running.requests, returned)
+            check_return_value(self._name, self.decoupled, running.requests, responders, returned)
             if self._batch_tensors is not None:
                 returned = self._batch_tensors.scatter_batch_outputs(running.requests, returned)
             wires = [

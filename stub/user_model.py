@@ -34,6 +34,14 @@ _UNKNOWN = object()
 _FUTURES = os.path.join("concurrent", "futures", "_base.py")
 
 
+def _notes_of(error: BaseException) -> List[object]:
+    try:
+        notes = getattr(error, "__notes__", None)
+        return list(notes) if isinstance(notes, (list, tuple)) else []
+    except Exception:  # the user's property or list may raise anything
+        return []
+
+
 def _note_text(note: object) -> str:
     try:
         return str(note)
@@ -67,8 +75,8 @@ def describe_exception(error: BaseException, of_message: bool = False) -> str:
             reason = "\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: " + describe_exception(broken, True)
     if isinstance(error, AttributeError):
         message += _suggestion(error)
-    notes = getattr(error, "__notes__", None)
-    if notes and isinstance(notes, (list, tuple)):
+    notes = _notes_of(error)
+    if notes:
         message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note_text, notes))
     message = limit_text(message)
     lines: List[str] = []

@@ -165,9 +165,9 @@ class Worker:
         elif isinstance(message, m.OpenArena):
             try:
                 self._memory.open_arena(message)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 # Only requests and responses that refer to the arena fail.
-                text = f"shared memory {message.arena} cannot be opened: {error.strerror}"
+                text = f"shared memory {message.arena} cannot be opened: {error}"
                 self._channel.send([m.LogLine(2, "worker.py", 0, text)])
         elif isinstance(message, m.CloseArena):
             self._memory.close_arena(message.arena)

@@ -82,9 +82,10 @@ class Ensemble(DrainableModel):
             return ()
         step, name = source
         try:
-            return self._find_step_model(step).model.labels.get(name, ())
+            model = self._registry.find_step_model(step.known, step.version)
         except HostError:  # the request fails with it
             return ()
+        return model.labels.get(name, ())
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid or if a step model is missing."""

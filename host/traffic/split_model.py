@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from host.cache.responses import CacheHit
 from host.errors import HostError
@@ -32,7 +32,6 @@ class SplitModel:
         self.version = stable.version
         self.config = stable.config
         self.metrics = stable.metrics
-        self.labels = stable.labels
         self.chat_template = stable.chat_template
         self.token_counter = stable.token_counter
         self.lora_adapters = stable.lora_adapters
@@ -56,6 +55,11 @@ class SplitModel:
     def repeat_cache_hit(self, hit: CacheHit) -> bool:
         """Returns False: each request is assigned to a version."""
         return False
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Names of classes, by output, of the stable version."""
+        return self.stable.labels
 
     @property
     def ready(self) -> bool:

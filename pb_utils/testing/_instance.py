@@ -156,7 +156,7 @@ class Instance:
             returned = self._run_coroutine("execute", returned)
         if returned is None:
             return
-        check_return_value(self.name, self.decoupled, batch, returned)
+        check_return_value(self.name, self.decoupled, batch, pending_requests, returned)
         for pending_request, response in zip(pending_requests, returned):
             if response is None:
                 continue

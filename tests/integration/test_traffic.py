@@ -10,6 +10,7 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 from google.protobuf import json_format
 
 from tests.clients import infer_error, infer_through, tensor
@@ -276,6 +277,31 @@ def test_a_sequence_keeps_its_version(host: RunningHost) -> None:
     assert {key: one(key) for key in chosen} == chosen
     assert {key: one(key, end=True) for key in chosen} == chosen
     assert {key: one(key, start=True, end=True) for key in chosen} == dict.fromkeys(chosen, "2")
+
+
+def test_a_split_ensemble_has_the_labels_that_its_step_model_has_now(
+    serve: Serve, repository: RepositoryBuilder
+) -> None:
+    before, name, after = CONFIG.partition('name: "OUTPUT0"')
+    labelled = f'{before}{name}, label_filename: "labels.txt"{after}'
+    source = MODEL.replace("GATE_PATH", "''")
+    repository.add("member", source, labelled, files={"labels.txt": "cat\ndog\n"})
+    share = 'version_policy { all {} }\nparameters { key: "CANARY" value { string_value: "2:50" } }'
+    config = ENSEMBLE.replace("NAME", "member") + share
+    repository.add("split", None, config, files={"1/.keep": "", "2/.keep": ""})
+    host = serve(repository, "--model-control-mode=explicit", "--load-model=*").wait_started()
+    with host.client() as client:
+
+        def classes(version: str) -> list[bytes]:
+            given = tensor("INPUT0", np.array([5, 6], np.float32))
+            wanted = grpcclient.InferRequestedOutput("OUTPUT0", class_count=1)
+            result = client.infer("split", [given], version, outputs=[wanted])
+            return list(result.as_numpy("OUTPUT0"))
+
+        assert classes("") == classes("1") == [b"6.000000:1:dog"]
+        repository.write(repository.path / "member" / "labels.txt", "CAT\nDOG\n")
+        client.load_model("member")
+        assert classes("") == classes("1") == [b"6.000000:1:DOG"]
 
 
 def test_an_invalid_parameter_fails_the_load(serve: Serve, repository: RepositoryBuilder) -> None:

@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def ignore_warnings(config: pytest.Config) -> None:
-    """Warnings of Ray's own modules are not ours."""
+    """Ignores what Ray warns of, in its own modules and, by category, in those that it calls."""
     config.addinivalue_line("filterwarnings", "ignore:::ray")
     for text in ("ResourceWarning", "FutureWarning", "DeprecationWarning", "UserWarning"):
         config.addinivalue_line("filterwarnings", f"ignore::{text}")

@@ -179,7 +179,7 @@ def test_all_waiting_senders_continue_after_an_event_of_their_request(
     responder.send(response(), final=False)
     senders = [wait_for_credit(responder) for _ in range(2)]
     if event == "acknowledged":
-        ends.registry.acknowledge_responses(1, 0, 1)  # lets one of them send
+        ends.registry.acknowledge_responses(1, 0, 1)  # at least one of them may send
         wait_until(lambda: sum(thread.is_alive() for thread, _ in senders) <= 1, "one to send")
         ends.registry.acknowledge_responses(1, 0, 1)
     elif event == "cancelled":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,12 @@ def test_a_message_that_can_never_be_read_is_described_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("notes", [5, "text", None])
+class _BrokenList(list[str]):
+    def __iter__(self) -> Iterator[str]:
+        raise ValueError("never")
+
+
+@pytest.mark.parametrize("notes", [5, "text", None, np.zeros(2), _BrokenList(["note"])])
 def test_notes_that_are_no_list_are_left_out(notes: object) -> None:
     error = ValueError("broken")
     vars(error)["__notes__"] = notes
