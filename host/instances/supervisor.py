@@ -185,7 +185,7 @@ class Supervisor(InstanceSlot):
             self._mean_ns < _FAST_NS
             and prefetched < reclaimable_limit(self._mean_ns, finds_core)
             and self.permit is None
-            and self.instance.batches.accepts_reclaimable(call)
+            and self._accepts_reclaimable(call)
         )
 
     def accepts_next(self, call: Call) -> bool:
@@ -198,8 +198,13 @@ class Supervisor(InstanceSlot):
             _FAST_NS <= self._mean_ns < _PREFETCH_NS
             and not self._returns_calls
             and self.permit is None
-            and self.instance.batches.accepts_reclaimable(call)
+            and self._accepts_reclaimable(call)
         )
+
+    def _accepts_reclaimable(self, call: Call) -> bool:
+        """Whether the stub lives, and the call can be taken back from it."""
+        instance = self.instance
+        return instance.serving and instance.batches.accepts_reclaimable(call)
 
     def run_reclaimable(
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]

@@ -37,7 +37,8 @@ class DirectScheduler(InstanceQueue):
     number that the server and its instances may use.
 
     While all of several instances are busy, each of them may get its next call in advance; an
-    instance that becomes idle takes the oldest of these.
+    instance that becomes idle while no call is queued takes the one that was given first. A call
+    that has come back stays in the queue until an instance can start it.
     """
 
     def __init__(self, clock: Clock | None = None, cpus: float = math.inf) -> None:
@@ -48,9 +49,11 @@ class DirectScheduler(InstanceQueue):
         self._recent: InstanceSlot | None = None  # the one that was given work last, if it is busy
         self._ahead: dict[InstanceSlot, deque[Call]] = {}  # the prefetched calls, where they are
         # Busy instances that may get their next call in advance, the first to have started first.
+        # One that refuses a call is asked again when it has started another one.
         self._without_next: dict[InstanceSlot, None] = {}
-        # Instances that got it as all were busy, and when that was; the oldest call first.
+        # Instances that got it as all were busy, and when that was; the first to get it first.
         self._with_next: dict[InstanceSlot, int] = {}
+        self._newest_returned_ns = -1  # arrival of the newest call that has come back
         self._timer: Timer | None = None
         # The first and the last of `_ahead` at the last check.
         self._checked: dict[InstanceSlot, tuple[Call, Call]] = {}
@@ -73,7 +76,9 @@ class DirectScheduler(InstanceQueue):
                 self._without_next[instance] = None
                 call.holder = instance
                 instance.run([call])
-        elif not self._give_as_next(call):
+        elif (instance := self._instance_without_next(call)) is not None:
+            self._give_next(instance, call)
+        else:
             self._enqueue(call)
 
     def instance_ready(self, instance: InstanceSlot) -> None:
@@ -113,8 +118,9 @@ class DirectScheduler(InstanceQueue):
             elif self._free:
                 if not self._start_oldest():
                     return
-            elif self._give_as_next(call):
+            elif (instance := self._instance_without_next(call)) is not None:
                 self._withdraw(call)
+                self._give_next(instance, call)
             else:
                 return
 
@@ -166,25 +172,28 @@ class DirectScheduler(InstanceQueue):
             accepts = instance.accepts_reclaimable(call, prefetched, busy < self._useful)
         return instance if accepts else None
 
-    def _give_as_next(self, call: Call) -> bool:
-        """Gives a call to the instance that is likely to end first, while all are busy.
+    def _instance_without_next(self, call: Call) -> InstanceSlot | None:
+        """The instance that gets the call as its next one, as all are busy.
 
-        Returns False if that does not accept it.
+        It is the one that is likely to end first of those that accept the call.
         """
-        if len(self.instances) < 2 or not self._without_next:
-            return False
-        instance = next(iter(self._without_next))
-        if not instance.accepts_next(call):
-            return False
+        if len(self.instances) > 1 and call.queued_ns > self._newest_returned_ns:
+            while self._without_next:
+                instance = next(iter(self._without_next))
+                if instance.accepts_next(call):
+                    return instance
+                del self._without_next[instance]
+        return None
+
+    def _give_next(self, instance: InstanceSlot, call: Call) -> None:
         self._with_next[instance] = self._clock.now()
         self._prefetch(instance, call)
-        return True
 
     def _start_next_calls_of_others(self) -> None:
-        """Starts the oldest call that another instance got in advance on an idle one."""
+        """Starts calls that other instances got as their next ones on the idle ones."""
         for instance in tuple(self._with_next):
-            if calls := self._reclaim(instance):
-                self._queue_again(calls)
+            self._queue_again(self._reclaim(instance))
+            if not self._free:
                 return
 
     def _give_nothing_ahead(self, instance: InstanceSlot) -> None:
@@ -197,7 +206,6 @@ class DirectScheduler(InstanceQueue):
         ahead = self._ahead.get(instance)
         if ahead is None:
             ahead = self._ahead[instance] = deque()
-            self._without_next.pop(instance, None)
         ahead.append(call)
         call.holder = self
         if len(self.instances) == 1:
@@ -208,6 +216,8 @@ class DirectScheduler(InstanceQueue):
                 self._timer = self._clock.call_later(_RECLAIM_INTERVAL_NS, self._check_progress)
         if call.finished:  # it could not be sent
             self._remove_prefetched(instance, call)
+        else:
+            self._without_next.pop(instance, None)
 
     def _start_prefetched(self, instance: InstanceSlot) -> None:
         """Called when the instance starts the next prefetched call."""
@@ -289,6 +299,7 @@ class DirectScheduler(InstanceQueue):
                 again.append(call)
         if again:
             newest = max(call.queued_ns for call in again)
+            self._newest_returned_ns = max(self._newest_returned_ns, newest)
             again += takewhile(lambda call: call.queued_ns < newest, self._queue)
         again.sort(key=attrgetter("queued_ns"))
         for call in reversed(again):

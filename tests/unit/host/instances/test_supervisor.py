@@ -1,10 +1,22 @@
-"""How many calls are prefetched to a stub."""
+"""How many calls are prefetched to a stub, and by which stubs."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from host.instances.supervisor import prefetch_limit, reclaimable_limit
+from host.errors import unavailable
+from host.inference.call import Call
+from host.inference.request import InferRequest
+from host.instances.instance import Instance
+from host.instances.pool import StubPool
+from host.instances.supervisor import Supervisor, prefetch_limit, reclaimable_limit
+from host.logs.formats import Label
+from host.scheduling.direct import DirectScheduler
+from tests.conftest import DEADLINE
+from tests.unit.host.stub_peer import PeerLauncher, echo, initialize_message, stub_pool
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize(
@@ -34,3 +46,36 @@ def test_prefetch_of_one_of_several_instances_is_limited_to_what_starts_soon(
 ) -> None:
     """250 µs of work with 25 µs more for each call, or 4 ms if no other instance finds a core."""
     assert reclaimable_limit(mean_ns, finds_core) == calls
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_stub_that_has_exited_accepts_no_prefetch(fast: bool) -> None:
+    async def launch() -> Instance:
+        raise unavailable("there is no other stub")
+
+    async def test(pool: StubPool, launcher: PeerLauncher) -> None:
+        instance = await pool.start_instance(Label("m", 1, "m_0"))
+        await instance.initialize(initialize_message())
+        supervisor = Supervisor(instance, launch, DirectScheduler(), lambda batch, times: None)
+        call = Call(InferRequest("m", []))
+
+        def accepts() -> bool:
+            return (
+                supervisor.accepts_reclaimable(call, 0, True)
+                if fast
+                else supervisor.accepts_next(call)
+            )
+
+        if fast:
+            supervisor._mean_ns = 0
+        assert accepts()
+        launcher.peers[-1].exit()
+        await eventually(lambda: bool(instance.exit_reason), "the end of the stub")
+        assert not accepts()
+
+    async def main() -> None:
+        launcher = PeerLauncher(echo)
+        async with stub_pool(launcher) as pool:
+            await asyncio.wait_for(test(pool, launcher), DEADLINE)
+
+    asyncio.run(main())

@@ -41,6 +41,7 @@ class FastSlot(FakeInstanceSlot):
         super().__init__(scheduler, batches, fast)
         self.takes_next = takes_next
         self.taken = 0
+        self.asked = 0  # whether it accepts its next call
         self.cores: list[bool] = []
         self._on_returned: Callable[[InstanceSlot, Call], None] | None = None
 
@@ -54,6 +55,7 @@ class FastSlot(FakeInstanceSlot):
 
     def accepts_next(self, call: Call) -> bool:
         assert self.running and not self.next, "has its next call already"
+        self.asked += 1
         return self.takes_next
 
     def run_reclaimable(
@@ -84,6 +86,18 @@ class FastSlot(FakeInstanceSlot):
         (call,) = self.next.popleft()
         assert self._on_returned is not None
         self._on_returned(self, call)
+
+
+class Unsendable(FastSlot):
+    """Cannot send calls of the kind "unsendable"."""
+
+    def run_reclaimable(
+        self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+    ) -> None:
+        if call.request.id == "unsendable":
+            call.fail(unavailable("it cannot be sent"))
+        else:
+            super().run_reclaimable(call, on_returned)
 
 
 class Scene:
@@ -266,15 +280,6 @@ def test_call_that_a_leaving_instance_returns_fails_if_no_other_will_come(recove
 
 
 def test_prefetched_call_that_cannot_be_sent_is_not_the_one_that_starts_next() -> None:
-    class Unsendable(FastSlot):
-        def run_reclaimable(
-            self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
-        ) -> None:
-            if call.request.id == "unsendable":
-                call.fail(unavailable("it cannot be sent"))
-            else:
-                super().run_reclaimable(call, on_returned)
-
     scene = Scene(fast=3, slot=Unsendable)
     first, second = scene.instances
     (running,) = scene.submit(1)
@@ -337,19 +342,91 @@ def test_overdue_next_call_runs_before_younger_ones() -> None:
     scene.clock.advance(INTERVAL)
     assert first.ahead == []  # and it gets none before it has started another one
     second.finish()
-    assert (second.running, second.ahead) == (calls[5:], calls[2:3])
+    assert (second.running, second.ahead) == (calls[5:], [])  # it is given in advance only once
     first.finish()
     assert first.running == calls[2:3]
 
 
-def test_instance_that_returned_its_next_call_does_not_get_it_again() -> None:
+def test_returned_next_call_stays_in_the_queue_until_an_instance_can_start_it() -> None:
     scene = Scene(fast=0, takes_next=True)
     first, second = scene.instances
     calls = scene.submit(4)
     first.return_prefetched()
     assert first.ahead == [] and scene.scheduler.queued == 2
     second.finish()
-    assert (second.running, second.ahead) == (calls[3:], calls[2:3])
+    assert (second.running, second.ahead) == (calls[3:], [])
+    second.finish()
+    assert second.running == calls[2:3]
+    scene.clock.advance(1)
+    (younger,) = scene.submit(1)
+    assert second.ahead == [younger]
+
+
+@pytest.mark.parametrize("how", ["finished", "cancelled"])
+def test_instance_that_becomes_idle_takes_the_next_call_behind_an_ended_one(how: str) -> None:
+    scene = Scene(fast=0, instances=3, takes_next=True)
+    first, second, third = scene.instances
+    calls = scene.submit(5)
+    assert (first.ahead, second.ahead) == (calls[3:4], calls[4:])
+    if how == "finished":
+        calls[3].fail(unavailable("it has failed"))
+    else:
+        calls[3].request_cancellation(HostError(ErrorCode.CANCELLED, "gone"))
+    third.finish()
+    assert calls[3].finished and third.running == calls[4:]
+    assert second.ahead == []
+
+
+def test_instance_that_refuses_its_next_call_leaves_it_to_another() -> None:
+    scene = Scene(fast=0, takes_next=True)
+    first, second = scene.instances
+    first.takes_next = False
+    calls = scene.submit(4)
+    assert (first.ahead, second.ahead) == ([], calls[2:3])
+    assert first.asked == 1  # and not again before it has started another one
+    first.takes_next = True
+    first.finish()
+    assert (first.running, first.ahead) == (calls[3:], [])
+    (after,) = scene.submit(1)
+    assert first.ahead == [after]
+
+
+def test_next_call_has_left_the_queue_before_it_is_given() -> None:
+    class Watching(FastSlot):
+        def run_reclaimable(
+            self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
+        ) -> None:
+            assert isinstance(self.scheduler, DirectScheduler)
+            assert call not in self.scheduler._queue
+            super().run_reclaimable(call, on_returned)
+
+    scene = Scene(fast=0, slot=Watching, takes_next=True)
+    first, second = scene.instances
+    calls = scene.submit(5)
+    first.finish()
+    assert (first.running, first.ahead) == (calls[2:3], calls[4:])
+
+
+def test_next_call_of_an_instance_that_dies_runs_before_younger_ones() -> None:
+    scene = Scene(fast=0, takes_next=True)
+    first, second = scene.instances
+    calls = scene.submit(5)
+    assert (first.ahead, second.ahead) == (calls[2:3], calls[3:4])
+    first.die()
+    second.finish()
+    second.finish()
+    assert second.running == calls[2:3]
+    second.finish()
+    assert second.running == calls[4:]
+
+
+def test_instance_gets_another_next_call_for_one_that_cannot_be_sent() -> None:
+    scene = Scene(fast=0, slot=Unsendable, takes_next=True)
+    first, second = scene.instances
+    scene.submit(2)
+    scene.scheduler.submit(call_of(kind="unsendable", now_ns=scene.clock.now() + 2))
+    calls = scene.submit(2)
+    assert (first.ahead, second.ahead) == (calls[:1], calls[1:])
 
 
 class PrefetchMachine(RuleBasedStateMachine):
