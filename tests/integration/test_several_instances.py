@@ -7,19 +7,21 @@ are busy, each of them has its next request already.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
-import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from tritonclient.utils import InferenceServerException
 
-from tests.clients import run_command, tensor
+import host
+from host.inference.request import InferRequest, Tensor
+from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.waiting import eventually
 
 CONFIG = """
     backend: "python"
@@ -52,24 +54,19 @@ MODEL = """
             return [pb_utils.InferenceResponse([out])]
 """
 
-HOLD = """
+BEGIN = """
 import os
 with open({begun!r}, "w") as file:
     file.write(str(os.getpid()))
+"""
+HOLD = """
 until(lambda: os.path.exists({end!r}), "the word to end")
 return os.getpid()
 """
 
 
-def pending(host: RunningHost) -> int:
-    with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as answer:
-        text = answer.read().decode()
-    found = re.search(r'pending_request_count{model="script".*} (\d+)', text)
-    return int(found[1]) if found else 0
-
-
-def infer(host: RunningHost, number: int) -> int:
-    with host.client() as client:
+def infer(server: RunningHost, number: int) -> int:
+    with server.client() as client:
         given = tensor("IN", np.array([number], np.int32))
         return int(client.infer("fast", [given], client_timeout=DEADLINE).as_numpy("OUT")[0])
 
@@ -83,13 +80,13 @@ def test_requests_run_while_one_of_two_fast_instances_is_slow(
     repository.add("fast", MODEL.format(pipe=str(pipe), wait=wait), CONFIG % 2)
     holds = MODEL.format(pipe=str(pipe), wait="hold_the_interpreter()")
     repository.add("holds", holds, CONFIG % 1)
-    host = serve(repository).wait_started()
-    with host.client() as client, ThreadPoolExecutor(9) as pool:
+    server = serve(repository).wait_started()
+    with server.client() as client, ThreadPoolExecutor(9) as pool:
         given = tensor("IN", np.array([1], np.int32))
         for _ in range(40):  # now the host knows that the model is fast
             client.infer("fast", [given])
-        slow = pool.submit(infer, host, -1)
-        others = [pool.submit(infer, host, number) for number in range(8)]
+        slow = pool.submit(infer, server, -1)
+        others = [pool.submit(infer, server, number) for number in range(8)]
         try:
             assert [other.result(DEADLINE) for other in others] == list(range(8))
             assert not slow.done()
@@ -102,41 +99,69 @@ def test_requests_run_while_one_of_two_fast_instances_is_slow(
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_next_request_of_a_slow_or_dead_instance_runs_on_the_other(
-    repository: RepositoryBuilder, serve: Serve, tmp_path: Path, dies: bool
+    repository: RepositoryBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
+    # Only what becomes idle or dies makes a next request go back, however long the test takes.
+    monkeypatch.setattr("host.scheduling.direct._OVERDUE_NS", 10**18)
     repository.copy("script")
     config = repository.path / "script" / "config.pbtxt"
     config.write_text(config.read_text() + "instance_group [ { count: 2, kind: KIND_CPU } ]\n")
-    host = serve(repository).wait_started()
+    begun = [tmp_path / f"begun{number}" for number in range(4)]
+    ends = [tmp_path / f"end{number}" for number in range(2)]
 
-    def send(script: str) -> int:
-        with host.client() as client:
-            return int(run_command(client, script, "script", client_timeout=DEADLINE))
+    def pid_in(file: Path) -> int:
+        return int(file.read_text() or 0) if file.exists() else 0
 
-    def pid_in(begun: Path) -> int:
-        wait_until(lambda: begun.exists() and begun.stat().st_size > 0, "the request to begin")
-        return int(begun.read_text())
+    async def pid_of(file: Path) -> int:
+        await eventually(lambda: pid_in(file) > 0, "the request to begin")
+        return pid_in(file)
 
-    with ThreadPoolExecutor(6) as pool:
-        pids, held, ends = [], [], [tmp_path / "end0", tmp_path / "end1"]
-        for end in ends:
-            begun = end.with_suffix(".begun")
-            held.append(pool.submit(send, HOLD.format(begun=str(begun), end=str(end))))
-            pids.append(pid_in(begun))
-        others = [pool.submit(send, f"return {number}") for number in range(2)]
-        try:
-            wait_until(lambda: pending(host) == 2, "two requests that wait")
+    options = host.Options(
+        model_repository=[str(repository.path)],
+        allow_grpc=False,
+        allow_http=False,
+        allow_metrics=False,
+        log_info=False,
+    )
+
+    async def main() -> None:
+        async with host.Server(options) as server:
+
+            async def send(script: str) -> int:
+                text = script.encode()
+                data = len(text).to_bytes(4, "little") + text
+                # Without an owner: what the server copies can be taken back from a stub.
+                command = Tensor("COMMAND", "BYTES", [1], data)
+                response = await server.infer_request(InferRequest("script", [command]))
+                return int(json.loads(bytes(response.outputs[0].data)[4:]))
+
+            pids, held = [], []
+            for number, end in enumerate(ends):
+                script = BEGIN.format(begun=str(begun[number])) + HOLD.format(end=str(end))
+                held.append(asyncio.create_task(send(script)))
+                pids.append(await pid_of(begun[number]))
+            others = [
+                asyncio.create_task(send(BEGIN.format(begun=str(file)) + "return os.getpid()"))
+                for file in begun[2:]
+            ]
+            try:
+                await eventually(lambda: server.queue_state("script").queued == 2, "two that wait")
+                ends[1].touch()
+                # The server is blocked now: it gives the instance nothing.
+                wait_until(lambda: pid_in(begun[3]) == pids[1], "the next request of the second")
+                assert not begun[2].exists()  # so the first instance has it
+                if dies:
+                    os.kill(pids[0], signal.SIGKILL)
+                assert await held[1] == await others[1] == pids[1]
+                assert await others[0] != pids[0]
+                assert dies or not held[0].done()
+            finally:
+                for end in ends:
+                    end.touch()
             if dies:
-                os.kill(pids[0], signal.SIGKILL)
-            ends[1].touch()
-            assert held[1].result(DEADLINE) == pids[1]
-            assert [other.result(DEADLINE) for other in others] == [0, 1]
-            assert dies or not held[0].done()
-        finally:
-            for end in ends:
-                end.touch()
-        if dies:
-            with pytest.raises(InferenceServerException, match="while it ran this request"):
-                held[0].result(DEADLINE)
-        else:
-            assert held[0].result(DEADLINE) == pids[0]
+                with pytest.raises(host.HostError, match="while it ran this request"):
+                    await held[0]
+            else:
+                assert await held[0] == pids[0]
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE))
