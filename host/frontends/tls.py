@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,12 +38,8 @@ class TlsFiles:
 
         Raises HostError INVALID_ARG, which names the flag, if a file cannot be used.
         """
-        for name in ("server-cert", "server-key", *(["root-cert"] if self.mutual else [])):
-            self.read_file(name)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._load(context)
-        return context
+        with self._copies() as copies:
+            return self._create_context(copies)
 
     def reload(self, context: ssl.SSLContext) -> None:
         """Reads the files again for a context that serves; open connections stay. Blocks.
@@ -50,8 +47,9 @@ class TlsFiles:
         A root certificate that is no longer in the file stays valid. Raises HostError INVALID_ARG,
         without a change, if a file cannot be used.
         """
-        self.create_context()  # the files must be valid together
-        self._load(context)
+        with self._copies() as copies:
+            self._create_context(copies)  # the files must be valid together
+            self._load(context, copies)
 
     def state(self) -> FileState:
         """Returns what changes with the files. Blocks."""
@@ -59,11 +57,39 @@ class TlsFiles:
             _file_state(path) for path in (self.server_cert, self.server_key, self.root_cert)
         )
 
-    def _load(self, context: ssl.SSLContext) -> None:
+    @contextmanager
+    def _copies(self) -> Iterator[dict[str, str]]:
+        """Paths of copies in memory, by the name of the file.
+
+        So a rotation of certificates cannot change what was checked before it is used. If it could,
+        a context might get a new certificate without its key.
+        """
+        names = ("server-cert", "server-key", *(["root-cert"] if self.mutual else []))
+        contents = {name: self.read_file(name) for name in names}
+        try:
+            with ExitStack() as files:
+                yield {
+                    name: files.enter_context(_file_in_memory(content))
+                    for name, content in contents.items()
+                }
+        except OSError as error:  # no defect of the files: too many are open, for example
+            raise self._file_error(
+                f"a copy in memory cannot be read: {error.strerror}", "server-cert"
+            ) from None
+
+    def _create_context(self, copies: Mapping[str, str]) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._load(context, copies)
+        return context
+
+    def _load(self, context: ssl.SSLContext, copies: Mapping[str, str]) -> None:
         try:
             # Without a password, OpenSSL would ask for one at the terminal.
-            context.load_cert_chain(self.server_cert, self.server_key, password=lambda: b"")
-        except (OSError, ValueError) as error:
+            context.load_cert_chain(
+                copies["server-cert"], copies["server-key"], password=lambda: b""
+            )
+        except (ssl.SSLError, ValueError) as error:
             raise self._file_error(
                 f"'{self.server_cert}' and {self._flag_name('server-key')} '{self.server_key}' are"
                 " not a matching certificate and key in PEM form without a password:"
@@ -73,8 +99,8 @@ class TlsFiles:
         if self.mutual:
             context.verify_mode = ssl.CERT_REQUIRED
             try:
-                context.load_verify_locations(self.root_cert)
-            except OSError as error:
+                context.load_verify_locations(copies["root-cert"])
+            except ssl.SSLError as error:
                 raise self._file_error(
                     f"'{self.root_cert}' contains no certificates in PEM form:"
                     f" {_openssl_reason(error)}",
@@ -166,6 +192,15 @@ def _file_state(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+@contextmanager
+def _file_in_memory(content: bytes) -> Iterator[str]:
+    """The path of a file that only this process has: OpenSSL reads keys from paths alone."""
+    with open(os.memfd_create("pbhost-tls"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _openssl_reason(error: Exception) -> str:

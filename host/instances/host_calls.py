@@ -24,6 +24,7 @@ class HostCalls:
         self._metrics = services.metrics
         self._send_reply = send_reply
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stub_exited = False
 
     def load_model(self, message: m.LoadModel) -> None:
         """Loads a model; replies when it is loaded."""
@@ -50,6 +51,10 @@ class HostCalls:
                 value = await answer
             except HostError as error:
                 self._send_reply(m.HostReply(number, error.message))
+            except asyncio.CancelledError:
+                if not self._stub_exited:  # a hook waited for a task that was cancelled
+                    self._send_reply(m.HostReply(number, "the call was cancelled"))
+                raise
             except Exception as error:  # of a hook, or a defect: the model must not wait for ever
                 _log.exception("unexpected failure of a call of a model to the server")
                 self._send_reply(m.HostReply(number, unexpected_failure(error).message))
@@ -100,6 +105,7 @@ class HostCalls:
 
     def stub_exited(self) -> None:
         """Called when the stub is gone; loads and unloads go on."""
+        self._stub_exited = True
         for task in self._tasks:
             task.cancel()
         self._metrics.remove_owner(self)

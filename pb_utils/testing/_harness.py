@@ -290,19 +290,21 @@ class ModelHarness:
 
         Args:
             request: the request, created by ``request``.
-            receive: a function that gets each response, in the thread that sends it.
+            receive: a function that gets each response, in the thread that sends it, until the
+                method ends.
 
         Raises:
             TritonModelException: a server would reject what ``execute`` returned, or the last
-                response does not come within ``response_timeout``.
+                response does not come within ``response_timeout``; the request is then cancelled.
             Exception: any exception of ``execute``.
         """
         self._check_open()
         stream = ResponseStream()
         add_to_stream = _messages.stream_receiver(stream)
+        timed_out = False
 
         def receive_and_add(response: InferenceResponse | None, final: bool) -> None:
-            if response is not None:
+            if response is not None and not timed_out:
                 receive(response)
             add_to_stream(response, final)
 
@@ -310,6 +312,8 @@ class ModelHarness:
         timeout_error = stream.set_timeout(self._response_timeout, self._timeout_error())
         while (response := stream.next_response()) is not None:
             if response is timeout_error:
+                timed_out = True  # first: a cancelled model may answer at once
+                _messages.cancelled_event(request).set()
                 raise TritonModelException(self._timeout_error())
 
     def submit(self, requests: Sequence[InferenceRequest]) -> list[ResponseIterator]:

@@ -285,6 +285,30 @@ def test_a_model_gets_an_error_if_a_hook_fails_unexpectedly(repository: Reposito
     asyncio.run(main())
 
 
+class CancelledHook(Hook):
+    """Waits for a task that is cancelled."""
+
+    async def load(
+        self, name: str, parameters: LoadParameters, load_here: Callable[[], Awaitable[None]]
+    ) -> None:
+        task = asyncio.create_task(asyncio.Event().wait())
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await task
+
+
+def test_a_model_gets_an_error_if_a_hook_is_cancelled(repository: RepositoryBuilder) -> None:
+    repository.copy("identity")
+    repository.add("loads", LOADS, "")
+
+    async def main() -> None:
+        several = options(repository, **EXPLICIT, load_model=["loads"])
+        async with host.Server(several, control_hook=CancelledHook()) as server:
+            with pytest.raises(host.HostError, match="the call was cancelled"):
+                await asyncio.wait_for(server.infer("loads", {}), DEADLINE)
+
+    asyncio.run(main())
+
+
 LOADS_AT_ITS_START = """
 import triton_python_backend_utils as pb_utils
 

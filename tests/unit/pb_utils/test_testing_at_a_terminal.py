@@ -66,6 +66,23 @@ def test_run_ends_with_an_error_when_the_last_response_does_not_come_in_time() -
     assert [response.has_error() for response in received] == [False]
 
 
+def test_run_cancels_the_request_and_drops_its_responses_after_the_timeout() -> None:
+    received: list[Any] = []
+
+    class Late:
+        def execute(self, requests: list[Any]) -> None:
+            self.sender = requests[0].get_response_sender()
+            self.sender.send(pb_utils.InferenceResponse([]))
+
+    with testing.load(Late, DECOUPLED, response_timeout=0.05) as model:
+        with pytest.raises(pb_utils.TritonModelException, match="response_timeout"):
+            model.run(model.request({}), received.append)
+        sender = model.model.sender
+        assert sender.is_cancelled()
+        sender.send(pb_utils.InferenceResponse([]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    assert len(received) == 1
+
+
 def test_run_needs_a_model_that_is_loaded() -> None:
     with testing.load(Counts, DECOUPLED) as model:
         request = model.request({})

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -73,8 +77,8 @@ def test_a_file_that_cannot_be_read_or_is_not_given_is_named(folder: Path, name:
     )
 
 
-@pytest.mark.parametrize("lost", ["server-cert", "root-cert"])
-def test_a_file_that_a_rotation_removes_after_it_was_read_is_named(
+@pytest.mark.parametrize("lost", ["server-cert", "server-key", "root-cert"])
+def test_a_file_that_a_rotation_removes_after_it_was_read_is_not_missed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -88,9 +92,78 @@ def test_a_file_that_a_rotation_removes_after_it_was_read_is_named(
         return content
 
     monkeypatch.setattr(TlsFiles, "read_file", read_and_remove)
-    text = complaint(made)
-    assert text.startswith(f"--http-{lost}: ")
-    assert "No such file or directory" in text
+    context = made.create_context()
+    assert shake_hands(context, folder) == certificate_of(folder)
+    assert complaint(made) == (
+        f"--http-{lost}: '{getattr(made, lost.replace('-', '_'))}' cannot be read:"
+        " No such file or directory"
+    )
+
+
+def renew(folder: Path) -> None:
+    """Replaces the certificate and the key of the server, by another authority."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "root.pem"))
+    made = authority.issue_cert("localhost")
+    made.private_key_pem.write_to_path(str(folder / "server.key"))
+    made.cert_chain_pems[0].write_to_path(str(folder / "server.pem"))
+
+
+def certificate_of(folder: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert((folder / "server.pem").read_text())
+
+
+def shake_hands(context: ssl.SSLContext, client: Path) -> bytes | None:
+    """The certificate that a client gets, which uses the files in a folder itself."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.load_verify_locations(client / "root.pem")
+    trusting.load_cert_chain(client / "server.pem", client / "server.key")
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        trusting.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        context.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(4):  # more flights than a handshake has
+        for end in ends:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return ends[0].getpeercert(binary_form=True)
+
+
+@pytest.mark.parametrize("lost", ["server.pem", "server.key", "root.pem"])
+def test_files_that_cannot_be_used_leave_the_old_ones(
+    folder: Path, tmp_path: Path, lost: str
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    made = files(tmp_path)
+    context = made.create_context()
+    renew(tmp_path)
+    (tmp_path / lost).unlink()
+    with pytest.raises(HostError, match="cannot be read: No such file or directory"):
+        made.reload(context)
+    assert shake_hands(context, folder) == certificate_of(folder)
+
+
+@pytest.mark.parametrize("lost", ["server.pem", "server.key", "root.pem"])
+def test_a_rotation_between_check_and_use_leaves_a_certificate_with_its_key(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    made = files(tmp_path)
+    context = made.create_context()
+    renew(tmp_path)
+    renewed = tmp_path / "renewed"
+    shutil.copytree(tmp_path, renewed)
+    load_verify_locations = ssl.SSLContext.load_verify_locations
+
+    def load_and_remove(self: ssl.SSLContext, *arguments: Any) -> None:
+        load_verify_locations(self, *arguments)  # the last file of the check
+        (tmp_path / lost).unlink(missing_ok=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ssl.SSLContext, "load_verify_locations", load_and_remove)
+        made.reload(context)
+    assert shake_hands(context, renewed) == certificate_of(renewed)
 
 
 def test_the_root_certificate_is_read_only_for_mutual_tls(folder: Path) -> None:
@@ -111,3 +184,18 @@ def test_a_root_certificate_without_certificates_is_refused(folder: Path) -> Non
     assert complaint(files(folder, {"root_cert": key})).startswith(
         f"--http-root-cert: '{key}' contains no certificates in PEM form: "
     )
+
+
+@pytest.mark.parametrize("free", range(4))
+def test_too_many_open_files_are_not_taken_for_a_wrong_certificate(folder: Path, free: int) -> None:
+    made = files(folder)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = os.open(folder / "root.pem", os.O_RDONLY)
+    os.close(opened)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + free, limits[1]))
+    try:
+        text = complaint(made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert text.startswith("--http-server-cert: ")
+    assert text.endswith(" cannot be read: Too many open files")
