@@ -420,7 +420,7 @@ class TestExecutionTimeout:
         item = make_request("slow").exec(execution_timeout=0.01)
         self.assert_timed_out(item, "slow", "0.01")
         (sent_request,) = runtime.sent_requests
-        assert sent_request.cancellations == 1
+        wait_until(lambda: sent_request.cancellations == 1, "the cancellation")
         sent_request.receive(response(0), True)  # after the timeout
 
     def test_request_within_execution_timeout_gets_its_response(
@@ -435,7 +435,7 @@ class TestExecutionTimeout:
         *earlier, last = iterator
         assert [number(item) for item in earlier] == [0]
         self.assert_timed_out(last, "m", "0.5")
-        assert sent_request.cancellations == 1
+        wait_until(lambda: sent_request.cancellations == 1, "the cancellation")
         sent_request.receive(response(1), True)
         assert len(list(iterator)) == 2
 
@@ -462,7 +462,8 @@ class TestExecutionTimeout:
             self.assert_timed_out(item, "m", "0.02")
 
         asyncio.run(model())
-        assert [sent_request.cancellations for sent_request in runtime.sent_requests] == [1, 1]
+        sent = runtime.sent_requests
+        wait_until(lambda: [one.cancellations for one in sent] == [1, 1], "the cancellations")
 
     def test_ended_stream_is_released_before_its_timeout(self, runtime: RecordingRuntime) -> None:
         runtime.on_request = lambda sent_request: send_responses(sent_request, 1)
