@@ -25,7 +25,7 @@ def create_shared_file(name: str, size: int) -> int:
             import fcntl
 
             fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW)
-    except BaseException:
+    except BaseException:  # also if interrupted, as the descriptor has no other owner
         os.close(fd)
         raise
     return fd

@@ -23,6 +23,7 @@ from tests.clients import (
     tensor,
 )
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.integration.test_inprocess import options
 from tests.pythons import (
     EVALUATES,
     config,
@@ -461,14 +462,8 @@ def test_a_server_in_a_thread_can_use_environments(
     repository: RepositoryBuilder, packed: Path
 ) -> None:
     repository.add("m", EVALUATES, config(EXECUTION_ENV_PATH=str(packed)))
-    options = host.Options(
-        model_repository=[str(repository.path)],
-        allow_grpc=False,
-        allow_http=False,
-        allow_metrics=False,
-        log_info=False,
-    )
-    with host.BlockingServer(options) as server:
+    no_ports = options(repository, allow_grpc=False, allow_metrics=False)
+    with host.BlockingServer(no_ports) as server:
         asked = np.array(["sys.prefix"], dtype=np.object_)
         (prefix,) = server.infer("m", {"COMMAND": asked})["ANSWER"]
     assert "/python_env/" in prefix.decode()

@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2_grpc
 import host
 from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
+from tests.integration.test_inprocess import options
 from tests.waiting import UNTIL_SOURCE
 
 TWO_INPUTS = """
@@ -66,17 +67,11 @@ def test_values_that_no_message_can_carry_are_refused_without_a_hang(
     repository: RepositoryBuilder,
 ) -> None:
     repository.copy("identity")
-    options = host.Options(
-        model_repository=[str(repository.path)],
-        allow_grpc=False,
-        allow_http=False,
-        allow_metrics=False,
-        log_info=False,
-    )
+    no_ports = options(repository, allow_grpc=False, allow_metrics=False)
 
     async def main() -> None:
         inputs = {"INPUT0": np.ones(3, np.float32)}
-        async with host.Server(options) as server:
+        async with host.Server(no_ports) as server:
             for bad in ({"x": 1 << 70}, {"x": "\udcff"}, {"x": [1]}, {"x": np.float32(1)}):
                 with pytest.raises(host.HostError) as caught:
                     await server.infer("identity", inputs, parameters=bad)  # type: ignore[arg-type]  # wrong on purpose

@@ -21,6 +21,7 @@ import host
 from host.inference.request import InferRequest, Tensor
 from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.integration.test_inprocess import options
 from tests.waiting import eventually
 
 CONFIG = """
@@ -116,16 +117,10 @@ def test_next_request_of_a_slow_or_dead_instance_runs_on_the_other(
         await eventually(lambda: pid_in(file) > 0, "the request to begin")
         return pid_in(file)
 
-    options = host.Options(
-        model_repository=[str(repository.path)],
-        allow_grpc=False,
-        allow_http=False,
-        allow_metrics=False,
-        log_info=False,
-    )
+    no_ports = options(repository, allow_grpc=False, allow_metrics=False)
 
     async def main() -> None:
-        async with host.Server(options) as server:
+        async with host.Server(no_ports) as server:
 
             async def send(script: str) -> int:
                 text = script.encode()

@@ -107,8 +107,8 @@ class RayHost(RunningHost):
         self.port = int(GRPC.rpartition(":")[2])
         try:
             serve.run(_bind(kind, arguments, env), name=_NAME, route_prefix="/")
-        except BaseException:
-            self.stop()  # Ray would start its replicas again and again
+        except BaseException:  # also Ctrl-C: Ray would start its replicas again and again
+            self.stop()
             raise
         (self.process,) = self.replicas(DEPLOYMENT)
 

@@ -126,7 +126,7 @@ class ReplicaChannels:
         return random.choice([channel for channel in accepting if channel.in_progress == fewest])
 
     async def choose_or_connect(self) -> Channel | None:
-        """As `choose`, but waits while the connections are being made."""
+        """As `choose`, but waits while the connections are being made, which has a deadline."""
         channel = self.choose()
         if channel is None and self._refreshing is not None:
             await asyncio.wait([self._refreshing])
