@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,50 @@ def test_a_template_cannot_leave_its_sandbox_or_take_much_memory(
     with pytest.raises(OpenAIError) as caught:
         compile_template(template, "m", 1000)({"messages": []})
     assert caught.value.status == status
+
+
+COUNTDOWN = (
+    "{% macro f(n) %}{{ n }}{% if n %} {{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(depth) }}"
+)
+
+
+def test_macros_that_call_themselves_are_limited_in_their_depth() -> None:
+    render = compile_template(COUNTDOWN, "m", 1000)
+    assert render({"depth": 63}) == " ".join(map(str, range(63, -1, -1)))
+    with pytest.raises(OpenAIError, match="more than 64 calls are nested"):
+        render({"depth": 64})
+    assert render({"depth": 63}).endswith(" 0")
+
+
+NESTED_LIST = "{% for part in parts recursive %}.{{ loop(part) }}{% endfor %}"
+
+
+def test_recursive_loops_are_limited_in_their_depth() -> None:
+    def nest(depth: int) -> list[Any]:
+        return [nest(depth - 1)] if depth else []
+
+    render = compile_template(NESTED_LIST, "m", 1000)
+    assert render({"parts": nest(64)}) == "." * 64
+    with pytest.raises(OpenAIError, match="more than 64 calls are nested"):
+        render({"parts": nest(65)})
+
+
+def test_a_template_that_calls_itself_for_ever_does_not_take_all_frames_of_python() -> None:
+    deepest = 0
+
+    def measure() -> str:
+        nonlocal deepest
+        frame, depth = sys._getframe(), 0
+        while frame.f_back is not None:
+            frame, depth = frame.f_back, depth + 1
+        deepest = max(deepest, depth)
+        return ""
+
+    template = "{% macro f() %}{{ measure() }}{{ f() }}{% endmacro %}{{ f() }}"
+    render = compile_template(template, "m", 1000)
+    with pytest.raises(OpenAIError):
+        render({"measure": measure})
+    assert 0 < deepest < sys.getrecursionlimit() // 2
 
 
 def test_built_in_templates_render_the_messages() -> None:

@@ -9,6 +9,7 @@ Import this on first use: Jinja takes time to import, and most servers have no c
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import wraps
 from typing import Any
@@ -23,6 +24,8 @@ _MAX_JOINED = 1 << 27
 """Characters, or elements, of what several texts or lists become together."""
 _MAX_BITS = 1 << 16
 """Bits of an integer."""
+_MAX_NESTED_CALLS = 64
+"""Calls of macros within each other. Each takes several of the 1,000 frames that Python allows."""
 
 _LARGE_WIDTH = re.compile(r"[0-9]{7}|[*]")  # of a format; `*` takes it from the values
 _FORMAT_FIELD = re.compile(r"%[^%a-zA-Z]*")
@@ -41,6 +44,16 @@ class _Generator(CodeGenerator):
         self.write("))")
 
 
+class _NestedCalls(threading.local):
+    """How many calls of a template run in this thread, each within the one before.
+
+    A recursion that takes all frames of Python would fail wherever the thread happens to be, also
+    in finalisers that the garbage collector calls.
+    """
+
+    count = 0
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """Refuses operations whose result takes much memory."""
 
@@ -57,6 +70,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.filters[name] = _check_joining(self.filters[name], name)
         self.filters["format"] = _format
         del self.globals["lipsum"]
+        self._nested = _NestedCalls()
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute an operation of `intercepted_binops`."""
@@ -72,7 +86,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         owner = getattr(__function, "__self__", None)
         if isinstance(owner, str):
             _check_text_method(owner, __function.__name__, args)
-        return super().call(__context, __function, *args, **named)
+        nested = __self._nested
+        if nested.count >= _MAX_NESTED_CALLS:
+            raise SecurityError(f"more than {_MAX_NESTED_CALLS} calls are nested")
+        nested.count += 1
+        try:
+            return super().call(__context, __function, *args, **named)
+        finally:
+            nested.count -= 1
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return the method `format` of a text, or `format_map`, with a check of its fields."""
