@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -686,8 +685,7 @@ def test_the_failures_of_an_ensemble_are_counted_by_reason(
     host: RunningHost, client: Client
 ) -> None:
     infer_error(send_request, client, "nested", I=[-1])
-    with urllib.request.urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as page:
-        lines = page.read().decode().splitlines()
+    lines = host.read_metrics().splitlines()
     reasons = {
         line.split('reason="')[1].split('"')[0]: float(line.split()[-1])
         for line in lines
