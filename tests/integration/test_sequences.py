@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -393,10 +392,9 @@ class Line:
 
 
 def pending(host: RunningHost, model: str) -> int:
-    with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith("nv_inference_pending_request_count") and f'"{model}"' in line:
-                return int(float(line.rsplit(" ", 1)[1]))
+    for line in host.read_metrics().splitlines():
+        if line.startswith("nv_inference_pending_request_count") and f'"{model}"' in line:
+            return int(float(line.rsplit(" ", 1)[1]))
     return -1
 
 
