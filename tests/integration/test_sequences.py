@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -543,6 +544,16 @@ def test_requests_with_an_end_cannot_be_run_again(
         "must specify the START flag"
         in infer_error(client.infer, "again", count_of(2), **options)[1]
     )
+
+
+@pytest.mark.parametrize("model", ["again", "again_oldest"])
+def test_requests_without_id_have_the_start_flag_alone(host: RunningHost, model: str) -> None:
+    inputs = [{"name": "COUNT", "datatype": "INT32", "shape": [1], "data": [3]}]
+    body = json.dumps({"parameters": {"sequence_end": True}, "inputs": inputs}).encode()
+    url = f"http://{host.http_url}/v2/models/{model}/infer"
+    with urllib.request.urlopen(url, body, DEADLINE) as answer:
+        (output,) = json.load(answer)["outputs"]
+    assert output["data"] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("model", ["stream", "stream_oldest"])
