@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from host.options.flags import SWITCH
@@ -137,19 +137,25 @@ class RayHost(RunningHost):
         return found[0]
 
     def wait_started(self) -> RunningHost:
-        """Return once the proxies pass requests to it."""
+        """Return once the proxies pass requests to it, also if it refuses them without a key."""
 
-        def answers() -> bool:
+        def answers_grpc() -> bool:
             try:
-                with (
-                    grpcclient.InferenceServerClient(GRPC) as one,
-                    httpclient.InferenceServerClient(HTTP) as other,
-                ):
-                    return bool(one.is_server_live() and other.is_server_live())
-            except (InferenceServerException, OSError):
+                with grpcclient.InferenceServerClient(GRPC) as client:
+                    return bool(client.is_server_live())
+            except InferenceServerException as error:
+                return "restricted" in error.message()
+
+        def answers_http() -> bool:
+            try:
+                with urlopen(f"http://{HTTP}/v2/health/live", timeout=DEADLINE):
+                    return True
+            except HTTPError as error:
+                return b"restricted" in error.read()
+            except OSError:
                 return False
 
-        wait_until(answers, "the proxies to know the application")
+        wait_until(lambda: answers_grpc() and answers_http(), "the proxies to know the application")
         return self
 
     @property
