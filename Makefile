@@ -8,8 +8,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 FRONTEND_TESTS := $(addprefix tests/integration/test_,streams.py api_keys.py client_memory.py http.py restrictions.py)
 
 # The same on Ray, where tests/ray/exceptions.py lists what differs.
-RAY_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py versions.py)
-RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py execute.py http.py http_protocol.py ragged.py streams.py)
+RAY_TESTS := $(addprefix tests/integration/test_,api_keys.py bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py model_control.py ragged.py readiness.py restrictions.py scheduling.py sequences.py streams.py versions.py)
+RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py)
 
 .PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -267,6 +268,12 @@ class RunningHost:
         """Host and port of its metrics."""
         port = self.wait_for(r"Started Metrics Service at \S+:(\d+)").group(1)
         return f"127.0.0.1:{port}"
+
+    def read_metrics(self) -> str:
+        """The page of its metrics."""
+        with urlopen(f"http://{self.metrics_url}/metrics", timeout=DEADLINE) as answer:
+            page: str = answer.read().decode()
+        return page
 
     def client(self) -> grpcclient.InferenceServerClient:
         """A new client; use it as a context manager."""

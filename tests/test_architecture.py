@@ -88,7 +88,10 @@ ONE_PLACE = {
                 "sequence_router",
             )  # fmt: skip
         ),
-        *(f"host.ray.channels.{name}" for name in ("listening", "replica_channels")),
+        *(
+            f"host.ray.channels.{name}"
+            for name in ("listening", "replica_channels", "serve_status")
+        ),
         *(f"host.ray.per_model.{name}" for name in ("application", "connection", "replicas")),
     },
     "redis": {"host.cache.redis_store"},

@@ -205,6 +205,7 @@ class EnsembleExecution(CallHolder):
             max_outstanding_responses=self._flow_control.max_outstanding_responses
             if step_model.decoupled
             else 0,
+            ancestors=asked.ancestors,
         )
 
     def _output_placement_hints(self, execution: StepExecution) -> dict[str, object] | None:

@@ -25,7 +25,7 @@ from host.frontend_processes.shared_budget import SharedReceiveBudget
 from host.frontend_processes.spawn import FrontendSpawn
 from host.frontends.client_endpoints import (
     ClientEndpoints,
-    create_http_context,
+    create_http_tls,
     grpc_tls,
     http_restrictions,
     http_tls,
@@ -105,8 +105,8 @@ class FrontendProcess:
                 endpoints.receive_budget,
                 core.keys,
             )
-            context = await create_http_context(options)
-            await endpoints.open_http(app, context, socket.socket(fileno=spawn.http))
+            tls = await create_http_tls(options)
+            await endpoints.open_http(app, tls, socket.socket(fileno=spawn.http))
         setproctitle.setproctitle(f"pbhost-frontend {spawn.index}")
         self._link.send(m.Hello(unrestricted))
         await self._stopped

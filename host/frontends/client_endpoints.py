@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Protocol, TypeVar
 
 from host.errors import HostError, ServiceStartError
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.grpc.aio import GrpcAioFrontend, check_tls_files
-from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_context
+from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_tls
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import GrpcOptions, Services
 from host.frontends.grpc.placed_message import ReserveBlock
@@ -25,7 +23,7 @@ from host.frontends.http1.listener import HttpListener
 from host.frontends.inference_core import InferenceCore, InferenceKeys
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import Restrictions
-from host.frontends.tls import TlsFiles, TlsReloader
+from host.frontends.tls import ServerTls, TlsFiles, TlsReloader
 from host.instances.busy_polling import ConnectionHooks
 from host.options.options import Options
 from host.options.validators import grpc_restriction, http_restriction
@@ -142,7 +140,7 @@ class ClientEndpoints:
     async def open_http(
         self,
         app: InferenceHttpApp,
-        tls: ssl.SSLContext | None,
+        tls: ServerTls | None,
         listening: socket.socket | None = None,
     ) -> int:
         """Opens the HTTP endpoint; returns its port. Raises HostError, which is logged."""
@@ -153,16 +151,15 @@ class ClientEndpoints:
             options.http_address,
             options.http_port,
             reuse_port=options.reuse_http_port,
-            tls=tls,
+            tls=None if tls is None else tls.context,
             timeouts=self._timeouts,
             fast_path=app.fast_path,
             connection_hooks=self._connection_hooks,
             listening=listening,
         )
         opened = await start_service("HTTP", self._http.start())
-        files = http_tls(options)
-        if files is not None and tls is not None:
-            await self._tls_reloader.add(files, partial(files.reload, tls))
+        if tls is not None:
+            await self._tls_reloader.add(tls.files, tls.reload)
         return opened
 
     @property
@@ -229,16 +226,16 @@ async def check_grpc_tls(options: Options) -> None:
     """Checks the TLS files of the gRPC endpoint. Raises HostError, which is logged."""
     files = grpc_tls(options)
     if files is not None:
-        check = create_h2_context if options.grpc_engine == "h2" else check_tls_files
+        check = create_h2_tls if options.grpc_engine == "h2" else check_tls_files
         await start_service("GRPC", asyncio.to_thread(check, files))
 
 
-async def create_http_context(options: Options) -> ssl.SSLContext | None:
-    """The TLS context of the HTTP endpoint; None without TLS. Raises HostError, which is logged."""
+async def create_http_tls(options: Options) -> ServerTls | None:
+    """TLS of the HTTP endpoint, or None without it. Raises HostError, which is logged."""
     files = http_tls(options)
     if files is None:
         return None
-    return await start_service("HTTP", asyncio.to_thread(files.create_context))
+    return await start_service("HTTP", asyncio.to_thread(ServerTls, files))
 
 
 def grpc_options(options: Options) -> GrpcOptions:

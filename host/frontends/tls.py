@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,19 @@ _WATCH_SECONDS = 5.0
 
 FileState = tuple[tuple[int, int, int] | None, ...]
 """Modification time in ns, inode and size of each file; None for one that cannot be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsContents:
+    """What TLS files contained at one moment, in PEM form; no root certificate: not mutual.
+
+    A rotation of certificates may change the files at any time. What is used must be what was
+    checked, or a context might get a new certificate without its key.
+    """
+
+    server_cert: bytes
+    server_key: bytes
+    root_cert: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +46,32 @@ class TlsFiles:
     root_cert: str
     mutual: bool
 
-    def create_context(self) -> ssl.SSLContext:
-        """Returns the TLS context of a server. Blocks.
+    def read(self) -> TlsContents:
+        """Returns what the files contain. Blocks.
+
+        Raises HostError INVALID_ARG, which names the flag, if a file cannot be read.
+        """
+        return TlsContents(
+            self.read_file("server-cert"),
+            self.read_file("server-key"),
+            self.read_file("root-cert") if self.mutual else None,
+        )
+
+    def create_context(self, contents: TlsContents | None = None) -> ssl.SSLContext:
+        """Returns the TLS context of a server with `contents`, or with what `read` returns. Blocks.
 
         Raises HostError INVALID_ARG, which names the flag, if a file cannot be used.
         """
-        with self._copies() as copies:
-            return self._create_context(copies)
-
-    def reload(self, context: ssl.SSLContext) -> None:
-        """Reads the files again for a context that serves; open connections stay. Blocks.
-
-        A root certificate that is no longer in the file stays valid. Raises HostError INVALID_ARG,
-        without a change, if a file cannot be used.
-        """
-        with self._copies() as copies:
-            self._create_context(copies)  # the files must be valid together
-            self._load(context, copies)
+        contents = contents or self.read()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            self._load(context, contents)
+        except OSError as error:  # no defect of the files: too many are open, for example
+            raise self._file_error(
+                f"a copy in memory cannot be read: {error.strerror}", "server-cert"
+            ) from None
+        return context
 
     def state(self) -> FileState:
         """Returns what changes with the files. Blocks."""
@@ -57,38 +79,12 @@ class TlsFiles:
             _file_state(path) for path in (self.server_cert, self.server_key, self.root_cert)
         )
 
-    @contextmanager
-    def _copies(self) -> Iterator[dict[str, str]]:
-        """Paths of copies in memory, by the name of the file.
-
-        So a rotation of certificates cannot change what was checked before it is used. If it could,
-        a context might get a new certificate without its key.
-        """
-        names = ("server-cert", "server-key", *(["root-cert"] if self.mutual else []))
-        contents = {name: self.read_file(name) for name in names}
+    def _load(self, context: ssl.SSLContext, contents: TlsContents) -> None:
         try:
-            with ExitStack() as files:
-                yield {
-                    name: files.enter_context(_file_in_memory(content))
-                    for name, content in contents.items()
-                }
-        except OSError as error:  # no defect of the files: too many are open, for example
-            raise self._file_error(
-                f"a copy in memory cannot be read: {error.strerror}", "server-cert"
-            ) from None
-
-    def _create_context(self, copies: Mapping[str, str]) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._load(context, copies)
-        return context
-
-    def _load(self, context: ssl.SSLContext, copies: Mapping[str, str]) -> None:
-        try:
-            # Without a password, OpenSSL would ask for one at the terminal.
-            context.load_cert_chain(
-                copies["server-cert"], copies["server-key"], password=lambda: b""
-            )
+            with _file_in_memory(contents.server_cert) as cert:
+                with _file_in_memory(contents.server_key) as key:
+                    # Without a password, OpenSSL would ask for one at the terminal.
+                    context.load_cert_chain(cert, key, password=lambda: b"")
         except (ssl.SSLError, ValueError) as error:
             raise self._file_error(
                 f"'{self.server_cert}' and {self._flag_name('server-key')} '{self.server_key}' are"
@@ -96,16 +92,18 @@ class TlsFiles:
                 f" {_openssl_reason(error)}",
                 "server-cert",
             ) from None
-        if self.mutual:
-            context.verify_mode = ssl.CERT_REQUIRED
-            try:
-                context.load_verify_locations(copies["root-cert"])
-            except ssl.SSLError as error:
-                raise self._file_error(
-                    f"'{self.root_cert}' contains no certificates in PEM form:"
-                    f" {_openssl_reason(error)}",
-                    "root-cert",
-                ) from None
+        if contents.root_cert is None:
+            return
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            with _file_in_memory(contents.root_cert) as root:
+                context.load_verify_locations(root)
+        except ssl.SSLError as error:
+            raise self._file_error(
+                f"'{self.root_cert}' contains no certificates in PEM form:"
+                f" {_openssl_reason(error)}",
+                "root-cert",
+            ) from None
 
     def read_file(self, name: str) -> bytes:
         """Returns the content of the file `server-cert`, `server-key` or `root-cert`. Blocks.
@@ -133,6 +131,40 @@ class TlsFiles:
 
     def _file_error(self, what: str, name: str) -> HostError:
         return invalid_argument(f"{self._flag_name(name)}: {what}")
+
+
+class ServerTls:
+    """TLS of an endpoint, whose files can be read again while it serves."""
+
+    def __init__(self, files: TlsFiles, protocols: Sequence[str] = ()) -> None:
+        """Reads the files. Blocks. Raises HostError INVALID_ARG if a file cannot be used.
+
+        `protocols`: those of ALPN (RFC 7301), for example `h2`; without any, all are accepted.
+        """
+        self.files = files
+        self._protocols = protocols
+        self.context = self._newest = self._create_context()
+        """For the listening socket: each handshake takes what was read last."""
+        # It is called for each handshake, also if the client sends no name of a server.
+        self.context.sni_callback = self._take_newest
+
+    def reload(self) -> None:
+        """Reads the files again, for new connections. Blocks.
+
+        Raises HostError INVALID_ARG, without a change, if a file cannot be used.
+        """
+        self._newest = self._create_context()
+
+    def _create_context(self) -> ssl.SSLContext:
+        context = self.files.create_context()
+        if self._protocols:
+            context.set_alpn_protocols(self._protocols)
+        return context
+
+    def _take_newest(
+        self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext
+    ) -> None:
+        connection.context = self._newest
 
 
 class TlsReloader:

@@ -154,6 +154,8 @@ class InferRequest(msgspec.Struct):
     """
     reserved_memory: object = None
     """Counts the memory of the received message until the tensors are in shared memory."""
+    ancestors: Sequence[str] = ()
+    """Ids of the calls to models of other servers that this request was made for."""
     batch_size: int = 1  # set by validation: first dimension of the inputs of a batching model
 
 

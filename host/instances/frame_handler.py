@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from host.instances.batch_tracker import Action, BatchTracker
-from host.instances.bls_requests import BlsRequests
+from host.instances.bls_requests import BlsRequest, BlsRequests
 from host.instances.bls_transfer import BlsTransfer
 from host.instances.stub_log import StubLog
 from host.instances.transfer import TensorTransfer
@@ -72,7 +72,7 @@ class FrameHandler:
                         releases.append(release)
                         settlements.append(settlement)
                     elif isinstance(message, m.BlsRequest):
-                        request = self._bls_transfer.decode_request(message)
+                        request = self._decode_bls_request(message)
                         responses.append(partial(self._bls_requests.start_request, request))
                     elif isinstance(message, m.InstanceReleased):
                         releases.append(self._batches.handle_released(message))
@@ -98,7 +98,7 @@ class FrameHandler:
         if len(messages) == 1:
             message = messages[0]
             if type(message) is m.BlsRequest:
-                request = self._bls_transfer.decode_request(message)
+                request = self._decode_bls_request(message)
                 self.run_action(partial(self._bls_requests.start_request, request))
                 return True
             if type(message) is m.BlockRelease:
@@ -114,6 +114,15 @@ class FrameHandler:
         finally:
             self.run_action(action)
         return True
+
+    def _decode_bls_request(self, message: m.BlsRequest) -> BlsRequest:
+        """The request, which was made for all that its batch was made for. Raises as above."""
+        made = self._bls_transfer.decode_request(message)
+        calls = self._batches.calls_of_batch(message.batch)
+        ancestors = [one for call in calls for one in call.request.ancestors]
+        if ancestors:
+            made.request.ancestors = list(dict.fromkeys(ancestors))
+        return made
 
     def run_action(self, action: Action) -> None:
         """Runs an action; if it fails, the other actions of the frame still run.

@@ -90,7 +90,8 @@ class RpcMethods:
         status = self.rpcs.status(error)
         set_status(context, status.code, status.message)
         if status.retry_ms is not None:
-            context.set_trailing_metadata(((RETRY_METADATA, str(status.retry_ms)),))
+            # Ray Serve adds this to a list of its own.
+            context.set_trailing_metadata([(RETRY_METADATA, str(status.retry_ms))])
 
 
 def _unary_method(rpc: Rpc) -> Callable[..., Awaitable[EncodedMessage[bytes]]]:

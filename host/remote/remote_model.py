@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -19,6 +20,7 @@ from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.remote.provider import RemoteModelProvider, RemoteVersion
 from host.remote.response_window import ResponseWindow
+from host.remote.returning_calls import ReturningCalls
 from host.repository.chat_template import ChatTemplate
 from host.repository.token_counter import TokenCounter
 
@@ -27,15 +29,22 @@ _log = logging.getLogger("pbhost")
 _MAX_UNACKNOWLEDGED = 32  # responses of one request, unless the caller has another limit
 _GIVE_UP_SECONDS = 5.0  # for the provider to close a request
 
+MadeForCall = Callable[[], Sequence[Call]]
+"""The calls of other servers that were made for a call of this one."""
+
 WhyNotReady = Callable[[str, int], Awaitable[str]]
 """Asks the other server why a version is not ready; "" if it is."""
 
 
-class RemoteModel(DrainableModel, CallHolder):
+class RemoteModel(DrainableModel):
     """Passes requests on. The other server validates, schedules and counts them."""
 
     def __init__(
-        self, described: RemoteVersion, provider: RemoteModelProvider, why_not_ready: WhyNotReady
+        self,
+        described: RemoteVersion,
+        provider: RemoteModelProvider,
+        why_not_ready: WhyNotReady,
+        returning: ReturningCalls,
     ) -> None:
         super().__init__()
         config = described.config
@@ -53,22 +62,29 @@ class RemoteModel(DrainableModel, CallHolder):
         self.described = described
         self._provider = provider
         self._why_not_ready = why_not_ready
+        self._returning = returning
         self._tasks: dict[Call, asyncio.Task[None]] = {}
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Errors are responses, as the other server finds them."""
         self._raise_if_draining(request)
         call = Call(request)
-        call.holder = self
         self._track_call(call)
-        task = asyncio.get_running_loop().create_task(self._run(call))
+        name = self._returning.add_outgoing()
+        task = asyncio.get_running_loop().create_task(self._run(call, name))
+        call.holder = _PassedOnCall(task, partial(self._returning.made_for, name))
         self._tasks[call] = task
-        task.add_done_callback(lambda _: self._tasks.pop(call, None))
+        task.add_done_callback(lambda _: self._task_ended(call, name))
         return call
 
-    async def _run(self, call: Call) -> None:
+    def _task_ended(self, call: Call, name: str) -> None:
+        call.holder = None  # breaks a reference cycle
+        del self._tasks[call]
+        self._returning.remove_outgoing(name)
+
+    async def _run(self, call: Call, name: str) -> None:
         try:
-            await self._pass_on(call)
+            await self._pass_on(call, name)
             if not call.ended:
                 call.fail(internal(f"the server of model '{self.name}' ended without a response"))
         except asyncio.CancelledError:
@@ -83,7 +99,7 @@ class RemoteModel(DrainableModel, CallHolder):
             if not call.ended:
                 call.fail(unexpected_failure(error))
 
-    async def _pass_on(self, call: Call) -> None:
+    async def _pass_on(self, call: Call, name: str) -> None:
         request = call.request
         headers = {} if request.trace is None else request.trace.headers_for_server()
         sent = msgspec.structs.replace(
@@ -95,6 +111,7 @@ class RemoteModel(DrainableModel, CallHolder):
             classification=None,
             validation_key=None,
             reserved_memory=None,
+            ancestors=[*request.ancestors, name],
         )
         placement = request.output_placement
         window = ResponseWindow(request.max_outstanding_responses or _MAX_UNACKNOWLEDGED)
@@ -116,13 +133,6 @@ class RemoteModel(DrainableModel, CallHolder):
                 await window.wait()
         finally:
             await responses.aclose()
-
-    def cancel_call(self, call: Call) -> bool:
-        """Cancels the request at the other server."""
-        task = self._tasks.get(call)
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-        return False
 
     def call_finished(self, call: Call) -> None:
         """The other server counts the call."""
@@ -160,3 +170,24 @@ class RemoteModel(DrainableModel, CallHolder):
                 "%d requests to remote model '%s' did not end within %g s after they were given up",
                 len(deaf), self.name, _GIVE_UP_SECONDS,
             )  # fmt: skip
+
+
+class _PassedOnCall(CallHolder):
+    """Has a call that another server runs. `made_for`: see MadeForCall."""
+
+    __slots__ = ("_made_for", "_task")
+
+    def __init__(self, task: asyncio.Task[None], made_for: MadeForCall) -> None:
+        self._task = task
+        self._made_for = made_for
+
+    def cancel_call(self, call: Call) -> bool:
+        """Cancels the request at the other server."""
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
+        return False
+
+    @property
+    def blocking_calls(self) -> Sequence[Call]:
+        """Those that the other server waits for, as far as they have come here."""
+        return self._made_for()

@@ -13,6 +13,7 @@ from host.inference.request import InferRequest
 from host.models.registry import ModelEntry, ModelVersion, OnDemand, Registry, VersionState
 from host.remote.provider import RemoteModelProvider, RemoteVersion
 from host.remote.remote_model import RemoteModel
+from host.remote.returning_calls import ReturningCalls
 
 _log = logging.getLogger("pbhost")
 
@@ -33,6 +34,8 @@ class RemoteModels:
         self._provider = provider
         self._registry = registry
         self._timeout = timeout
+        self.returning = ReturningCalls()
+        """Which calls of other servers were made for calls to these models."""
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._models: set[RemoteModel] = set()
         self.others: OnDemand | None = None
@@ -104,7 +107,7 @@ class RemoteModels:
                 old.described = one
                 model = old
             else:
-                model = RemoteModel(one, self._provider, self._why_not_ready)
+                model = RemoteModel(one, self._provider, self._why_not_ready, self.returning)
             entry.versions[one.version] = ModelVersion(one.version, VersionState.READY, model=model)
             self._models.add(model)
         served = {number: version.model for number, version in entry.versions.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from host.frontend_processes.processes import FrontendProcesses
 from host.frontends.client_endpoints import (
     ClientEndpoints,
     check_grpc_tls,
-    create_http_context,
+    create_http_tls,
     http_restrictions,
     logged_failure,
     make_grpc_service,
@@ -31,6 +30,7 @@ from host.frontends.http.metrics_app import MetricsApp
 from host.frontends.http1.listener import HttpListener
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.sockets import check_address
+from host.frontends.tls import ServerTls
 from host.instances.busy_polling import ConnectionHooks
 from host.metrics.family import MetricFamily
 from host.options.options import Options
@@ -62,7 +62,7 @@ class Endpoints:
         self._metrics: HttpListener | None = None
         self.api_keys: ApiKeys | None = None
         """The API keys of clients; None if clients need none."""
-        self._http_tls: ssl.SSLContext | None = None
+        self._http_tls: ServerTls | None = None
 
     async def check_configuration(self) -> None:
         """Checks API keys, certificates and ports before models load. Raises HostError."""
@@ -78,7 +78,7 @@ class Endpoints:
                 "GRPC", "grpc", options.grpc_address, options.grpc_port, options.reuse_grpc_port
             )
         if options.allow_http:
-            self._http_tls = await create_http_context(options)
+            self._http_tls = await create_http_tls(options)
             _check_address(
                 "HTTP", "http", options.http_address, options.http_port, options.reuse_http_port
             )

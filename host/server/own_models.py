@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 
 from host.core import Core
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.models.registry import Registry, VersionState
 from host.remote.provider import RemoteVersion, ResponseStream
+from host.remote.returning_calls import ReturningCalls
 
 
 class OwnModels:
     """The counterpart of a `RemoteModelProvider` at the server that has the models.
 
-    `index`: the entries of the repository index.
+    `index`: the entries of the repository index. `returning`: of the calls to remote models.
     """
 
     def __init__(
-        self, core: Core, registry: Registry, index: Callable[[bool], Awaitable[list[IndexEntry]]]
+        self,
+        core: Core,
+        registry: Registry,
+        index: Callable[[bool], Awaitable[list[IndexEntry]]],
+        returning: ReturningCalls,
     ) -> None:
         self._core = core
         self._registry = registry
         self._index = index
+        self._returning = returning
 
     async def describe(self, name: str) -> list[RemoteVersion]:
         """The loaded versions of a model. Raises HostError if it is unknown."""
@@ -51,12 +58,11 @@ class OwnModels:
         trace = None if tracer is None else tracer.start_trace(request.model_name, headers.get)
         request.trace = trace
         try:
-            responses = (await self._core.infer_when_loaded(request)).iterate_with_final()
-            try:
-                async for response, final in responses:
-                    yield response, final
-            finally:
-                await responses.aclose()
+            call = await self._core.infer_when_loaded(request)
+            with self._returning.incoming(call):
+                async with aclosing(call.iterate_with_final()) as responses:
+                    async for response, final in responses:
+                        yield response, final
         finally:
             if trace is not None:
                 trace.finish_response()

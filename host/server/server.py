@@ -27,6 +27,7 @@ from host.model_control.repository_poller import RepositoryPoller
 from host.options.options import Options
 from host.options.startup_table import option_table_rows
 from host.remote.provider import RemoteModelProvider
+from host.remote.returning_calls import ReturningCalls
 from host.server.composition import Components, Composition
 from host.server.endpoints import Endpoints, wait_with_reports
 from host.server.in_process import Arrays, Result, to_request, to_result
@@ -256,7 +257,11 @@ class Server:
 
         Raises HostError UNAVAILABLE before they are loaded.
         """
-        return OwnModels(self.core, self._composition.registry, self._model_control.index)
+        remote = self._composition.remote
+        returning = ReturningCalls() if remote is None else remote.returning
+        return OwnModels(
+            self.core, self._composition.registry, self._model_control.index, returning
+        )
 
     async def refresh_remote_model(self, name: str) -> bool:
         """Asks for the versions of a remote model anew, if this server has learned of it.

@@ -260,7 +260,8 @@ class ModelHarness:
 
         Raises:
             TritonModelException: a server would reject what ``execute`` returned, a request got no
-                response, or the model is decoupled.
+                response within ``response_timeout``, or the model is decoupled. Requests that are
+                open then are cancelled.
             Exception: any exception of ``execute``.
         """
         self._check_open()
@@ -273,12 +274,16 @@ class ModelHarness:
         self._instance.run_batch(
             requests, [_messages.stream_receiver(stream) for stream in streams]
         )
+        for request, stream in zip(requests, streams):
+            stream.set_cancel_callback(_messages.cancelled_event(request).set)
         responses: list[InferenceResponse] = []
         for stream in streams:
             timeout_error = stream.set_timeout(self._response_timeout, self._timeout_error())
             response = stream.next_response()
             assert response is not None
             if response is timeout_error or isinstance(response, _messages.NoResponse):
+                for open_stream in streams:
+                    open_stream.cancel_request()
                 raise TritonModelException(_messages.error_text(response))
             responses.append(response)
         return responses

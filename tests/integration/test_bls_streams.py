@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -231,13 +232,14 @@ def test_cancelling_a_future_cancels_its_request(host: RunningHost, client: Clie
     host.wait_for("other was cancelled")
 
 
-def test_request_cancelled_in_the_queue_does_not_run(client: Client) -> None:
-    def failures() -> int:
-        statistics = client.get_inference_statistics("other").model_stats[0]
-        count: int = statistics.inference_stats.fail.count
-        return count
+def failures(client: Client, model: str) -> int:
+    (statistics,) = client.get_inference_statistics(model).model_stats
+    count: int = statistics.inference_stats.fail.count
+    return count
 
-    before = failures()
+
+def test_request_cancelled_in_the_queue_does_not_run(client: Client) -> None:
+    before = failures(client, "other")
     found = run_script(
         client,
         """
@@ -254,7 +256,40 @@ def test_request_cancelled_in_the_queue_does_not_run(client: Client) -> None:
         """,
     )
     assert found == [False, False]
-    wait_until(lambda: failures() == before + 1, "the request to be counted as a failure")
+    wait_until(lambda: failures(client, "other") == before + 1, "the failure to be counted")
+
+
+def test_request_cancelled_after_a_time_in_the_queue_is_a_failure(
+    host: RunningHost, client: Client, module_repository: RepositoryBuilder
+) -> None:
+    folder = module_repository.path / "script" / "1"
+    waits = re.compile(r'^nv_inference_pending_request_count{model="other",.* 1$', re.MULTILINE)
+    before = failures(client, "other")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            run_script,
+            client,
+            """
+            import asyncio, pathlib
+            begun, cancel, end = (pathlib.Path(__file__).with_name(n) for n in ('b', 'cancel', 'e'))
+            busy = f'''
+            import pathlib
+            pathlib.Path({str(begun)!r}).touch()
+            until(pathlib.Path({str(end)!r}).exists, 'its end')
+            '''
+            first = asyncio.ensure_future(ask('other', command(busy)).async_exec())
+            await asyncio.to_thread(until, begun.exists, 'the other model to begin')
+            second = ask('other', command("return 2")).async_exec()
+            await asyncio.to_thread(until, cancel.exists, 'the test to see it wait')
+            second.cancel()
+            end.touch()
+            return (await first).has_error()
+            """,
+        )
+        wait_until(lambda: bool(waits.search(host.read_metrics())), "the request to wait")
+        (folder / "cancel").touch()
+        assert running.result() is False
+    wait_until(lambda: failures(client, "other") == before + 1, "the failure to be counted")
 
 
 @pytest.mark.parametrize(

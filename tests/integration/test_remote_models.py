@@ -85,7 +85,7 @@ class TritonPythonModel:
 CPU = "instance_group [{count: 1, kind: KIND_CPU}]"
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HERE = ("ask", "chain", "ready")
-THERE = ("identity", "stream", "notes", "waits", "misbehave")
+THERE = ("identity", "stream", "notes", "waits", "misbehave", "asks")
 
 
 class Connection:
@@ -183,6 +183,12 @@ def collector() -> Iterator[Collector]:
 def pair(module_repository: RepositoryBuilder, collector: Collector) -> Iterator[Pair]:
     module_repository.copy("ask", "identity", "stream", "misbehave")
     module_repository.add("chain", "", CHAIN)
+    ask = module_repository.path / "ask"
+    module_repository.add(
+        "asks",
+        (ask / "1" / "model.py").read_text(),
+        (ask / "config.pbtxt").read_text() + "instance_group [{count: 2, kind: KIND_CPU}]",
+    )
     module_repository.add("notes", NOTES, NOTES_CONFIG)
     module_repository.add("ready", READY, READY_CONFIG)
     module_repository.add("waits", WAITS, CPU)
@@ -234,6 +240,28 @@ def test_models_that_call_each_other_are_learned_when_they_are_called(pair: Pair
         result = pair.run(server.infer("ask", inputs))
         np.testing.assert_array_equal(result["OUTPUT0"], array)
     assert pair.to_here.described == ["ask"]
+
+
+@pytest.mark.parametrize("path", ["asks>ask>identity", "asks>chain", "asks>asks>ask>chain"])
+def test_a_request_that_waits_for_itself_is_found_through_other_servers(
+    pair: Pair, path: str
+) -> None:
+    """The only instance of `ask` waits for `asks`, which waits for `ask` or succeeds."""
+    array = np.arange(5, dtype=np.float32)
+    asked = asyncio.wait_for(
+        pair.here.infer("ask", {"MODEL": text(path), "INPUT0": array}), DEADLINE
+    )
+    if path == "asks>chain":
+        np.testing.assert_array_equal(pair.run(asked)["OUTPUT0"], array)
+        return
+    assert pair.run(error_of(asked)) == (
+        "INTERNAL",
+        (
+            "Model asks - Error when running inference: the request waits for itself: every"
+            " instance of model 'ask' is busy with a request that waits for this one. Raise the"
+            " instance_group count of 'ask', or do not call 'asks' from a model that it calls"
+        ),
+    )
 
 
 def test_everything_about_a_request_is_passed_on(pair: Pair) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import queue
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -393,10 +393,9 @@ class Line:
 
 
 def pending(host: RunningHost, model: str) -> int:
-    with urlopen(f"http://{host.metrics_url}/metrics", timeout=DEADLINE) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith("nv_inference_pending_request_count") and f'"{model}"' in line:
-                return int(float(line.rsplit(" ", 1)[1]))
+    for line in host.read_metrics().splitlines():
+        if line.startswith("nv_inference_pending_request_count") and f'"{model}"' in line:
+            return int(float(line.rsplit(" ", 1)[1]))
     return -1
 
 
@@ -545,6 +544,16 @@ def test_requests_with_an_end_cannot_be_run_again(
         "must specify the START flag"
         in infer_error(client.infer, "again", count_of(2), **options)[1]
     )
+
+
+@pytest.mark.parametrize("model", ["again", "again_oldest"])
+def test_requests_without_id_have_the_start_flag_alone(host: RunningHost, model: str) -> None:
+    inputs = [{"name": "COUNT", "datatype": "INT32", "shape": [1], "data": [3]}]
+    body = json.dumps({"parameters": {"sequence_end": True}, "inputs": inputs}).encode()
+    url = f"http://{host.http_url}/v2/models/{model}/infer"
+    with urllib.request.urlopen(url, body, DEADLINE) as answer:
+        (output,) = json.load(answer)["outputs"]
+    assert output["data"] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("model", ["stream", "stream_oldest"])

@@ -368,16 +368,36 @@ def test_a_trace_of_generate_has_timestamps(host: RunningHost, files: Files, ver
     api.set(dict.fromkeys(ONE))
 
 
-def test_each_response_of_a_stream_has_a_timestamp(host: RunningHost, files: Files) -> None:
+@pytest.mark.parametrize("empty_final", [False, True])
+def test_each_response_of_a_stream_has_a_timestamp(
+    host: RunningHost, files: Files, empty_final: bool
+) -> None:
     api = SettingsApi(host, "grpc")
     api.set(ONE)
+    sent = 4 if empty_final else 3
     with InferStream(host) as stream:
-        stream.send("thread:many=3 final", enable_empty_final_response=True)
-        assert stream.read_numbers() == [0, 1, 2]
+        stream.send("thread:many=3 final", enable_empty_final_response=empty_final)
+        for _ in range(sent):
+            stream.next()
         elements = files.read()
     names = [s["name"] for element in elements for s in element.get("timestamps", ())]
-    assert names.count("GRPC_SEND_START") == names.count("GRPC_SEND_END") == 4
+    assert names.count("GRPC_SEND_START") == names.count("GRPC_SEND_END") == sent
     assert set(names) == {*GRPC_STAMPS, *CORE_STAMPS, "INFER_RESPONSE_COMPLETE"}
+    api.set(dict.fromkeys(ONE))
+
+
+@pytest.mark.parametrize(("work", "events"), [("thread:many=3 final", 3), ("thread:final", 0)])
+def test_each_event_of_generate_stream_has_a_timestamp(
+    host: RunningHost, files: Files, work: str, events: int
+) -> None:
+    api = SettingsApi(host, "grpc")
+    api.set(ONE)
+    url = f"http://{host.http_url}/v2/models/stream/generate_stream"
+    with urllib.request.urlopen(url, json.dumps({"COMMAND": work}).encode(), DEADLINE) as answer:
+        assert answer.read().count(b"data: ") == events
+    names = [s["name"] for element in files.read() for s in element.get("timestamps", ())]
+    sent = max(events, 1)  # a stream without events sends its head
+    assert names.count("HTTP_SEND_START") == names.count("HTTP_SEND_END") == sent
     api.set(dict.fromkeys(ONE))
 
 

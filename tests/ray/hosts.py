@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from host.options.flags import SWITCH
@@ -58,6 +59,8 @@ def ray_hosts(kind: str) -> Iterator[RayHosts]:
     """A cluster, and applications of that kind on it."""
     with ray_cluster(
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="0.1",  # half a minute for each application
+        RAY_metrics_report_interval_ms="10000",  # Ray's own default
+        RAY_worker_niceness="0",  # other work on the machine would hold up dozens of replicas
         TRITON_SERVER_ESCAPE_LOG_MESSAGES="0",
     ):
         yield RayHosts(kind)
@@ -134,25 +137,39 @@ class RayHost(RunningHost):
         return found[0]
 
     def wait_started(self) -> RunningHost:
-        """Return once the proxies pass requests to it."""
+        """Return once the proxies pass requests to it, also if it refuses them without a key."""
 
-        def answers() -> bool:
+        def answers_grpc() -> bool:
             try:
-                with (
-                    grpcclient.InferenceServerClient(GRPC) as one,
-                    httpclient.InferenceServerClient(HTTP) as other,
-                ):
-                    return bool(one.is_server_live() and other.is_server_live())
-            except (InferenceServerException, OSError):
+                with grpcclient.InferenceServerClient(GRPC) as client:
+                    return bool(client.is_server_live())
+            except InferenceServerException as error:
+                return "restricted" in error.message()
+
+        def answers_http() -> bool:
+            try:
+                with urlopen(f"http://{HTTP}/v2/health/live", timeout=DEADLINE):
+                    return True
+            except HTTPError as error:
+                return b"restricted" in error.read()
+            except OSError:
                 return False
 
-        wait_until(answers, "the proxies to know the application")
+        wait_until(lambda: answers_grpc() and answers_http(), "the proxies to know the application")
         return self
 
     @property
     def http_url(self) -> str:
         """Host and port of the proxy for HTTP."""
         return HTTP
+
+    def read_metrics(self) -> str:
+        """The pages of the metrics of all replicas that run, one after the other."""
+        pages = []
+        for port in re.findall(r"Started Metrics Service at \S+:(\d+)", self.output):
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                pages.append(answer.read().decode())
+        return "".join(pages)
 
     def replicas(self, deployment: str = "") -> list[psutil.Process]:
         """The processes of the replicas that run, of all deployments or of one."""

@@ -32,7 +32,7 @@ from host.frontends.receive_budget import (
     ReservedBytes,
 )
 from host.frontends.sockets import listening_socket
-from host.frontends.tls import TlsFiles
+from host.frontends.tls import TlsContents, TlsFiles
 
 _INT_MAX = (1 << 31) - 1  # the maximum of grpcio's integers: bytes of a message, milliseconds
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
@@ -96,7 +96,7 @@ class GrpcAioFrontend:
             return server.add_insecure_port(target)
         # grpcio asks for the files of the next connection, on its own threads.
         credentials = grpc.dynamic_ssl_server_credentials(
-            _certificates(tls),
+            _certificates(_read_or_empty(tls)),
             self._take_new_certificates,
             require_client_authentication=tls.mutual,
         )
@@ -106,8 +106,11 @@ class GrpcAioFrontend:
         """Reads the TLS files again, for new connections. Blocks. Raises HostError INVALID_ARG."""
         tls = self._options.tls
         if tls is not None:
-            tls.create_context()  # raises for files that grpcio would refuse without a reason
-            self._new_certificates.append(_certificates(tls))
+            contents = tls.read()
+            tls.create_context(
+                contents
+            )  # raises for files that grpcio would refuse without a reason
+            self._new_certificates.append(_certificates(contents))
 
     def _take_new_certificates(self) -> Any:
         """Returns the newest files that grpcio has not got; None if it has them."""
@@ -140,11 +143,19 @@ class GrpcAioFrontend:
         self._server = None
 
 
-def _certificates(tls: TlsFiles) -> Any:
-    """Reads the TLS files in grpcio's form. Blocks."""
+def _read_or_empty(tls: TlsFiles) -> TlsContents:
+    """Reads the TLS files; one that cannot be read is empty. Blocks."""
+    return TlsContents(
+        tls.read_file_or_empty("server-cert"),
+        tls.read_file_or_empty("server-key"),
+        tls.read_file_or_empty("root-cert") if tls.mutual else None,
+    )
+
+
+def _certificates(contents: TlsContents) -> Any:
+    """The contents of TLS files in grpcio's form."""
     return grpc.ssl_server_certificate_configuration(
-        [(tls.read_file_or_empty("server-key"), tls.read_file_or_empty("server-cert"))],
-        root_certificates=tls.read_file_or_empty("root-cert") if tls.mutual else None,
+        [(contents.server_key, contents.server_cert)], root_certificates=contents.root_cert
     )
 
 

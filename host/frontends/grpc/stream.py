@@ -238,27 +238,28 @@ class InferStream:
             while self._send_queue:
                 pending, answer, final = self._send_queue.popleft()
                 data = self._encode_outcome(pending, answer, final)
-                if pending.call is not None and pending.call.request.trace is not None:
+                if data and pending.call is not None and pending.call.request.trace is not None:
                     pending.call.request.trace.record_event("GRPC_SEND_START")
                 more = not final or len(self._open_requests) > 1
                 if data and not self._writer.write_message(data, more):
                     self._unfinished_write = pending, answer, final
                     return
-                self._outcome_written(pending, answer, final)
+                self._outcome_written(pending, answer, final, sent=bool(data))
         except Exception as error:  # the engine logs a defect; the model must not see it
             self._close_stream(error)
         self._writing = False
         self._close_if_done()
 
     def _outcome_written(
-        self, pending: _PendingRequest, answer: StreamOutcome, final: bool
+        self, pending: _PendingRequest, answer: StreamOutcome, final: bool, *, sent: bool = True
     ) -> None:
         call = pending.call
         if call is not None:
             if isinstance(answer, InferResponse):
                 call.acknowledge_response(answer)
             if call.request.trace is not None:
-                call.request.trace.record_event("GRPC_SEND_END")
+                if sent:  # the end of the responses is a message only if the client asked for it
+                    call.request.trace.record_event("GRPC_SEND_END")
                 if final:
                     call.request.trace.finish_response()
         if final:

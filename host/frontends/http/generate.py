@@ -63,10 +63,10 @@ class GenerateHandler:
                 async for response in responses:
                     with trace_response(request):
                         await self._send_event(exchange, response)
-            with trace_response(request):
-                if not exchange.response_started:
+            if not exchange.response_started:
+                with trace_response(request):
                     await exchange.start_response(_EVENT_STREAM, self._load_report(exchange))
-                await exchange.send_chunk(b"", more=False)
+            await exchange.send_chunk(b"", more=False)
 
     async def _send_event(self, exchange: HttpExchange, response: InferResponse) -> None:
         status, body = await _encode_response(response)

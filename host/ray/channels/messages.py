@@ -81,6 +81,7 @@ _FIELDS = (
     "priority",
     "timeout_us",
     "max_outstanding_responses",
+    "ancestors",
 )
 
 

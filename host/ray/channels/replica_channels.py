@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
@@ -22,6 +21,7 @@ from host.errors import unavailable
 from host.ray.channels.channel import Channel, ChannelLostError, NotTakenError
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer
 from host.ray.channels.replica_method import ReplicaMethod
+from host.ray.channels.serve_status import count_replicas
 
 _log = logging.getLogger("pbhost")
 
@@ -31,8 +31,6 @@ _REFRESH_SECONDS = 2.0
 _MAX_REFRESH_SECONDS = 60.0
 _ATTEMPTS = 2
 """Connections on which a call is tried that a replica has not taken."""
-_STATUS_SECONDS = 5.0
-_ANSWERING = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
 _SLOT_SECONDS = 1.0
 """How long a replica may take to give its address; then its slots are taken."""
 
@@ -60,20 +58,6 @@ async def broadcast(
             raise answer
         results.append(answer)
     return results
-
-
-async def count_replicas(handle: DeploymentHandle) -> int:
-    """How many replicas of a deployment answer requests, as Ray knows it.
-
-    Raises RayError, RayServeException, and TimeoutError.
-    """
-    status = await asyncio.wait_for(asyncio.to_thread(serve.status), _STATUS_SECONDS)
-    application = status.applications.get(handle.app_name)
-    deployment = application and application.deployments.get(handle.deployment_name)
-    if not deployment:
-        return 0
-    states = {str(getattr(key, "value", key)): n for key, n in deployment.replica_states.items()}
-    return sum(states.get(state, 0) for state in _ANSWERING)
 
 
 class ReplicaChannels:

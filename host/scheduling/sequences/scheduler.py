@@ -114,7 +114,7 @@ class SequenceScheduler(CallHolder):
                     " non-empty correlation ID"
                 )
             request.correlation_id = next(n for n in self._ids if n not in self._known)
-            request.flags |= START
+            request.flags = START  # an END would keep the model from running it again
         call.iterates = shape.iterative
         self._enqueue(call)
 

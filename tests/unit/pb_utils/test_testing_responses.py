@@ -12,7 +12,7 @@ import pytest
 
 import triton_python_backend_utils as pb_utils
 from pb_utils import testing
-from tests.conftest import DEADLINE
+from tests.conftest import DEADLINE, wait_until
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 DECOUPLED: dict[str, Any] = {"model_transaction_policy": {"decoupled": True}}
@@ -379,6 +379,14 @@ class TestSendersOfOrdinaryModels:
                 pb_utils.TritonModelException, match="did not complete its responses"
             ):
                 model.infer({})
+
+    def test_batch_is_cancelled_after_response_timeout(self) -> None:
+        kept: list[Any] = []
+        with testing.load(model_of(kept.extend), response_timeout=0.05) as model:
+            with pytest.raises(pb_utils.TritonModelException, match="response_timeout of 0.05"):
+                model.execute([model.request({}), model.request({})])
+            wait_until(lambda: all(request.is_cancelled() for request in kept), "the cancellations")
+        assert len(kept) == 2
 
     def test_batch_fails_if_another_one_runs_longer_than_response_timeout(self) -> None:
         go_on, started = threading.Event(), threading.Event()

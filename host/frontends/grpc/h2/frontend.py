@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from typing import Protocol
 
 from host.frontends.grpc.h2.connection import H2Connection
@@ -13,7 +12,7 @@ from host.frontends.grpc.h2.route import Router
 from host.frontends.grpc.methods import GrpcOptions, Services
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.sockets import BACKLOG, listening_socket
-from host.frontends.tls import TlsFiles
+from host.frontends.tls import ServerTls, TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
 _CLOSE_TIMEOUT = 1.0  # seconds to send GOAWAY and the last responses
@@ -53,7 +52,7 @@ class H2Frontend:
         self._options = options or GrpcOptions()
         self._limits = limits or ConnectionLimits()
         self._receive_budget = receive_budget or ReceiveBudget()
-        self._context: ssl.SSLContext | None = None
+        self._tls: ServerTls | None = None
         self._server: asyncio.Server | None = None
         self._connections: set[H2Connection] = set()
         self._all_closed = asyncio.Event()
@@ -77,9 +76,10 @@ class H2Frontend:
                 self._receive_budget,
             )
 
-        tls, context = self._options.tls, None
-        if tls is not None:
-            context = self._context = await asyncio.to_thread(create_h2_context, tls)
+        context = None
+        if self._options.tls is not None:
+            self._tls = await asyncio.to_thread(create_h2_tls, self._options.tls)
+            context = self._tls.context
         listening = self._listening or listening_socket(
             self._address, self._port, self._options.reuse_port
         )
@@ -99,8 +99,8 @@ class H2Frontend:
 
     def reload_tls(self) -> None:
         """Reads the TLS files again, for new connections. Blocks. Raises HostError INVALID_ARG."""
-        if self._options.tls is not None and self._context is not None:
-            self._options.tls.reload(self._context)
+        if self._tls is not None:
+            self._tls.reload()
 
     async def stop(self, grace: float) -> None:
         """Refuses new inference requests, waits at most `grace` seconds for open ones, and closes.
@@ -147,10 +147,8 @@ class H2Frontend:
             self._all_closed.set()
 
 
-def create_h2_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Returns the TLS context for HTTP/2. Blocks. Raises HostError INVALID_ARG."""
+def create_h2_tls(files: TlsFiles) -> ServerTls:
+    """Returns TLS for HTTP/2. Blocks. Raises HostError INVALID_ARG."""
     for name in ("server-cert", "server-key"):
-        tls.read_file_or_empty(name)  # logs an unreadable file before the context refuses it
-    context = tls.create_context()
-    context.set_alpn_protocols(["h2"])
-    return context
+        files.read_file_or_empty(name)  # logs an unreadable file before the context refuses it
+    return ServerTls(files, ["h2"])

@@ -16,7 +16,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from host.errors import ErrorCode, HostError
-from host.frontends.tls import TlsFiles
+from host.frontends.tls import ServerTls, TlsFiles
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +113,14 @@ def certificate_of(folder: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert((folder / "server.pem").read_text())
 
 
-def shake_hands(context: ssl.SSLContext, client: Path) -> bytes | None:
-    """The certificate that a client gets, which uses the files in a folder itself."""
+def shake_hands(context: ssl.SSLContext, client: Path, *protocols: str) -> bytes | None:
+    """The certificate that a client gets, which uses the files in a folder itself.
+
+    `protocols`: those of ALPN; the first must be agreed on.
+    """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if protocols:
+        trusting.set_alpn_protocols(protocols)
     trusting.load_verify_locations(client / "root.pem")
     trusting.load_cert_chain(client / "server.pem", client / "server.key")
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -127,6 +132,7 @@ def shake_hands(context: ssl.SSLContext, client: Path) -> bytes | None:
         for end in ends:
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
+    assert ends[0].selected_alpn_protocol() == (protocols[0] if protocols else None)
     return ends[0].getpeercert(binary_form=True)
 
 
@@ -135,13 +141,12 @@ def test_files_that_cannot_be_used_leave_the_old_ones(
     folder: Path, tmp_path: Path, lost: str
 ) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    made = files(tmp_path)
-    context = made.create_context()
+    tls = ServerTls(files(tmp_path))
     renew(tmp_path)
     (tmp_path / lost).unlink()
     with pytest.raises(HostError, match="cannot be read: No such file or directory"):
-        made.reload(context)
-    assert shake_hands(context, folder) == certificate_of(folder)
+        tls.reload()
+    assert shake_hands(tls.context, folder) == certificate_of(folder)
 
 
 @pytest.mark.parametrize("lost", ["server.pem", "server.key", "root.pem"])
@@ -149,21 +154,56 @@ def test_a_rotation_between_check_and_use_leaves_a_certificate_with_its_key(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    made = files(tmp_path)
-    context = made.create_context()
+    tls = ServerTls(files(tmp_path))
     renew(tmp_path)
     renewed = tmp_path / "renewed"
     shutil.copytree(tmp_path, renewed)
-    load_verify_locations = ssl.SSLContext.load_verify_locations
+    load_cert_chain = ssl.SSLContext.load_cert_chain
 
-    def load_and_remove(self: ssl.SSLContext, *arguments: Any) -> None:
-        load_verify_locations(self, *arguments)  # the last file of the check
+    def remove_and_load(self: ssl.SSLContext, *arguments: Any, **named: Any) -> None:
         (tmp_path / lost).unlink(missing_ok=True)
+        load_cert_chain(self, *arguments, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ssl.SSLContext, "load_verify_locations", load_and_remove)
-        made.reload(context)
-    assert shake_hands(context, renewed) == certificate_of(renewed)
+        patched.setattr(ssl.SSLContext, "load_cert_chain", remove_and_load)
+        tls.reload()
+    assert shake_hands(tls.context, renewed) == certificate_of(renewed)
+
+
+def test_an_authority_that_is_removed_is_not_trusted_any_more(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tls = ServerTls(files(tmp_path))
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "root.pem"))
+    assert shake_hands(tls.context, folder) == certificate_of(folder)
+    tls.reload()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(tls.context, folder)
+
+
+def test_protocols_are_agreed_on_also_after_a_reload(folder: Path) -> None:
+    tls = ServerTls(files(folder), ["h2"])
+    assert shake_hands(tls.context, folder, "h2") == certificate_of(folder)
+    tls.reload()
+    assert shake_hands(tls.context, folder, "h2") == certificate_of(folder)
+
+
+def test_handshakes_succeed_while_files_are_read_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tls = ServerTls(files(tmp_path))
+    renew(tmp_path)
+    load_verify_locations = ssl.SSLContext.load_verify_locations
+    seen = []
+
+    def shake_hands_and_load(self: ssl.SSLContext, path: str) -> None:
+        monkeypatch.undo()
+        seen.append(shake_hands(tls.context, folder))  # the new certificate and key are read
+        load_verify_locations(self, path)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", shake_hands_and_load)
+    tls.reload()
+    assert seen == [certificate_of(folder)]
 
 
 def test_the_root_certificate_is_read_only_for_mutual_tls(folder: Path) -> None:
@@ -186,7 +226,7 @@ def test_a_root_certificate_without_certificates_is_refused(folder: Path) -> Non
     )
 
 
-@pytest.mark.parametrize("free", range(4))
+@pytest.mark.parametrize("free", range(3))
 def test_too_many_open_files_are_not_taken_for_a_wrong_certificate(folder: Path, free: int) -> None:
     made = files(folder)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
