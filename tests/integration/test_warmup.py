@@ -269,6 +269,10 @@ REFUSALS = {
             " directory"
         ),
     ),
+    "folder": (
+        sample('input_data_file: "data"'),
+        "failed to open text file for read {repository}/folder/warmup/data: Is a directory",
+    ),
     "outside": (
         sample('input_data_file: "../../short/warmup/short"'),
         (
@@ -316,6 +320,7 @@ def refusing(
     repository = RepositoryBuilder(tmp_path_factory.mktemp("refusing"))
     for name, (more, _) in REFUSALS.items():
         add(repository, name, more, model={"failing": FAILS, "dying": DIES}.get(name, RECORDER))
+    (repository.path / "folder" / "warmup" / "data").mkdir(parents=True)
     data = repository.path / "short" / "warmup"
     data.mkdir()
     (data / "short").write_bytes(b"12345")
@@ -330,7 +335,7 @@ def test_a_warm_up_that_does_not_work_fails_the_load(
     with host.client() as client:
         _, text = infer_error(client.load_model, name)
         expected = REFUSALS[name][1].replace("{repository}", str(repository.path))
-        code = "Internal" if name == "absent" else "Invalid argument"
+        code = "Internal" if name in ("absent", "folder") else "Invalid argument"
         assert text == (
             f"load failed for model '{name}': version 1 is at UNAVAILABLE state:"
             f" {code}: {expected};\n"

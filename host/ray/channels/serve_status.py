@@ -22,7 +22,7 @@ class ServeStatusReader:
     when its caller has given up, so many of them would leave a busy machine no time for answers.
     """
 
-    def __init__(self, ask: Callable[[], Any] = serve.status) -> None:
+    def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask
         self._lock = threading.Lock()
         self._answer: Future[Any] | None = None
@@ -49,7 +49,11 @@ class ServeStatusReader:
             answer.set_exception(error)
 
 
-_status = ServeStatusReader()
+def _ask_ray() -> Any:
+    return serve.status()
+
+
+_status = ServeStatusReader(_ask_ray)
 
 
 async def count_replicas(handle: DeploymentHandle) -> int:
