@@ -349,6 +349,7 @@ def _request_parameters(request: RequestFields) -> Dict[str, Parameter]:
 def arena_full_message(full: ArenaFull) -> str:
     """Returns the documented text (docs/reference/model_api.md, 6.1), then advice."""
     return (
-        f"Failed to increase the shared memory pool size to {full.used + full.requested} bytes. "
-        f"Error: {full}; raise --arena-byte-size or return smaller tensors"
+        "Failed to increase the shared memory pool size for key 'pbhost-stub' to"
+        f" {full.used + full.requested} bytes. Error: {full};"
+        " raise --arena-byte-size or return smaller tensors"
     )

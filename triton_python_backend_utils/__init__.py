@@ -1,6 +1,11 @@
 """The name by which existing models import ``pb_utils``."""
 
+# Models find these modules here, as in Triton: `pb_utils.np`, or `json` after an import of `*`.
+import json as json
+import struct as struct
 import typing as _typing
+
+import numpy as np  # noqa: F401
 
 from pb_utils import *  # noqa: F403
 from pb_utils import __all__ as _names

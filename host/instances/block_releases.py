@@ -48,6 +48,7 @@ def arena_full_error(full: ArenaFull) -> HostError:
     Source: docs/reference/model_api.md, 6.1.
     """
     return internal(
-        f"Failed to increase the shared memory pool size to {full.used + full.requested} bytes. "
-        f"Error: {full}; raise --arena-byte-size or send smaller tensors"
+        "Failed to increase the shared memory pool size for key 'pbhost-host' to"
+        f" {full.used + full.requested} bytes. Error: {full};"
+        " raise --arena-byte-size or send smaller tensors"
     )

@@ -65,6 +65,35 @@ def test_the_version_the_model_and_pb_utils_come_last_on_the_path_in_this_order(
     assert len(seen) == len(set(seen))
 
 
+def test_a_model_may_use_the_modules_that_tritons_pb_utils_has_imported(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    source = """
+    import triton_python_backend_utils as pb_utils
+    from triton_python_backend_utils import *
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.name = json.loads(args["model_config"])["name"]
+
+        def execute(self, requests):
+            size = struct.calcsize("<I")
+            array = pb_utils.np.full((1, size), len(self.name), dtype=np.float32)
+            output = pb_utils.Tensor("OUTPUT0", array)
+            return [pb_utils.InferenceResponse([output]) for _ in requests]
+    """
+    config = """
+    backend: "python"
+    max_batch_size: 4
+    input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [4] }]
+    output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }]
+    """
+    repository.add("m", source, config)
+    with serve(repository).wait_started().client() as client:
+        result = client.infer("m", [tensor("INPUT0", np.zeros((1, 4), dtype=np.float32))])
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.ones((1, 4), dtype=np.float32))
+
+
 def test_installed_modules_win_over_the_models_folder_and_that_over_the_host(
     repository: RepositoryBuilder,
     serve: Serve,

@@ -155,7 +155,9 @@ def test_an_array_that_finds_no_room_fails_alone(repository: RepositoryBuilder) 
             with pytest.raises(host.HostError) as caught:
                 await server.infer("identity", {"INPUT0": np.zeros(2_000_000, dtype=np.float32)})
             text = caught.value.message
-            assert text.startswith("Failed to increase the shared memory pool size to ")
+            assert text.startswith(
+                "Failed to increase the shared memory pool size for key 'pbhost-host' to "
+            )
             assert "8000000 bytes were requested" in text
             assert "of 4194304 bytes" in text
             array = np.ones(20_000, dtype=np.float32)

@@ -16,8 +16,8 @@ from tests.clients import Client, InferStream, is_final, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 NO_ROOM = re.compile(
-    r"Failed to increase the shared memory pool size to \d+ bytes. Error: \d+ bytes were requested"
-    r" from a tensor arena that uses \d+ of 8388608 bytes"
+    r"Failed to increase the shared memory pool size for key 'pbhost-stub' to \d+ bytes. Error: "
+    r"\d+ bytes were requested from a tensor arena that uses \d+ of 8388608 bytes"
 )
 
 

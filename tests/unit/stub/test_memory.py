@@ -191,7 +191,9 @@ def test_a_response_without_room_is_an_error_with_what_would_help(bench: MemoryF
     response = pb_utils.InferenceResponse([large("a", 100 * PAGE)])
     wire = converted_response(response, "a", bench.memory)
     assert wire.error is not None
-    assert wire.error.message.startswith("Failed to increase the shared memory pool size to ")
+    assert wire.error.message.startswith(
+        "Failed to increase the shared memory pool size for key 'pbhost-stub' to "
+    )
     assert "raise --arena-byte-size" in wire.error.message
     del response
     assert used(bench.memory) == 0

@@ -409,7 +409,8 @@ def test_full_arena_error_names_the_remedy() -> None:
             sent(bench, too_large, WORK, [])
         text = arena_full_error(caught.value).message
         assert text.startswith(
-            f"Failed to increase the shared memory pool size to {LIMIT + 1} bytes."
+            f"Failed to increase the shared memory pool size for key 'pbhost-host' to {LIMIT + 1}"
+            " bytes."
         )
         assert text.endswith("raise --arena-byte-size or send smaller tensors")
         wire = bench.transfer.encode_response(InferResponse("m", 1, outputs=[too_large]), WORK, [])
