@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,30 @@ class StubSources:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._with_packages: dict[tuple[str, ...], StubSources] = {}
         self.entry = folder / "stub" / "__main__.py"
         (folder / "stub").symlink_to(_STUB.resolve())
         api = Path(pb_utils.__file__).resolve().parent
         (folder / "pb_utils").symlink_to(api)
         for name in _SHIMS:
             (folder / name).symlink_to(api.parent / name)
+
+    def add_packages(self, names: tuple[str, ...]) -> StubSources:
+        """Return sources, in a folder beside this one, that also have these packages of the host.
+
+        They are compiled for the host's Python. Raises OSError.
+        """
+        sources = self._with_packages.get(names)
+        if sources is None:
+            folder = self._folder.with_name("_".join((self._folder.name, *names)))
+            folder.mkdir()
+            sources = self._with_packages[names] = StubSources(folder)
+            for name in names:
+                spec = importlib.util.find_spec(name)
+                assert spec is not None and spec.origin is not None, "the host imports it"
+                (folder / name).symlink_to(Path(spec.origin).resolve().parent)
+        return sources
 
 
 @dataclass(frozen=True)

@@ -74,19 +74,17 @@ class Environments:
             advice = f"Install before packing {canonical}: pip install {{packages}}"
         try:
             await asyncio.to_thread(_check_activate, environment.root)
-            await interpreter.check_interpreter(environment, self._seconds, advice)
+            return await interpreter.check_interpreter(environment, self._seconds, advice)
         except BaseException:  # also if cancelled: the caller does not get it
             environment.release()
             raise
-        return environment
 
     async def _build(self, model: str, value: str, directory: Path) -> Environment:
         path = _path_in_model(model, value, directory)
         requirements = await asyncio.to_thread(required.read_requirements, path, directory)
         environment = await self._builder.get_environment(requirements, model)
         advice = f"Remove {environment.root} to build it again, or run: {{pip}}"
-        await interpreter.check_interpreter(environment, self._seconds, advice)
-        return environment
+        return await interpreter.check_interpreter(environment, self._seconds, advice)
 
     async def close(self) -> None:
         """Cancel running preparations and remove unpacked archives. All stubs must have ended."""

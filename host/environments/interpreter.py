@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sysconfig
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from host.environments.environment import Environment
 from host.environments.program import ProgramError, run_program
@@ -15,26 +18,44 @@ MIN_PYTHON = (3, 8)
 REQUIRED_PACKAGES = {"numpy": "numpy", "zmq": "pyzmq", "msgspec": "msgspec"}
 """The packages that a stub imports: import names and names for pip."""
 
+_LENDABLE = {"zmq", "msgspec"}
+"""Those of them that models do not use, as a rule, so their versions do not matter to a model."""
+
 # Valid syntax in every Python version, so that an old version can be reported.
 _PROBE_SCRIPT = """\
 import sys
 sys.path[:] = [path for path in sys.path if path]
-import json, platform
+import json, platform, sysconfig
+if sys.argv[1]:
+    sys.path.insert(0, sys.argv[1])
 broken = {}
 if sys.version_info >= (3,):
-    for name in sys.argv[1:]:
+    for name in sys.argv[2:]:
         try:
             __import__(name)
         except BaseException as error:  # a package may raise anything, SystemExit too
             absent = isinstance(error, ImportError) and getattr(error, "name", "") == name
             broken[name] = None if absent else "%s: %s" % (type(error).__name__, error)
-found = [platform.python_implementation(), list(sys.version_info[:3]), broken]
+abi = sysconfig.get_config_var("SOABI")
+found = [platform.python_implementation(), list(sys.version_info[:3]), abi, broken]
 print("pbhost " + json.dumps(found))
 """
 
 
-async def check_interpreter(environment: Environment, seconds: float, advice: str) -> None:
+@dataclass(frozen=True)
+class _Probe:
+    implementation: str
+    version: tuple[int, ...]
+    abi: str | None
+    broken: dict[str, str | None]
+    """Packages that cannot be imported, with the error, or None if they are absent."""
+
+
+async def check_interpreter(environment: Environment, seconds: float, advice: str) -> Environment:
     """Raise HostError INTERNAL if stubs cannot run in the environment.
+
+    An environment that was packed for Triton has no pyzmq and no msgspec. If its Python has the
+    binary interface of the host's, the returned environment uses the host's packages instead.
 
     `seconds` is the time limit. `advice` is the end of the error about missing packages; it may
     have the fields `{packages}`, and `{pip}` for the command that installs them.
@@ -43,40 +64,66 @@ async def check_interpreter(environment: Environment, seconds: float, advice: st
     if not environment.python.exists():
         raise internal(f"The Python environment {root} has no interpreter at bin/python.")
     try:
-        output = await run_program(
-            [environment.python, "-c", _PROBE_SCRIPT, *REQUIRED_PACKAGES],
-            timeout_s=seconds,
-            variables=environment.variables(os.environ),
-        )
-        implementation, version, broken = _parse_output(output)
+        probe = await _probe(environment, seconds)
     except ProgramError as failure:
         raise internal(
             f"The Python environment {root} does not work: {failure.details}"
         ) from failure
-    number = ".".join(map(str, version))
-    if implementation != "CPython" or tuple(version) < MIN_PYTHON:
+    number = ".".join(map(str, probe.version))
+    if probe.implementation != "CPython" or probe.version < MIN_PYTHON:
         raise internal(
-            f"The Python environment {root} has {implementation} {number}, but a model needs"
+            f"The Python environment {root} has {probe.implementation} {number}, but a model needs"
             f" CPython {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or later."
         )
-    missing = [REQUIRED_PACKAGES[name] for name, reason in broken.items() if reason is None]
-    if missing:
+    absent = [name for name, reason in probe.broken.items() if reason is None]
+    if absent and len(absent) == len(probe.broken):
+        lent = await _lend_packages(environment, tuple(absent), probe.abi, seconds)
+        if lent is not None:
+            return lent
+    if absent:
+        missing = [REQUIRED_PACKAGES[name] for name in absent]
         packages = " ".join(missing)
         pip = f"{environment.python} -m pip install {packages}"
         raise internal(
             f"The Python environment {root} (CPython {number}) lacks {', '.join(missing)}, which"
             f" a model's process needs. {advice.format(pip=pip, packages=packages)}"
         )
-    for name, reason in broken.items():
+    for name, reason in probe.broken.items():
         raise internal(
             f"The Python environment {root} (CPython {number}) has a {REQUIRED_PACKAGES[name]} that"
             f" cannot be imported: {reason}"
         )
+    return environment
 
 
-def _parse_output(output: list[str]) -> tuple[str, list[int], dict[str, str | None]]:
+async def _lend_packages(
+    environment: Environment, names: tuple[str, ...], abi: str | None, seconds: float
+) -> Environment | None:
+    """Return the environment with these packages of the host, or None if it cannot use them."""
+    if not _LENDABLE.issuperset(names) or abi is None or abi != sysconfig.get_config_var("SOABI"):
+        return None
+    sources = environment.sources.add_packages(names)
+    lent = replace(environment, sources=sources)
+    try:
+        probe = await _probe(lent, seconds, sources.entry.parents[1])
+    except ProgramError:  # the libraries of the environment may be too old for them
+        return None
+    return None if probe.broken else lent
+
+
+async def _probe(environment: Environment, seconds: float, sources: Path | str = "") -> _Probe:
+    """Ask the interpreter for its version and try the imports, first from `sources`."""
+    output = await run_program(
+        [environment.python, "-c", _PROBE_SCRIPT, sources, *REQUIRED_PACKAGES],
+        timeout_s=seconds,
+        variables=environment.variables(os.environ),
+    )
+    return _parse_output(output)
+
+
+def _parse_output(output: list[str]) -> _Probe:
     for line in reversed(output):
         if line.startswith("pbhost "):
-            implementation, version, broken = json.loads(line.removeprefix("pbhost "))
-            return implementation, version, broken
+            implementation, version, abi, broken = json.loads(line.removeprefix("pbhost "))
+            return _Probe(implementation, tuple(version), abi, broken)
     raise ProgramError("its Python printed no result", output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -343,6 +344,40 @@ def test_missing_packages_are_reported_with_the_install_command(
     archive = pack(env, tmp_path / "env.tar.gz")
     text = refusals.of(archive)
     assert text.endswith(f" Install before packing {archive}: pip install numpy pyzmq msgspec")
+
+
+def test_an_environment_packed_for_triton_uses_the_servers_transport_packages(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    env = empty_venv(tmp_path / "env")
+    for name in ("numpy", "numpy.libs"):
+        (site_packages(env) / name).symlink_to(Path(np.__file__).parents[1] / name)
+    archive = pack(env, tmp_path / "env.tar.gz")
+    repository.add("folder", EVALUATES, config(EXECUTION_ENV_PATH=str(env)))
+    repository.add("archive", EVALUATES, config(EXECUTION_ENV_PATH=str(archive)))
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        assert says(client, "sys.prefix", "folder") == str(env)
+        for model in ("folder", "archive"):
+            assert says(client, "np.__file__", model).startswith(says(client, "sys.prefix", model))
+            path = json.loads(says(client, "json.dumps(sys.path)", model))
+            assert set(os.listdir(path[-1])) == {
+                "c_python_backend_utils", "msgspec", "pb_utils", "stub",
+                "triton_python_backend_utils", "zmq",
+            }, "other packages of the server are not lent"  # fmt: skip
+
+
+def test_only_packages_that_an_environment_lacks_are_the_servers(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    env = empty_venv(tmp_path / "env")
+    for name in ("numpy", "numpy.libs", "msgspec"):
+        (site_packages(env) / name).symlink_to(site_packages(Path(sys.prefix)) / name)
+    repository.add("m", EVALUATES, config(EXECUTION_ENV_PATH=str(env)))
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        assert says(client, "__import__('msgspec').__file__").startswith(str(env))
+        assert not says(client, "__import__('zmq').__file__").startswith(str(env))
 
 
 def test_a_package_that_cannot_be_imported_is_reported(refusals: Refusals, tmp_path: Path) -> None:
