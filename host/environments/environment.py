@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +41,16 @@ class StubSources:
         if sources is None:
             folder = self._folder.with_name("_".join((self._folder.name, *names)))
             folder.mkdir()
-            sources = self._with_packages[names] = StubSources(folder)
-            for name in names:
-                spec = importlib.util.find_spec(name)
-                assert spec is not None and spec.origin is not None, "the host imports it"
-                (folder / name).symlink_to(Path(spec.origin).resolve().parent)
+            try:
+                sources = StubSources(folder)
+                for name in names:
+                    spec = importlib.util.find_spec(name)
+                    assert spec is not None and spec.origin is not None, "the host imports it"
+                    (folder / name).symlink_to(Path(spec.origin).resolve().parent)
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)  # the next load tries again
+                raise
+            self._with_packages[names] = sources
         return sources
 
 

@@ -99,10 +99,20 @@ async def check_interpreter(environment: Environment, seconds: float, advice: st
 async def _lend_packages(
     environment: Environment, names: tuple[str, ...], abi: str | None, seconds: float
 ) -> Environment | None:
-    """Return the environment with these packages of the host, or None if it cannot use them."""
+    """Return the environment with these packages of the host, or None if it cannot use them.
+
+    Raises HostError INTERNAL if no links to them can be made, for example on a full disk.
+    """
     if not _LENDABLE.issuperset(names) or abi is None or abi != sysconfig.get_config_var("SOABI"):
         return None
-    sources = environment.sources.add_packages(names)
+    try:
+        sources = environment.sources.add_packages(names)
+    except OSError as error:
+        packages = ", ".join(REQUIRED_PACKAGES[name] for name in names)
+        raise internal(
+            f"The Python environment {environment.root} lacks {packages}, and links to those of the"
+            f" server cannot be made: {error}"
+        ) from error
     lent = replace(environment, sources=sources)
     try:
         probe = await _probe(lent, seconds, sources.entry.parents[1])
