@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import urllib.request
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -119,3 +120,39 @@ def run_script(client: Client, source: str, model: str = "script", **options: An
     array = np.array([source.encode()], dtype=np.object_)
     result = client.infer(model, [tensor("COMMAND", array)], **options)
     return json.loads(result.as_numpy("ANSWER")[0])
+
+
+def check_binary_outputs(url: str) -> None:
+    """Check which responses of `identity` are binary, at the URL of an HTTP server.
+
+    `binary_data` of an output has precedence over `binary_data_output` of its request.
+    """
+    for output_says, request_says, binary in (
+        (None, None, False),
+        (None, False, False),
+        (None, True, True),
+        (False, None, False),
+        (False, False, False),
+        (False, True, False),
+        (True, None, True),
+        (True, False, True),
+        (True, True, True),
+    ):
+        output = {} if output_says is None else {"binary_data": output_says}
+        parameters = {} if request_says is None else {"binary_data_output": request_says}
+        message = {
+            "inputs": [{"name": "INPUT0", "shape": [1], "datatype": "FP32", "data": [1]}],
+            "outputs": [{"name": "OUTPUT0", "parameters": output}],
+            "parameters": parameters,
+        }
+        sent = urllib.request.Request(
+            f"{url}/v2/models/identity/infer", json.dumps(message).encode(), method="POST"
+        )
+        with urllib.request.urlopen(sent, timeout=DEADLINE) as response:
+            body = response.read()
+            length = response.headers.get("Inference-Header-Content-Length")
+        assert (length is not None) == binary, (output, parameters, body)
+        if binary:
+            assert body[int(length) :] == np.ones(1, np.float32).tobytes()
+        else:
+            assert json.loads(body)["outputs"][0]["data"] == [1.0]

@@ -14,6 +14,7 @@ import tritonclient.http as httpclient
 import uvicorn
 
 import host
+from tests.clients import check_binary_outputs
 from tests.conftest import RepositoryBuilder
 from tests.waiting import eventually
 
@@ -68,6 +69,7 @@ def test_tritons_client_is_served_by_uvicorn(repository: RepositoryBuilder, root
                 given = httpclient.InferInput("INPUT0", array.shape, "FP32")
                 result = client.infer("identity", [given.set_data_from_numpy(array)])
                 np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+            check_binary_outputs(f"http://{url}")
             with pytest.raises(httpclient.InferenceServerException, match="unknown model"):
                 client.get_model_metadata("no such model")
 

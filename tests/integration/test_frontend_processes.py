@@ -16,6 +16,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from tests import uploads
+from tests.clients import check_binary_outputs
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.frontends import add_hold, connect, frontends, in_flight, only, wait_complete
 
@@ -78,6 +79,10 @@ def test_large_tensors_pass_unchanged_through_each_process(
     values = np.arange(1 << 19, dtype=np.float32)
     for client in clients:
         assert np.array_equal(infer(client, "identity", values), values)
+
+
+def test_outputs_are_binary_as_without_frontend_processes(host: RunningHost) -> None:
+    check_binary_outputs(f"http://{host.http_url}")
 
 
 def test_all_processes_count_in_the_same_statistics(

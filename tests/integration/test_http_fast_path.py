@@ -58,6 +58,8 @@ REQUESTS: dict[str, tuple[str, bytes, dict[str, str]]] = {
     "no such model": ("tripling", *_body()),
     "decoupled": ("stream", *_body()),
     "classes": ("doubling", *_body(outputs=CLASSES)),
+    "listed output": ("doubling", *_body(outputs=[{"name": "Y"}], **BINARY_OUTPUTS)),
+    "classes as bytes": ("doubling", *_body(outputs=CLASSES, **BINARY_OUTPUTS)),
     "no such output": ("doubling", *_body(outputs=[{"name": "Z"}])),
     "parameters": ("doubling", *_body(parameters={"priority": 1, "mine": "x"})),
     "error of the model": ("doubling", *_body(struct.pack("<2f", -1.0, 0.0))),

@@ -12,6 +12,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from tests.clients import check_binary_outputs
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 
 BATCHED = """
@@ -571,10 +572,17 @@ INFERRED: dict[str, tuple[str, int, str]] = {
         ),
     ),
     "no classes": (wanting('{"classification":0}'), 200, ANSWERED),
-    "listed outputs do not follow the request": (
-        wanting("{}", ',"parameters":{"binary_data_output":true}'),
-        200,
-        ANSWERED,
+    "an output in a region of a request for bytes": (
+        wanting('{"shared_memory_region":"r"}', ',"parameters":{"binary_data_output":true}'),
+        404,
+        error("Unable to find shared memory region: 'r'"),
+    ),
+    "a request for bytes or not": (
+        with_parameters('{"binary_data_output":1}'),
+        500,
+        error(
+            "Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean"
+        ),
     ),
     "a sequence of lists": (
         with_parameters('{"sequence_id":[]}'),
@@ -653,6 +661,17 @@ def test_inference_requests_are_answered_or_refused_as_by_triton(
 ) -> None:
     body, status, text = INFERRED[case]
     assert send_request(host, "POST", "/v2/models/identity/infer", body.encode()) == (status, text)
+
+
+def test_binary_data_of_outputs_has_precedence_over_the_request(host: RunningHost) -> None:
+    check_binary_outputs(f"http://{host.http_url}")
+    half = {
+        "inputs": [{"name": "X", "shape": [0, 1], "datatype": "FP16", "data": []}],
+        "outputs": [{"name": "Y"}],
+        "parameters": {"binary_data_output": True},
+    }
+    status, text = send_request(host, "POST", "/v2/models/half/infer", json.dumps(half).encode())
+    assert (status, text[-2:]) == (200, "\0\0"), text
 
 
 RAW: dict[str, tuple[str, bytes, int, str]] = {

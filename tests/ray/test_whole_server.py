@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.clients import check_binary_outputs
 from tests.conftest import DEADLINE, MODELS, ROOT, wait_until
 from tests.ray.conftest import GRPC, HAPROXY, HTTP, RayCluster, Replicas
 
@@ -85,6 +86,10 @@ def test_large_tensors_come_back_whole(
     with module.InferenceServerClient(url) as client:
         given, sent = floats(module, megabytes << 18)
         assert (client.infer("identity", [given]).as_numpy("OUTPUT0") == sent).all()
+
+
+def test_outputs_are_binary_as_from_one_server(served: Replicas) -> None:
+    check_binary_outputs(f"http://{HTTP}")
 
 
 def test_metadata_and_health_are_those_of_one_server(

@@ -190,5 +190,10 @@ def _check_header_size(size: int | None, whole: int) -> None:
 def binary_outputs(head: InferenceHeader) -> Container[str]:
     """Return the names of outputs that the client wants as binary data."""
     if isinstance(head.outputs, list) and head.outputs:
-        return [output.name for output in head.outputs if output.binary]
+        default = head.binary_output
+        return [
+            output.name
+            for output in head.outputs
+            if (default if output.binary is None else output.binary)
+        ]
     return ALL_NAMES if head.binary_output else ()

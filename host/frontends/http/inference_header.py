@@ -50,10 +50,13 @@ class InputHeader:
 
 @dataclass(slots=True)
 class OutputHeader:
-    """One requested output. `classes` is the number of classes; 0 requests the tensor."""
+    """One requested output. `classes` is the number of classes; 0 requests the tensor.
+
+    `binary` is its own `binary_data`, None without one.
+    """
 
     name: str
-    binary: bool = False
+    binary: bool | None = None
     classes: int = 0
     region: RegionPart | None = None
 
