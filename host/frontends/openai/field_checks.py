@@ -25,6 +25,7 @@ from host.frontends.openai.errors import invalid_type, invalid_value
 _MAX_STOPS = 16
 _MAX_TOOLS = 128
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+_MAY_LACK_CONTENT = ("assistant", "tool", "function")
 _IMAGE_SIZE = re.compile(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -121,27 +122,43 @@ def messages(place: str, value: Any) -> None:
 
 
 def _message(place: str, value: Any) -> None:
+    """Check a message, with what other servers write: null and empty members count as absent."""
     json_object(place, value)
     check_member(place, value, "role", one_of(_ROLES))
     role = value["role"]
-    if role == "tool":
-        check_member(place, value, "tool_call_id", string)
-    check_member(place, value, "name", string, required=False)
+    if role == "tool":  # Ollama writes the name of the tool instead
+        check_member(place, value, "tool_call_id", _call_id, value.get("tool_name") is None)
+    for name in ("name", "refusal"):
+        check_member(place, value, name, string, required=False)
     check_member(place, value, "tool_calls", _tool_calls, required=False)
-    may_lack_content = role == "assistant" and value.get("tool_calls") is not None
-    check_member(place, value, "content", _content, required=not may_lack_content)
+    check_member(place, value, "function_call", _called_function, required=False)
+    check_member(place, value, "audio", json_object, required=False)
+    may_lack_content = role in _MAY_LACK_CONTENT
+    if not may_lack_content or value.get("content") != []:
+        check_member(place, value, "content", _content, required=not may_lack_content)
 
 
 def _tool_calls(place: str, value: Any) -> None:
-    array(place, value, 1, None)
+    array(place, value, 0, None)
     for index, call in enumerate(value):
         inner = f"{place}[{index}]"
         json_object(inner, call)
-        check_member(inner, call, "id", string)
-        check_member(inner, call, "type", one_of(("function",)))
-        check_member(inner, call, "function", json_object)
-        check_member(f"{inner}.function", call["function"], "name", string)
-        check_member(f"{inner}.function", call["function"], "arguments", string)
+        check_member(inner, call, "id", _call_id, required=False)
+        check_member(inner, call, "type", one_of(("function",)), required=False)
+        check_member(inner, call, "function", _called_function)
+
+
+def _call_id(place: str, value: Any) -> None:
+    if type(value) not in (str, int):  # TGI has written numbers
+        raise invalid_type(place, "a string", value)
+
+
+def _called_function(place: str, value: Any) -> None:
+    json_object(place, value)
+    check_member(place, value, "name", string)
+    arguments = value.get("arguments")  # JSON text; TGI and Ollama write the object itself
+    if arguments is not None and type(arguments) is not str and not isinstance(arguments, dict):
+        raise invalid_type(f"{place}.arguments", "a string or an object", arguments)
 
 
 def _content(place: str, value: Any) -> None:

@@ -45,6 +45,7 @@ def prepare_fields(contract: Contract, fields: Fields, route: str) -> Fields:
         raise _not_taken(contract, "modalities")
     if route == CHAT and not contract.takes("messages"):
         _check_parts(contract, fields["messages"])
+        _check_sounds(fields["messages"])
     return fields
 
 
@@ -100,3 +101,14 @@ def _check_parts(contract: Contract, messages: list[Any]) -> None:
                     f"model '{contract.model}' does not take '{place}': it has no input for it",
                     place,
                 )
+
+
+def _check_sounds(messages: list[Any]) -> None:
+    """Refuse sounds of assistants without a text, which are sent as the ids of stored ones."""
+    for index, message in enumerate(messages):
+        sound = message.get("audio")
+        if sound and not isinstance(sound.get("transcript"), str):
+            place = f"messages[{index}].audio"
+            raise unsupported_field(
+                f"'{place}' has no 'transcript': this server stores no sounds", place
+            )

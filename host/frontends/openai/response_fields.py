@@ -37,6 +37,12 @@ _WITHOUT_EFFECT = frozenset(
 )
 """Fields that a chat does not get by their name."""
 
+_LEFT_OUT = frozenset(
+    "reasoning web_search_call file_search_call code_interpreter_call mcp_list_tools"
+    " mcp_call".split()
+)
+"""Items of earlier turns that no model sees: reasoning, and what their server called itself."""
+
 _ROLES = ("user", "assistant", "system", "developer")
 _LOGPROBS = "message.output_text.logprobs"
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -128,15 +134,20 @@ def _add_item(messages: list[Fields], place: str, item: Fields) -> None:
             if role not in _ROLES:
                 names = ", ".join(f"'{name}'" for name in _ROLES)
                 raise invalid_value(f"'{place}.role' must be one of {names}", f"{place}.role")
-            content = _member(item, "content", "a string or an array", place, required=True)
-            messages.append({"role": role, "content": _content(content, f"{place}.content")})
+            content = _member(
+                item, "content", "a string or an array", place, required=role != "assistant"
+            )
+            if role == "assistant" and not content:  # cut off before its first token
+                messages.append({"role": role, "content": ""})
+            else:
+                messages.append({"role": role, "content": _content(content, f"{place}.content")})
         case "function_call":
             call = {
                 "id": _member(item, "call_id", "a string", place, required=True),
                 "type": "function",
                 "function": {
                     "name": _member(item, "name", "a string", place, required=True),
-                    "arguments": _member(item, "arguments", "a string", place, required=True),
+                    "arguments": _member(item, "arguments", "a string", place) or "",
                 },
             }
             if messages and messages[-1]["role"] == "assistant":  # one turn of the assistant
@@ -144,7 +155,7 @@ def _add_item(messages: list[Fields], place: str, item: Fields) -> None:
             else:
                 messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         case "function_call_output":
-            output = _member(item, "output", "a string or an array", place, required=True)
+            output = _member(item, "output", "a string or an array", place) or ""
             messages.append(
                 {
                     "role": "tool",
@@ -152,8 +163,13 @@ def _add_item(messages: list[Fields], place: str, item: Fields) -> None:
                     "content": _content(output, f"{place}.output"),
                 }
             )
-        case "reasoning":
-            pass  # of an earlier turn
+        case kind if kind in _LEFT_OUT:
+            pass
+        case "item_reference":
+            inner = f"{place}.type"
+            raise unsupported_field(
+                f"'{inner}' is not supported: 'item_reference': this server stores nothing", inner
+            )
         case other:
             raise _not_supported(f"{place}.type", other)
 

@@ -222,8 +222,14 @@ def render_built_in(name: str, messages: list[dict[str, Any]]) -> str:
 
 
 def message_text(message: dict[str, Any]) -> str:
-    """Return the text of a message; the parts of an array are joined by newlines."""
-    content = message.get("content") or ""
+    """Return the text of a message; the parts of an array are joined by newlines.
+
+    Without content, the text is its refusal, or the transcript of its sound.
+    """
+    content = message.get("content")
+    if not content:
+        sound = message.get("audio") or {}
+        return str(message.get("refusal") or sound.get("transcript") or "")
     if isinstance(content, str):
         return content
     return "\n".join(part[part["type"]] for part in content if part["type"] in ("text", "refusal"))
@@ -246,23 +252,48 @@ _MEDIA = {"image_url": "image", "input_audio": "audio"}
 """The types of parts in templates, by those in messages."""
 
 
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""The reasoning of an assistant, as servers call it; templates know the first name."""
+
+
 def template_message(message: dict[str, Any], index: int, knows_developer: bool) -> dict[str, Any]:
-    """Return a message as Jinja templates expect it. Raises OpenAIError."""
-    changed = {**message, "content": _template_content(message)}
+    """Return a message as Jinja templates expect it: with no member that is null or empty.
+
+    Raises OpenAIError.
+    """
+    changed = {name: value for name, value in message.items() if value is not None}
+    changed["content"] = _template_content(message)
     if message["role"] == "developer" and not knows_developer:
         changed["role"] = "system"
-    if message.get("tool_calls"):
-        changed["tool_calls"] = [
-            _parse_arguments(call, f"messages[{index}].tool_calls[{at}].function.arguments")
-            for at, call in enumerate(message["tool_calls"])
-        ]
+    place = f"messages[{index}]"
+    calls = [
+        _template_call(call, f"{place}.tool_calls[{at}].function")
+        for at, call in enumerate(changed.pop("tool_calls", ()))
+    ]
+    function = changed.pop("function_call", None)
+    if function is not None:
+        calls.append(_template_call({"function": function}, f"{place}.function_call"))
+    if calls:
+        changed["tool_calls"] = calls
+    if "tool_call_id" in changed:
+        changed["tool_call_id"] = str(changed["tool_call_id"])
+    for name in _REASONING:
+        if isinstance(changed.get(name), str):
+            changed.setdefault("reasoning_content", changed[name])
     return changed
 
 
-def _parse_arguments(call: dict[str, Any], place: str) -> dict[str, Any]:
+def _template_call(call: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return a call with its arguments as an object; `place` is that of its function."""
     function = call["function"]
-    try:
-        arguments = json.parse(function["arguments"].encode())
-    except HostError:
-        raise invalid_value(f"'{place}' must be JSON", place) from None
-    return {**call, "function": {**function, "arguments": arguments}}
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        place = f"{place}.arguments"
+        try:
+            arguments = json.parse(arguments.encode())
+        except HostError:
+            raise invalid_value(f"'{place}' must be JSON", place) from None
+    changed = {**call, "type": "function", "function": {**function, "arguments": arguments}}
+    if call.get("id") is not None:
+        changed["id"] = str(call["id"])
+    return changed
