@@ -51,7 +51,7 @@ CLIENTS = 8
 def alone(servers: int, arguments: Sequence[str]) -> Iterator[list[int]]:
     """Servers without Ray on one port; yields their processes."""
     command = [
-        *(sys.executable, "-m", "host", "serve", f"--model-repository={MODELS}"),
+        *(sys.executable, "-m", "pbhost", "serve", f"--model-repository={MODELS}"),
         *(f"--grpc-port={PORT}", "--allow-http=false", "--allow-metrics=false"),
         *("--model-control-mode=explicit", "--load-model=identity", "--load-model=stream"),
         *(f"--{one.replace('_', '-')}" for one in arguments),
@@ -89,7 +89,7 @@ def behind_ray(mode: str, replicas: int, arguments: Sequence[str]) -> Iterator[l
     import ray
     from ray import serve
 
-    from host.ray import app, model_apps
+    from pbhost.ray import app, model_apps
 
     ports = {"allow_grpc": True, "grpc_port": OWN_PORT, "reuse_grpc_port": True}
     try:
@@ -98,7 +98,7 @@ def behind_ray(mode: str, replicas: int, arguments: Sequence[str]) -> Iterator[l
             http_options={"host": "127.0.0.1", "port": 8000},
             grpc_options={
                 "port": PORT,
-                "grpc_servicer_functions": ["host.ray.servicer.add_servicer"],
+                "grpc_servicer_functions": ["pbhost.ray.add_servicer"],
             },
         )
         models = ["identity", "stream"]

@@ -42,7 +42,7 @@ def ours(
 ) -> Iterator[RunningServer]:
     """Run this project's host with a gRPC engine, and other flags."""
     port, http_port = free_port(), free_port()
-    command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository}"]
+    command = [sys.executable, "-m", "pbhost", "serve", f"--model-repository={repository}"]
     command += [f"--grpc-port={port}", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
     command += [f"--http-port={http_port}", "--http-address=127.0.0.1"]
     command += ["--allow-client-shm=true", f"--grpc-engine={engine}"]

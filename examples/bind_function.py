@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from host.bind import Host, TensorSpec, batch, fill_optionals, first_value, group_by_values
+from pbhost.bind import Host, TensorSpec, batch, fill_optionals, first_value, group_by_values
 
 
 class Linear:

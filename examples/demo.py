@@ -29,7 +29,7 @@ def lines_until_started(host: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    command = [sys.executable, "-m", "host", "serve"]
+    command = [sys.executable, "-m", "pbhost", "serve"]
     command += [f"--model-repository={ROOT / 'model_repository'}", "--grpc-port=0"]
     command += ["--grpc-address=127.0.0.1", "--allow-metrics=false", "--allow-http=false"]
     print("$ pbhost serve --model-repository=model_repository")

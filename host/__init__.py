@@ -1,64 +1,26 @@
-"""pbhost: serves TritonPythonModel classes.
+"""The server. Private: programs import `pbhost`.
 
-`Server` runs a server in this process; `BlockingServer` does the same for code without `await`.
-`Options` configures it, and `HostError` is the error that its methods raise. `host.bind` serves
-plain functions.
+Its public names are still here, as programs imported them from here before `pbhost` had them.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
+import pbhost
+
 if TYPE_CHECKING:
-    from host.errors import ErrorCode, HostError
-    from host.frontends.grpc.application import GrpcApplication, GrpcMethod, GrpcStatus
-    from host.model_control.hook import ModelControlHook
-    from host.options.options import Options
-    from host.remote.provider import RemoteModelProvider, RemoteVersion
-    from host.server.blocking import BlockingServer
-    from host.server.in_process import Result
-    from host.server.own_models import OwnModels
-    from host.server.queues import QueueState
-    from host.server.server import Server
+    from pbhost import *  # noqa: F403
 
-__all__ = [
-    "BlockingServer",
-    "ErrorCode",
-    "GrpcApplication",
-    "GrpcMethod",
-    "GrpcStatus",
-    "HostError",
-    "ModelControlHook",
-    "Options",
-    "OwnModels",
-    "QueueState",
-    "RemoteModelProvider",
-    "RemoteVersion",
-    "Result",
-    "Server",
-]
+if __name__ == "host":  # the name under which no module of ours is loaded, see `pbhost._packages`
+    sys.modules["host"] = importlib.import_module("pbhost.host")
 
-_HOMES = {
-    "BlockingServer": "host.server.blocking",
-    "ErrorCode": "host.errors",
-    "GrpcApplication": "host.frontends.grpc.application",
-    "GrpcMethod": "host.frontends.grpc.application",
-    "GrpcStatus": "host.frontends.grpc.application",
-    "HostError": "host.errors",
-    "ModelControlHook": "host.model_control.hook",
-    "Options": "host.options.options",
-    "OwnModels": "host.server.own_models",
-    "QueueState": "host.server.queues",
-    "RemoteModelProvider": "host.remote.provider",
-    "RemoteVersion": "host.remote.provider",
-    "Result": "host.server.in_process",
-    "Server": "host.server.server",
-}
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
-
-def __getattr__(name: str) -> object:
-    """Imports a public name on first use, so that no module loads more than it needs."""
-    if name not in _HOMES:
+    def __getattr__(name: str) -> object:
+        """Imports a public name on first use."""
+        if name in pbhost.__all__ and name != "bind":  # which is a package here
+            return getattr(pbhost, name)
         raise AttributeError(f"module 'host' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)

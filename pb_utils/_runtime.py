@@ -230,7 +230,7 @@ class NoHostRuntime:
     def _unsupported(self, what: str) -> TritonModelException:
         return TritonModelException(
             f"{what} needs a host that runs the model. To run a model in a test, without a server, "
-            "use pb_utils.testing."
+            "use pbhost.testing."
         )
 
 

@@ -1,1 +1,74 @@
-"""The command `pbhost`, for `python -m pbhost`."""
+"""pbhost: serves TritonPythonModel classes.
+
+`Server` runs a server in this process; `BlockingServer` does the same for code without `await`.
+`Options` configures it, and `HostError` is the error that its methods raise. `bind` serves plain
+functions, and `testing` runs a model in a test.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from pbhost import _packages
+
+if TYPE_CHECKING:
+    from host.errors import ErrorCode, HostError
+    from host.frontends.grpc.application import GrpcApplication, GrpcMethod, GrpcStatus
+    from host.model_control.hook import ModelControlHook
+    from host.options.options import Options
+    from host.remote.provider import RemoteModelProvider, RemoteVersion
+    from host.server.blocking import BlockingServer
+    from host.server.in_process import Result
+    from host.server.own_models import OwnModels
+    from host.server.queues import QueueState
+    from host.server.server import Server
+    from pbhost import bind, testing
+
+__all__ = [
+    "BlockingServer",
+    "ErrorCode",
+    "GrpcApplication",
+    "GrpcMethod",
+    "GrpcStatus",
+    "HostError",
+    "ModelControlHook",
+    "Options",
+    "OwnModels",
+    "QueueState",
+    "RemoteModelProvider",
+    "RemoteVersion",
+    "Result",
+    "Server",
+    "bind",
+    "testing",
+]
+
+_HOMES = {
+    "BlockingServer": "host.server.blocking",
+    "ErrorCode": "host.errors",
+    "GrpcApplication": "host.frontends.grpc.application",
+    "GrpcMethod": "host.frontends.grpc.application",
+    "GrpcStatus": "host.frontends.grpc.application",
+    "HostError": "host.errors",
+    "ModelControlHook": "host.model_control.hook",
+    "Options": "host.options.options",
+    "OwnModels": "host.server.own_models",
+    "QueueState": "host.server.queues",
+    "RemoteModelProvider": "host.remote.provider",
+    "RemoteVersion": "host.remote.provider",
+    "Result": "host.server.in_process",
+    "Server": "host.server.server",
+}
+
+_packages.install()
+
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Imports a public name on first use, so that no program loads more than it needs."""
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"pbhost.{_HOMES[name]}"), name)
+        if name in __all__:
+            return importlib.import_module(f"pbhost.{name}")
+        raise AttributeError(f"module 'pbhost' has no attribute '{name}'")

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import psutil
@@ -94,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         ignore_warnings(config)
     if not hasattr(config, "workerinput"):
-        for package in ("host", "stub", "pb_utils"):
+        for package in ("pbhost", "host", "stub", "pb_utils"):
             compileall.compile_dir(ROOT / package, quiet=2)
 
 
@@ -173,13 +173,17 @@ class RunningHost:
     """`pbhost serve` as a process of its own, as users start it; `under` runs it."""
 
     def __init__(
-        self, *arguments: str, env: Mapping[str, str] | None = None, under: Sequence[str] = ()
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        under: Sequence[str] = (),
+        program: Sequence[str] = (sys.executable, "-m", "pbhost"),
     ) -> None:
         self._lines: list[str] = []
         self._rest = b""  # of a line that has begun
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
-            [*under, sys.executable, "-m", "host", "serve", *arguments],
+            [*under, *program, "serve", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -364,6 +368,7 @@ def _serving(ray: RayHosts | None) -> Iterator[Serve]:
         *flags: str,
         env: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
+        **start: Any,
     ) -> RunningHost:
         path = repository.path if isinstance(repository, RepositoryBuilder) else repository
         if ray is not None:
@@ -382,6 +387,7 @@ def _serving(ray: RayHosts | None) -> Iterator[Serve]:
             *flags,
             env=env,
             under=under,
+            **start,
         )
         hosts.append(host)
         return host

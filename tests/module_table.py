@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "explanation" / "tour.md"
 BEGIN, END = "<!-- modules: begin -->\n", "<!-- modules: end -->\n"
-PACKAGES = ("host", "stub", "pb_utils")
+PACKAGES = ("pbhost", "host", "stub", "pb_utils")
 
 
 def summary(module: Path) -> str:

@@ -56,7 +56,8 @@ LAYERS = [
 ]
 """From the lowest to the highest: a module imports from its own layer and from lower ones.
 
-`host` itself is the public face of the package: it imports on first use, and nothing imports it.
+`pbhost` is the public name: it imports on first use. Only `host` itself, whose public names have
+moved there, imports it.
 """
 
 ONE_PLACE = {
@@ -204,6 +205,11 @@ def test_inference_endpoints_know_the_core_by_its_protocol_only(name: str) -> No
     assert "host.core" not in set(imports(name))
 
 
+def test_nothing_behind_the_public_name_imports_it() -> None:
+    users = {name for name in MODULES for i in imports(name) if i.split(".")[0] == "pbhost"}
+    assert users == {"host"}
+
+
 def test_there_are_no_cycles() -> None:
     graph = {name: {i for i in imports(name) if i in MODULES and i != name} for name in MODULES}
     done: set[str] = set()
@@ -247,6 +253,17 @@ def test_the_host_never_runs_a_users_code(name: str) -> None:
     assert not called & ({"exec", "eval", "__import__"} | (set() if compiles else {"compile"}))
     if name != "host":  # the package itself imports its own modules by name, on first use
         assert "importlib" not in set(imports(name))
+
+
+PUBLIC_MODULES = sorted(Path(ROOT, "pbhost").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", PUBLIC_MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_public_package_has_names_and_no_code_of_the_server(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree)
+    if path.stem != "_packages":
+        assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -1,7 +1,7 @@
 """Serves models on a Ray cluster: pbhost's protocols over Ray Serve.
 
-`app` is an application whose replicas each hold a whole server (`serve run host.ray:app`).
-`model_apps` is one with a deployment for each model (`serve run host.ray:model_apps`).
+`app` is an application whose replicas each hold a whole server (`serve run pbhost.ray:app`).
+`model_apps` is one with a deployment for each model (`serve run pbhost.ray:model_apps`).
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from host.ray.requirements import ModelRequirements
 DEPLOYMENT = "pbhost"
 """The name of the deployment."""
 
-POLICY = {"policy_function": "host.ray.autoscaling:choose_replicas"}
+POLICY = {"policy_function": "pbhost.host.ray.autoscaling:choose_replicas"}
 ROUTER = {
-    "request_router_class": "host.ray.sequence_router.SequenceRouter",
+    "request_router_class": "pbhost.host.ray.sequence_router.SequenceRouter",
     "request_router_kwargs": {"num_fallback_replicas": 0},
 }
 

@@ -36,13 +36,15 @@ def make_config(
 ) -> dict[str, Any]:
     """The contents of the file for `serve run` and `serve deploy`; Ray's ServeDeploySchema.
 
-    `arguments` and `deployment`: as of `host.ray.app`. Raises ValueError.
+    `arguments` and `deployment`: as of `pbhost.ray.app`. Raises ValueError.
     """
     options = read_options(arguments)
     settings = derive_options(options, read_requirements(options), deployment)
     if "request_router_config" not in deployment:
         settings.pop("request_router_config", None)  # the application knows whether there is one
-    return with_deployments("host.ray:app", arguments, [{"name": DEPLOYMENT, **settings}], proxies)
+    return with_deployments(
+        "pbhost.ray:app", arguments, [{"name": DEPLOYMENT, **settings}], proxies
+    )
 
 
 def with_deployments(

@@ -13,7 +13,7 @@ import grpc
 from host.frontends.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE
 from host.ray.stream_window import AcknowledgedMessages
 
-GRPC_FUNCTION = "host.ray.servicer.add_servicer"
+GRPC_FUNCTION = "pbhost.ray.add_servicer"
 """What `grpc_servicer_functions` of Ray Serve must name."""
 
 _LOST_REPLICA = re.compile(

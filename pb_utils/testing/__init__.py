@@ -1,6 +1,6 @@
 """Runs a model in a test: in the process of the test, without a server.
 
-    from pb_utils import testing
+    from pbhost import testing
 
     with testing.load("models/add_sub") as model:
         outputs = model.infer({"INPUT0": x, "INPUT1": y})

@@ -146,7 +146,7 @@ class OtherModels:
         if not ready:
             return f"Failed for execute the inference request. Model '{name}' is not ready."
         if name not in self._models:
-            return f"pb_utils.testing has no stand-in for model '{name}'; pass one in models="
+            return f"pbhost.testing has no stand-in for model '{name}'; pass one in models="
         model = self._models[name]
         if isinstance(model, Instance) and model.decoupled and not decoupled:
             return _decoupled_error(name)

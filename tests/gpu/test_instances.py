@@ -162,7 +162,7 @@ def test_a_model_at_the_terminal_runs_on_the_first_gpu(
 ) -> None:
     path = repository.add("m", SAYS_WHO_IT_IS.replace("pb_utils.Logger.log_info", "print"), CONFIG)
     done = subprocess.run(
-        [sys.executable, "-m", "host", "run", path, "--input", "X=1"],
+        [sys.executable, "-m", "pbhost", "run", path, "--input", "X=1"],
         env={**os.environ, **simulated_environment},
         capture_output=True,
         text=True,

@@ -13,14 +13,14 @@ import pytest
 import tritonclient.http as httpclient
 import uvicorn
 
-import host
+import pbhost
 from tests.clients import check_binary_outputs
 from tests.conftest import RepositoryBuilder
 from tests.waiting import eventually
 
 
-def options(repository: RepositoryBuilder) -> host.Options:
-    return host.Options(
+def options(repository: RepositoryBuilder) -> pbhost.Options:
+    return pbhost.Options(
         model_repository=[str(repository.path)],
         allow_grpc=False,
         allow_http=False,
@@ -44,7 +44,7 @@ async def run_behind_uvicorn(
 
         await server.asgi_application(scope, receive, send_checked)
 
-    async with host.Server(options(repository)) as server:
+    async with pbhost.Server(options(repository)) as server:
         config = uvicorn.Config(with_checks, port=0, lifespan="on", log_level="warning", **settings)
         other = uvicorn.Server(config)
         serving = asyncio.create_task(other._serve())  # `serve` would take the signals
@@ -111,5 +111,5 @@ def test_responses_are_streamed(repository: RepositoryBuilder) -> None:
 
 
 def test_there_is_no_application_before_the_start(repository: RepositoryBuilder) -> None:
-    with pytest.raises(host.HostError, match="Server not ready"):
-        _ = host.Server(options(repository)).asgi_application
+    with pytest.raises(pbhost.HostError, match="Server not ready"):
+        _ = pbhost.Server(options(repository)).asgi_application

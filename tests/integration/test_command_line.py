@@ -23,7 +23,10 @@ from tests.waiting import UNTIL_SOURCE
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "host", *arguments], capture_output=True, text=True, timeout=DEADLINE
+        [sys.executable, "-m", "pbhost", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
     )
 
 
@@ -303,7 +306,7 @@ def test_loading_shows_its_progress_on_a_terminal(repository: RepositoryBuilder)
     ours, terminal = pty.openpty()
     with subprocess.Popen(
         [
-            *(sys.executable, "-m", "host", "serve", f"--model-repository={repository.path}"),
+            *(sys.executable, "-m", "pbhost", "serve", f"--model-repository={repository.path}"),
             *("--grpc-port=0", "--grpc-address=127.0.0.1", "--metrics-port=0"),
             "--allow-http=false",
         ],

@@ -39,7 +39,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def printed(shell: str) -> str:
-    command = [sys.executable, "-m", "host", "completion", shell]
+    command = [sys.executable, "-m", "pbhost", "completion", shell]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True)
     return done.stdout
 
@@ -164,7 +164,7 @@ def test_zsh_completes_commands_flags_values_and_files(folder: Path) -> None:
 
 
 def test_an_unknown_shell_is_an_error() -> None:
-    command = [sys.executable, "-m", "host", "completion", "csh"]
+    command = [sys.executable, "-m", "pbhost", "completion", "csh"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     expected = "pbhost completion: expected bash, zsh or fish, got 'csh'\n"
     assert (done.returncode, done.stderr) == (2, expected)

@@ -23,7 +23,7 @@ _TENSORS = """
 
 def command(repository: RepositoryBuilder, *more: str) -> list[str]:
     flags = [f"--model-repository={repository.path}", *_PORTS, "--allow-metrics=false", *more]
-    return [sys.executable, "-m", "host", "serve", *flags]
+    return [sys.executable, "-m", "pbhost", "serve", *flags]
 
 
 def test_a_signal_ends_a_host_whose_log_is_no_longer_read(

@@ -230,7 +230,7 @@ def test_a_stub_that_the_user_stops_is_recorded_with_its_signal(
 
 def crashes(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "host", "crashes", *arguments],
+        [sys.executable, "-m", "pbhost", "crashes", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -55,7 +55,7 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
 def run(*arguments: str | Path, env: dict[str, str] | None = None) -> Any:
     """`pbhost run` with these arguments, when it has ended."""
     return subprocess.run(
-        [sys.executable, "-m", "host", "run", *map(str, arguments)],
+        [sys.executable, "-m", "pbhost", "run", *map(str, arguments)],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -72,7 +72,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         self.modes = termios.tcgetattr(self._master)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "host", *map(str, arguments)],
+            [sys.executable, "-m", "pbhost", *map(str, arguments)],
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -14,7 +14,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-import host
+import pbhost
 from host.model_control.hook import LoadParameters
 from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder
@@ -25,10 +25,10 @@ from tests.waiting import eventually
 EXPLICIT = {"allow_grpc": False, "allow_metrics": False, "model_control_mode": "explicit"}
 
 
-def handlers(application: host.GrpcApplication) -> list[grpc.GenericRpcHandler[Any, Any]]:
+def handlers(application: pbhost.GrpcApplication) -> list[grpc.GenericRpcHandler[Any, Any]]:
     """The application as grpcio takes it."""
 
-    def status(error: host.HostError, rpc: Any) -> None:
+    def status(error: pbhost.HostError, rpc: Any) -> None:
         found = application.status(error)
         rpc.set_code(next(code for code in grpc.StatusCode if code.value[0] == found.code))
         rpc.set_details(found.message)
@@ -37,7 +37,7 @@ def handlers(application: host.GrpcApplication) -> list[grpc.GenericRpcHandler[A
         async def answer(message: bytes, rpc: Any) -> bytes:
             try:
                 return await application.call(path, message, rpc.invocation_metadata())
-            except host.HostError as error:
+            except pbhost.HostError as error:
                 status(error, rpc)
                 return b""
 
@@ -48,7 +48,7 @@ def handlers(application: host.GrpcApplication) -> list[grpc.GenericRpcHandler[A
             try:
                 async for message in application.stream(path, messages, rpc.invocation_metadata()):
                     yield message
-            except host.HostError as error:
+            except pbhost.HostError as error:
                 status(error, rpc)
 
         return answer
@@ -65,7 +65,7 @@ def handlers(application: host.GrpcApplication) -> list[grpc.GenericRpcHandler[A
 
 
 @asynccontextmanager
-async def behind_grpcio(server: host.Server) -> AsyncIterator[str]:
+async def behind_grpcio(server: pbhost.Server) -> AsyncIterator[str]:
     """The url of a server of grpcio that serves the application."""
     other = grpc.aio.server()
     other.add_generic_rpc_handlers(tuple(handlers(server.grpc_application)))
@@ -102,7 +102,7 @@ def test_another_grpc_server_serves_the_methods(repository: RepositoryBuilder) -
 
     async def main() -> None:
         async with (
-            host.Server(options(repository, allow_grpc=False, allow_metrics=False)) as server,
+            pbhost.Server(options(repository, allow_grpc=False, allow_metrics=False)) as server,
             behind_grpcio(server) as url,
         ):
             await asyncio.to_thread(use_all_kinds_of_methods, url)
@@ -112,7 +112,7 @@ def test_another_grpc_server_serves_the_methods(repository: RepositoryBuilder) -
             samples = families["nv_inference_request_success"].samples
             assert {dict(s.labels)["model"]: s.value for s in samples}["identity"] == 1
             await server.stop()
-            with pytest.raises(host.HostError, match="Server not ready"):
+            with pytest.raises(pbhost.HostError, match="Server not ready"):
                 _ = server.grpc_application
 
     asyncio.run(main())
@@ -132,9 +132,9 @@ def test_a_callback_gets_the_response_to_a_model_infer(repository: RepositoryBui
 
     async def main() -> None:
         server_options = options(repository, allow_grpc=False, allow_metrics=False)
-        async with host.Server(server_options) as server:
+        async with pbhost.Server(server_options) as server:
             application = server.grpc_application
-            answer: asyncio.Future[bytes | host.HostError] = asyncio.Future()
+            answer: asyncio.Future[bytes | pbhost.HostError] = asyncio.Future()
             application.start_infer(message, (), answer.set_result)
             assert application.open_requests == 1
             data = await asyncio.wait_for(answer, DEADLINE)
@@ -142,7 +142,7 @@ def test_a_callback_gets_the_response_to_a_model_infer(repository: RepositoryBui
             response = pb.ModelInferResponse.FromString(data)
             assert (response.id, response.raw_output_contents) == ("7", [array.tobytes()])
             for invalid in (wrong, missing):
-                with pytest.raises(host.HostError, match=r"data-type|is not found"):
+                with pytest.raises(pbhost.HostError, match=r"data-type|is not found"):
                     application.start_infer(invalid, (), answer.set_result)
             assert application.open_requests == 0
 
@@ -169,10 +169,10 @@ def test_queues_say_how_long_requests_wait(repository: RepositoryBuilder) -> Non
     repository.add("waits", WAITS, "instance_group [{count: 1, kind: KIND_CPU}]")
 
     async def main() -> None:
-        async with host.Server(
+        async with pbhost.Server(
             options(repository, allow_grpc=False, allow_metrics=False)
         ) as server:
-            assert server.queue_state() == host.QueueState()
+            assert server.queue_state() == pbhost.QueueState()
             waiting = [asyncio.ensure_future(server.infer("waits", {})) for _ in range(3)]
             await eventually(lambda: server.queue_state("waits").queued == 2, "two to be queued")
             state = server.queue_state("waits")
@@ -180,7 +180,7 @@ def test_queues_say_how_long_requests_wait(repository: RepositoryBuilder) -> Non
             await eventually(
                 lambda: server.queue_state().oldest_s > state.oldest_s, "the wait to grow"
             )
-            assert server.queue_state("identity") == host.QueueState()
+            assert server.queue_state("identity") == pbhost.QueueState()
             await server.infer("identity", {"INPUT0": np.zeros(1, np.float32)})
             after = server.queue_state("identity")
             assert (after.executed, after.queued) == (1, 0) and after.waited_s > 0
@@ -202,7 +202,7 @@ class Hook:
     ) -> None:
         self.asked.append(("load", name, dict(parameters)))
         if name == "refused":
-            raise host.HostError(host.ErrorCode.PERMISSION_DENIED, "not on this server")
+            raise pbhost.HostError(pbhost.ErrorCode.PERMISSION_DENIED, "not on this server")
         await load_here()
 
     async def unload(
@@ -241,7 +241,7 @@ def test_a_hook_takes_part_in_loads_and_unloads(repository: RepositoryBuilder) -
             assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
 
     async def main() -> None:
-        async with host.Server(options(repository, **EXPLICIT), control_hook=hook) as server:
+        async with pbhost.Server(options(repository, **EXPLICIT), control_hook=hook) as server:
             async with behind_grpcio(server) as url:
                 await asyncio.to_thread(control, url)
             assert hook.asked == [
@@ -257,7 +257,7 @@ def test_a_hook_takes_part_in_loads_and_unloads(repository: RepositoryBuilder) -
             assert hook.asked == [("unload", "identity", False), ("load", "identity", {})]
             await server.unload_model("identity")
             assert len(hook.asked) == 2
-            with pytest.raises(host.HostError, match="no available versions"):
+            with pytest.raises(pbhost.HostError, match="no available versions"):
                 await server.infer("identity", {"INPUT0": np.zeros(1, np.float32)})
 
     asyncio.run(main())
@@ -278,8 +278,8 @@ def test_a_model_gets_an_error_if_a_hook_fails_unexpectedly(repository: Reposito
 
     async def main() -> None:
         several = options(repository, **EXPLICIT, load_model=["loads"])
-        async with host.Server(several, control_hook=FailingHook()) as server:
-            with pytest.raises(host.HostError, match="unexpected failure: KeyError"):
+        async with pbhost.Server(several, control_hook=FailingHook()) as server:
+            with pytest.raises(pbhost.HostError, match="unexpected failure: KeyError"):
                 await asyncio.wait_for(server.infer("loads", {}), DEADLINE)
 
     asyncio.run(main())
@@ -302,8 +302,8 @@ def test_a_model_gets_an_error_if_a_hook_is_cancelled(repository: RepositoryBuil
 
     async def main() -> None:
         several = options(repository, **EXPLICIT, load_model=["loads"])
-        async with host.Server(several, control_hook=CancelledHook()) as server:
-            with pytest.raises(host.HostError, match="the call was cancelled"):
+        async with pbhost.Server(several, control_hook=CancelledHook()) as server:
+            with pytest.raises(pbhost.HostError, match="the call was cancelled"):
                 await asyncio.wait_for(server.infer("loads", {}), DEADLINE)
 
     asyncio.run(main())
@@ -333,8 +333,8 @@ def test_the_hook_of_the_guide_loads_and_unloads_in_all_servers(
 
     async def main() -> None:
         async with (
-            host.Server(one_at_a_time, control_hook=hooks[0]) as first,
-            host.Server(one_at_a_time, control_hook=hooks[1]) as second,
+            pbhost.Server(one_at_a_time, control_hook=hooks[0]) as first,
+            pbhost.Server(one_at_a_time, control_hook=hooks[1]) as second,
         ):
             hooks[0].others, hooks[1].others = [second], [first]
             # The place of a load in progress is that of 'outer', which waits for 'identity'.
@@ -343,7 +343,7 @@ def test_the_hook_of_the_guide_loads_and_unloads_in_all_servers(
             for server in (first, second):
                 array = np.ones(1, np.float32)
                 assert (await server.infer("identity", {"INPUT0": array}))["OUTPUT0"] == [1]
-                with pytest.raises(host.HostError, match="no available versions"):
+                with pytest.raises(pbhost.HostError, match="no available versions"):
                     await server.infer("outer", {})
 
     asyncio.run(main())
@@ -355,13 +355,13 @@ def test_a_server_adapts_the_configurations_that_it_reads(repository: Repository
 
     def adapt(config: Any) -> None:
         if not config.input:
-            raise host.HostError(host.ErrorCode.UNAVAILABLE, "it is not for this server")
+            raise pbhost.HostError(pbhost.ErrorCode.UNAVAILABLE, "it is not for this server")
         config.ClearField("instance_group")
         config.instance_group.add(count=3)  # defaults are filled in afterwards
 
     async def main() -> None:
         settings = options(repository, **EXPLICIT, exit_on_error=False, load_model=["*"])
-        async with host.Server(settings, adapt_config=adapt) as server:
+        async with pbhost.Server(settings, adapt_config=adapt) as server:
             states = {
                 entry.name: entry.state for entry in await server.core.repository_index(False)
             }
@@ -384,12 +384,12 @@ def test_hooks_are_not_asked_for_what_the_server_refuses(repository: RepositoryB
 
     async def main() -> None:
         fixed = options(repository, allow_grpc=False, allow_metrics=False)
-        async with host.Server(fixed, control_hook=hook) as server:
+        async with pbhost.Server(fixed, control_hook=hook) as server:
             for ask in (server.core.load_model("identity", {}), server.load_model("identity")):
-                with pytest.raises(host.HostError, match="not allowed if polling is enabled"):
+                with pytest.raises(pbhost.HostError, match="not allowed if polling is enabled"):
                     await ask
         assert hook.asked == []
-        with pytest.raises(host.HostError, match="Server not ready"):
+        with pytest.raises(pbhost.HostError, match="Server not ready"):
             await server.load_model("identity")
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 
-import host
+import pbhost
 from host.instances.supervisor import Supervisor
 from host.models.python_model import PythonModel
 from tests.clients import infer_error, tensor
@@ -138,7 +138,7 @@ def test_an_instance_releases_a_dead_stub_and_its_memory(repository: RepositoryB
     array = np.zeros(100_000, dtype=np.float32)
 
     async def main() -> None:
-        async with host.Server(options(repository, allow_grpc=False)) as server:
+        async with pbhost.Server(options(repository, allow_grpc=False)) as server:
             await server.infer("identity", {"INPUT0": array})
             (version,) = server._composition.registry.versions("identity").values()
             assert isinstance(version.model, PythonModel)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import host
+import pbhost
 from host.inference.call import Call
 from host.inference.request import InferRequest, Tensor
 from host.inference.shared_memory_bytes import read_bytes
@@ -63,7 +63,7 @@ def test_a_tensor_goes_when_the_last_step_that_takes_it_has_ended(
     """
 
     async def main() -> None:
-        async with host.Server(options(repository)) as server:
+        async with pbhost.Server(options(repository)) as server:
             taken = server._open_components.pool.arenas.used_bytes
             call: Call = server.core.infer(request("line", np.ones(1, np.float32)))
             await eventually((folder / "holding").exists, "the third step")
@@ -85,7 +85,7 @@ def test_a_tensor_of_two_steps_is_put_into_shared_memory_once(
     """And goes when the slower one has ended, although the request itself is still there."""
 
     async def main() -> None:
-        async with host.Server(options(repository)) as server:
+        async with pbhost.Server(options(repository)) as server:
             taken = server._open_components.pool.arenas.used_bytes
             call = server.core.infer(request("fork", np.ones(4 * MEGABYTE, np.float32)))
             await eventually((folder / "holding").exists, "the slower step")
@@ -107,7 +107,7 @@ def test_an_output_that_is_not_requested_is_not_kept(
     (folder / "go").touch()
 
     async def main() -> None:
-        async with host.Server(options(repository)) as server:
+        async with pbhost.Server(options(repository)) as server:
             big = np.ones(4 * MEGABYTE, np.float32)
             response = await server.core.infer(request("fork", big, "O"))
             assert [output.name for output in response.outputs] == ["O"]
@@ -118,7 +118,7 @@ def test_an_output_that_is_not_requested_is_not_kept(
 
 def test_a_cancelled_request_leaves_nothing(repository: RepositoryBuilder, folder: Path) -> None:
     async def main() -> None:
-        async with host.Server(options(repository)) as server:
+        async with pbhost.Server(options(repository)) as server:
             taken = server._open_components.pool.arenas.used_bytes
             call = server.core.infer(request("line", np.ones(1, np.float32)))
             await eventually((folder / "holding").exists, "the third step")
@@ -142,8 +142,8 @@ def test_a_tensor_that_finds_no_room_fails_the_request(repository: RepositoryBui
 
     async def main() -> None:
         small = options(repository, arena_byte_size=4 * MEGABYTE)
-        async with host.Server(small) as server:
-            with pytest.raises(host.HostError, match="^in ensemble 'fork', Failed to increase"):
+        async with pbhost.Server(small) as server:
+            with pytest.raises(pbhost.HostError, match="^in ensemble 'fork', Failed to increase"):
                 await server.core.infer(request("fork", np.ones(4 * MEGABYTE, np.float32)))
             response = await server.core.infer(request("fork", np.ones(20_000, np.float32)))
             assert len(response.outputs) == 2

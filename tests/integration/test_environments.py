@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import host
+import pbhost
 from tests.clients import (
     Client,
     InferStream,
@@ -498,7 +498,7 @@ def test_a_server_in_a_thread_can_use_environments(
 ) -> None:
     repository.add("m", EVALUATES, config(EXECUTION_ENV_PATH=str(packed)))
     no_ports = options(repository, allow_grpc=False, allow_metrics=False)
-    with host.BlockingServer(no_ports) as server:
+    with pbhost.BlockingServer(no_ports) as server:
         asked = np.array(["sys.prefix"], dtype=np.object_)
         (prefix,) = server.infer("m", {"COMMAND": asked})["ANSWER"]
     assert "/python_env/" in prefix.decode()

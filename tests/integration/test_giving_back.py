@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import host
+import pbhost
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, wait_until
 from tests.integration.control_models import CONFIG, JSON, model, starting
 from tests.integration.test_inprocess import options
@@ -23,7 +23,7 @@ SCRIPT = """
 import sys, threading
 import psutil, host
 
-server = host.BlockingServer(host.Options(model_repository=[sys.argv[1]], allow_grpc=False,
+server = pbhost.BlockingServer(pbhost.Options(model_repository=[sys.argv[1]], allow_grpc=False,
                                           allow_http=False,
                                           exit_timeout_secs=600,
                                           metrics_port=0, metrics_address="127.0.0.1"))
@@ -81,8 +81,8 @@ def test_a_stopped_server_maps_no_tensor_memory(repository: RepositoryBuilder) -
     repository.copy("identity", "ask")
     array = np.arange(1_000_000, dtype=np.float32)
 
-    async def main() -> host.Server:
-        async with host.Server(options(repository)) as server:
+    async def main() -> pbhost.Server:
+        async with pbhost.Server(options(repository)) as server:
             target = np.array(["identity"], dtype=np.object_)
             await server.infer("ask", {"MODEL": target, "INPUT0": array})
             assert mapped() > before
@@ -113,13 +113,13 @@ def test_disks_are_not_read_on_the_loop(repository: RepositoryBuilder) -> None:
 
     async def main() -> int:
         explicit = options(repository, model_control_mode="explicit")
-        async with host.Server(explicit) as server:
+        async with pbhost.Server(explicit) as server:
             core = server.core
             await core.load_model("x", {})
             await core.load_model("x", {"config": JSON})
             assert [entry.state for entry in await core.repository_index(False)] == ["READY"]
         polling = options(repository, model_control_mode="poll", repository_poll_secs=1)
-        async with host.Server(polling) as server:
+        async with pbhost.Server(polling) as server:
             await asyncio.to_thread(repository.add, "y", model(), CONFIG)
             lifecycle = server._open_components.lifecycle
             await eventually(

@@ -245,7 +245,7 @@ def test_a_models_modules_win_at_the_terminal_as_well(
 ) -> None:
     path = repository.add("m", SOURCE[kind] + OURS, CONFIG, files=FILES[kind])
     done = subprocess.run(
-        [sys.executable, "-m", "host", "run", str(path), "--input=IN=[1]"],
+        [sys.executable, "-m", "pbhost", "run", str(path), "--input=IN=[1]"],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -94,7 +94,7 @@ def infer(
 ) -> subprocess.CompletedProcess[str]:
     """`pbhost infer` with these arguments, when it has ended."""
     return subprocess.run(
-        [sys.executable, "-m", "host", "infer", *map(str, arguments)],
+        [sys.executable, "-m", "pbhost", "infer", *map(str, arguments)],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -369,7 +369,7 @@ def test_a_server_of_another_kind_is_told_in_a_line(
     if name == "record":
         rest.append(str(tmp_path / "recording"))
     done = subprocess.run(
-        [sys.executable, "-m", "host", name, other_server, *rest, f"--header=Kind: {kind}"],
+        [sys.executable, "-m", "pbhost", name, other_server, *rest, f"--header=Kind: {kind}"],
         capture_output=True,
         text=True,
         timeout=DEADLINE,

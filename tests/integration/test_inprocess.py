@@ -11,19 +11,19 @@ import numpy as np
 import psutil
 import pytest
 
-import host
+import pbhost
 from host.inference.metadata import ModelStatistics
 from tests.conftest import DEADLINE, RepositoryBuilder
 from tests.waiting import eventually
 
 
-def options(repository: RepositoryBuilder, **more: object) -> host.Options:
+def options(repository: RepositoryBuilder, **more: object) -> pbhost.Options:
     settings = {
         **{"grpc_port": 0, "grpc_address": "127.0.0.1"},
         **{"metrics_port": 0, "metrics_address": "127.0.0.1", "allow_http": False},
         **{"log_info": False, **more},
     }
-    return host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]  # each key has its own type
+    return pbhost.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]  # each key has its own type
 
 
 def test_an_async_server_answers_and_leaves_the_process_as_it_was(
@@ -33,7 +33,7 @@ def test_an_async_server_answers_and_leaves_the_process_as_it_was(
     handlers = list(logging.getLogger().handlers)
 
     async def main() -> None:
-        async with host.Server(options(repository)) as server:
+        async with pbhost.Server(options(repository)) as server:
             array = np.arange(5, dtype=np.float32)
             result = await server.infer("identity", {"INPUT0": array}, request_id="7")
             np.testing.assert_array_equal(result["OUTPUT0"], array)
@@ -45,9 +45,9 @@ def test_an_async_server_answers_and_leaves_the_process_as_it_was(
             )
             for answer in answers:
                 np.testing.assert_array_equal(answer["OUTPUT0"], big)
-            with pytest.raises(host.HostError) as caught:
+            with pytest.raises(pbhost.HostError) as caught:
                 await server.infer("identity", {"INPUT0": array.astype(np.int8)})
-            assert caught.value.code is host.ErrorCode.INVALID_ARG
+            assert caught.value.code is pbhost.ErrorCode.INVALID_ARG
 
     asyncio.run(main())
     assert logging.getLogger().handlers == handlers
@@ -55,7 +55,7 @@ def test_an_async_server_answers_and_leaves_the_process_as_it_was(
 
 def test_a_blocking_server_serves_many_threads(repository: RepositoryBuilder) -> None:
     repository.copy("identity")
-    with host.BlockingServer(options(repository, allow_grpc=False)) as server:
+    with pbhost.BlockingServer(options(repository, allow_grpc=False)) as server:
         arrays = [np.full(20_000, number, dtype=np.float32) for number in range(50)]
         with ThreadPoolExecutor(8) as pool:
             results = pool.map(lambda array: server.infer("identity", {"INPUT0": array}), arrays)
@@ -66,8 +66,8 @@ def test_a_blocking_server_serves_many_threads(repository: RepositoryBuilder) ->
 def test_a_failed_start_gives_everything_back(repository: RepositoryBuilder) -> None:
     repository.add("broken", "import no_such_library\n")
     with (
-        pytest.raises(host.HostError, match="failed to load all models"),
-        host.BlockingServer(options(repository, log_error=False)),
+        pytest.raises(pbhost.HostError, match="failed to load all models"),
+        pbhost.BlockingServer(options(repository, log_error=False)),
     ):
         pass
 
@@ -83,12 +83,12 @@ def test_a_stop_ends_a_start_that_has_begun(repository: RepositoryBuilder) -> No
     before = children()
 
     async def main() -> None:
-        server = host.Server(options(repository))
+        server = pbhost.Server(options(repository))
         started, in_time = await asyncio.gather(
             server.start(), server.stop(), return_exceptions=True
         )
-        assert isinstance(started, host.HostError)
-        assert (started.code, in_time) == (host.ErrorCode.UNAVAILABLE, True)
+        assert isinstance(started, pbhost.HostError)
+        assert (started.code, in_time) == (pbhost.ErrorCode.UNAVAILABLE, True)
         assert (server._endpoints._clients, server._components) == (None, None)
         await eventually(lambda: children() == before, "the end of its processes")
 
@@ -102,7 +102,7 @@ def test_a_stop_that_is_cancelled_again_and_again_leaves_no_process(
 
     async def main() -> None:
         before = set(psutil.Process().children(recursive=True))
-        server = await host.Server(options(repository)).start()
+        server = await pbhost.Server(options(repository)).start()
         started = set(psutil.Process().children(recursive=True)) - before
         assert started
         stop = asyncio.create_task(server.stop())
@@ -121,7 +121,7 @@ def test_two_stops_at_once_both_wait_for_the_work(repository: RepositoryBuilder)
     repository.copy("identity")
 
     async def main() -> None:
-        server = await host.Server(options(repository)).start()
+        server = await pbhost.Server(options(repository)).start()
         array = np.zeros(5, dtype=np.float32)
         answer = asyncio.ensure_future(server.infer("identity", {"INPUT0": array}))
         assert tuple(await asyncio.gather(server.stop(), server.stop())) == (True, True)
@@ -134,7 +134,7 @@ def test_tensor_memory_is_given_back_after_a_burst(repository: RepositoryBuilder
     repository.copy("identity")
 
     async def main() -> None:
-        async with host.Server(options(repository, allow_grpc=False)) as server:
+        async with pbhost.Server(options(repository, allow_grpc=False)) as server:
             array = np.zeros(2_000_000, dtype=np.float32)
             for _ in range(3):
                 await asyncio.gather(
@@ -151,8 +151,8 @@ def test_an_array_that_finds_no_room_fails_alone(repository: RepositoryBuilder) 
 
     async def main() -> None:
         small = options(repository, allow_grpc=False, arena_byte_size=4 << 20)
-        async with host.Server(small) as server:
-            with pytest.raises(host.HostError) as caught:
+        async with pbhost.Server(small) as server:
+            with pytest.raises(pbhost.HostError) as caught:
                 await server.infer("identity", {"INPUT0": np.zeros(2_000_000, dtype=np.float32)})
             text = caught.value.message
             assert text.startswith(
@@ -178,7 +178,7 @@ def test_statistics_of_several_servers_come_from_the_callers_function(
 
     async def main() -> None:
         given = options(repository, allow_grpc=False, allow_metrics=False)
-        async with host.Server(given, collect_statistics=collect) as server:
+        async with pbhost.Server(given, collect_statistics=collect) as server:
             assert await server.core.collect_statistics("elsewhere", "1") == []
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-import host
+import pbhost
 from host.instances import supervisor
 from host.instances.instance import Instance
 from host.instances.supervisor import InstanceState
@@ -46,7 +46,7 @@ class Log(logging.Handler):
 class Bench:
     """A server in this process whose stubs are within reach."""
 
-    def __init__(self, server: host.Server) -> None:
+    def __init__(self, server: pbhost.Server) -> None:
         self.server = server
         self.log = Log()
         self.faults: list[str] = []
@@ -88,8 +88,8 @@ class Bench:
             inputs["MODEL"] = np.array(["identity"], dtype=np.object_)
         try:
             result = await asyncio.wait_for(self.server.infer(model, inputs), CALL_SECONDS)
-        except host.HostError as error:
-            assert error.code in (host.ErrorCode.UNAVAILABLE, host.ErrorCode.INTERNAL), error
+        except pbhost.HostError as error:
+            assert error.code in (pbhost.ErrorCode.UNAVAILABLE, pbhost.ErrorCode.INTERNAL), error
             assert "is not healthy" in error.message or "not ready" in error.message, error
             outcome: str = error.code.value
         else:
@@ -136,8 +136,8 @@ async def serving(repository: RepositoryBuilder, **more: object) -> AsyncIterato
     quiet = {"log_info": False, "log_error": False}
     endpoints = {"allow_grpc": False, "allow_http": False, "allow_metrics": False}
     settings = {**endpoints, **quiet, **more}
-    options = host.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]  # each key has its own type
-    async with host.Server(options) as server:
+    options = pbhost.Options(model_repository=[str(repository.path)], **settings)  # type: ignore[arg-type]  # each key has its own type
+    async with pbhost.Server(options) as server:
         bench = Bench(server)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: bench.faults.append(str(context)))
@@ -369,7 +369,7 @@ def test_exit_timeout_aborts_requests_whose_client_is_gone(
             asked.cancel()
             unloading = asyncio.ensure_future(lifecycle.unload_all())
             await some_turns(2)  # the model waits for its stub, or is about to
-            lifecycle.abort_all(host.HostError(host.ErrorCode.UNAVAILABLE, "the time is over"))
+            lifecycle.abort_all(pbhost.HostError(pbhost.ErrorCode.UNAVAILABLE, "the time is over"))
             await asyncio.wait_for(unloading, CALL_SECONDS)
 
     run(main())

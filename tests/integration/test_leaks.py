@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-import host
+import pbhost
 from tests.conftest import RepositoryBuilder
 from tests.integration.test_kills import Bench, run, serving
 from tests.waiting import eventually
@@ -89,13 +89,13 @@ async def one_request(bench: Bench, chance: random.Random) -> str:
     array = np.full(chance.choice([1, 100, 1000, 5000, 60_000]), chance.random(), dtype=np.float32)
     infer = bench.server.infer
     if kind == "refused":
-        with pytest.raises(host.HostError, match="unexpected"):
+        with pytest.raises(pbhost.HostError, match="unexpected"):
             await infer("identity", {"INPUT9": array})
     elif kind == "unknown":
-        with pytest.raises(host.HostError, match="unknown model"):
+        with pytest.raises(pbhost.HostError, match="unknown model"):
             await infer("missing", {"INPUT0": array})
     elif kind == "raises":
-        with pytest.raises(host.HostError, match="on purpose"):
+        with pytest.raises(pbhost.HostError, match="on purpose"):
             await infer("fails", {"INPUT0": array})
     elif kind == "cancelled":
         task = asyncio.ensure_future(infer("identity", {"INPUT0": array}))
@@ -168,7 +168,7 @@ def test_loading_and_unloading_leaves_nothing_behind(repository: RepositoryBuild
             core, pool = bench.server.core, bench.server._open_components.pool
             for turn in range(22):
                 await core.load_model("fails", {})
-                with pytest.raises(host.HostError, match="on purpose"):
+                with pytest.raises(pbhost.HostError, match="on purpose"):
                     await bench.server.infer("fails", {"INPUT0": np.ones(20_000, dtype=np.float32)})
                 await bench.assert_answers("ask", 5000)
                 await core.unload_model("fails", False)
@@ -194,7 +194,7 @@ def test_crashes_leave_nothing_behind(repository: RepositoryBuilder) -> None:
 
             async def crash(how: str) -> None:
                 command = np.array([how], dtype=np.object_)
-                with pytest.raises(host.HostError, match="is not healthy"):
+                with pytest.raises(pbhost.HostError, match="is not healthy"):
                     await bench.server.infer("misbehave", {"COMMAND": command})
                 await eventually(
                     lambda: len(bench.serving_instances("misbehave")) == 1, "a new stub"
@@ -218,7 +218,7 @@ def test_failed_starts_leave_nothing_behind(repository: RepositoryBuilder) -> No
     repository.add("broken", "import no_such_library\n")
 
     async def start() -> None:
-        with pytest.raises(host.HostError, match="failed to load all models"):
+        with pytest.raises(pbhost.HostError, match="failed to load all models"):
             async with serving(repository):
                 pass
 

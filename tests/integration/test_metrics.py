@@ -24,7 +24,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from tritonclient.utils import InferenceServerException
 
-import host as host_package
+import pbhost
 from tests.clients import Client, InferStream, infer_error, run_command, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.waiting import UNTIL_SOURCE
@@ -508,7 +508,7 @@ def test_a_scrape_first_reads_pending_messages_of_stubs(
         metric.increment(1)
         pathlib.Path({str(done)!r}).touch()
     """
-    options = host_package.Options(
+    options = pbhost.Options(
         model_repository=[str(repository.path)],
         allow_grpc=False,
         allow_http=False,
@@ -518,7 +518,7 @@ def test_a_scrape_first_reads_pending_messages_of_stubs(
     )
 
     async def main() -> list[float]:
-        async with host_package.Server(options) as server:
+        async with pbhost.Server(options) as server:
             inputs = {"COMMAND": np.array([dedent(source).encode()], dtype=np.object_)}
             running = asyncio.create_task(server.infer("script", inputs))
             await asyncio.to_thread(wait_until, started.exists, "the start")
@@ -734,7 +734,7 @@ def test_an_embedding_program_can_read_the_metrics_port(
     repository: RepositoryBuilder,
 ) -> None:
     repository.copy("identity")
-    options = host_package.Options(
+    options = pbhost.Options(
         model_repository=[str(repository.path)],
         allow_grpc=False,
         allow_http=False,
@@ -742,7 +742,7 @@ def test_an_embedding_program_can_read_the_metrics_port(
         http_address="127.0.0.1",  # also the address of the metrics port
         log_info=False,
     )
-    with host_package.BlockingServer(options) as server:
+    with pbhost.BlockingServer(options) as server:
         address = f"http://127.0.0.1:{server.metrics_port}/metrics"
         with urlopen(address, timeout=DEADLINE) as response:
             assert b"nv_inference_count" in response.read()

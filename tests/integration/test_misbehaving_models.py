@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-import host
+import pbhost
 from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 from tests.integration.test_inprocess import options
@@ -42,7 +42,7 @@ class TritonPythonModel:
 def test_a_request_without_room_holds_no_memory_afterwards(repository: RepositoryBuilder) -> None:
     repository.add("m", TWO_INPUTS)
     half, too_much = np.zeros(500_000, np.float32), np.zeros(700_000, np.float32)
-    options = host.Options(
+    options = pbhost.Options(
         model_repository=[str(repository.path)],
         allow_grpc=False,
         allow_http=False,
@@ -52,9 +52,9 @@ def test_a_request_without_room_holds_no_memory_afterwards(repository: Repositor
     )
 
     async def main() -> None:
-        async with host.Server(options) as server:
+        async with pbhost.Server(options) as server:
             for _ in range(4):
-                with pytest.raises(host.HostError, match="Failed to increase the shared memory"):
+                with pytest.raises(pbhost.HostError, match="Failed to increase the shared memory"):
                     await server.infer("m", {"A": half, "B": too_much})
             small = np.ones(1000, np.float32)
             result = await server.infer("m", {"A": half, "B": small})
@@ -71,12 +71,12 @@ def test_values_that_no_message_can_carry_are_refused_without_a_hang(
 
     async def main() -> None:
         inputs = {"INPUT0": np.ones(3, np.float32)}
-        async with host.Server(no_ports) as server:
+        async with pbhost.Server(no_ports) as server:
             for bad in ({"x": 1 << 70}, {"x": "\udcff"}, {"x": [1]}, {"x": np.float32(1)}):
-                with pytest.raises(host.HostError) as caught:
+                with pytest.raises(pbhost.HostError) as caught:
                     await server.infer("identity", inputs, parameters=bad)  # type: ignore[arg-type]  # wrong on purpose
-                assert caught.value.code is host.ErrorCode.INVALID_ARG
-            with pytest.raises(host.HostError):
+                assert caught.value.code is pbhost.ErrorCode.INVALID_ARG
+            with pytest.raises(pbhost.HostError):
                 await server.infer("identity", inputs, request_id="\udcff")
             await server.infer("identity", inputs)
 

@@ -28,7 +28,7 @@ PRINTED = {
 
 
 def pbhost(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return command(folder, sys.executable, "-m", "host", *arguments)
+    return command(folder, sys.executable, "-m", "pbhost", *arguments)
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +75,7 @@ def test_every_kind_works_as_its_readme_says(kind: str, tmp_path: Path, serve: S
             continue
         if host is not None:
             words = with_ports(words, host)
-        program = {"pbhost": [sys.executable, "-m", "host"], "python": [sys.executable]}[words[0]]
+        program = {"pbhost": [sys.executable, "-m", "pbhost"], "python": [sys.executable]}[words[0]]
         done = command(folder, *program, *words[1:])
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
         asked.append(words[1])

@@ -123,7 +123,7 @@ def test_the_command_that_sends_a_request_loads_its_model(
 
     def infer(model: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "host", "infer", url, model, "--input=COMMAND=name"],
+            [sys.executable, "-m", "pbhost", "infer", url, model, "--input=COMMAND=name"],
             capture_output=True, text=True, timeout=DEADLINE,
         )  # fmt: skip
 

@@ -99,7 +99,7 @@ def test_pbhost_check_reports_wrong_parameters(repository: RepositoryBuilder) ->
     for name in ("chats", "default", "absent"):
         repository.add(name, *WRONG[name])
     repository.add("tensors", WHOLE, WHOLE_CONFIG + parameter("OPENAI_INPUTS", "text=prompt"))
-    command = [sys.executable, "-m", "host", "check", str(repository.path)]
+    command = [sys.executable, "-m", "pbhost", "check", str(repository.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 1
     for name in ("chats", "default", "absent"):

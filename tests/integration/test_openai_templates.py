@@ -204,7 +204,7 @@ def test_a_chosen_template_that_cannot_be_rendered_fails_the_load_and_the_check(
     line = host.wait_for("failed to load 'whole'.*OPENAI_CHAT_TEMPLATE of model 'whole'")
     assert line is not None
     assert text in host.output and FAULTS[template] in host.output
-    command = [sys.executable, "-m", "host", "check", str(repository.path)]
+    command = [sys.executable, "-m", "pbhost", "check", str(repository.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 1 and text in done.stdout and FAULTS[template] in done.stdout
 

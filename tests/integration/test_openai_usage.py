@@ -143,7 +143,7 @@ def test_a_wrong_tokenizer_that_a_parameter_names_fails_the_load_and_the_check(
     expected = f"OPENAI_TOKENIZER of model 'whole': {text}"
     host = serve(repository, "--exit-on-error=false").wait_started()
     host.wait_for(f"failed to load 'whole'.*{expected}")
-    command = [sys.executable, "-m", "host", "check", str(repository.path)]
+    command = [sys.executable, "-m", "pbhost", "check", str(repository.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 1 and expected in done.stdout
 

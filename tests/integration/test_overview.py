@@ -52,7 +52,7 @@ def send(client: Client, count: int, model: str = "identity") -> None:
 
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "host", "top", *arguments],
+        [sys.executable, "-m", "pbhost", "top", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -173,7 +173,7 @@ def test_top_shows_rates_since_the_start_first(host: RunningHost) -> None:
         send(client, 1)
     wait_until(lambda: find_model(host, "identity")["success"] > 0, "the request in the overview")
     running = subprocess.Popen(
-        [sys.executable, "-m", "host", "top", f"http://{host.http_url}", "--sort=rate"],
+        [sys.executable, "-m", "pbhost", "top", f"http://{host.http_url}", "--sort=rate"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -195,7 +195,7 @@ class Terminal:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = termios.tcgetattr(terminal)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "host", "top", *arguments],
+            [sys.executable, "-m", "pbhost", "top", *arguments],
             cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
         )  # fmt: skip
         self._terminal = terminal

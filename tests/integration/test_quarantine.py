@@ -38,7 +38,7 @@ def refusals(host: RunningHost) -> int:
 
 def crashes(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "host", "crashes", *arguments],
+        [sys.executable, "-m", "pbhost", "crashes", *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=True,
     )  # fmt: skip
     return done.stdout

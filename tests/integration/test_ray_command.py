@@ -14,7 +14,7 @@ from tests.conftest import DEADLINE, RepositoryBuilder
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_a_machine_without_ray_is_told_what_to_install(repository: RepositoryBuilder) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "host", "ray", "check", str(repository.path)],
+        [sys.executable, "-m", "pbhost", "ray", "check", str(repository.path)],
         capture_output=True,
         text=True,
         timeout=DEADLINE,

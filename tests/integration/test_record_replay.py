@@ -90,7 +90,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
 
 def command(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "host", name, *map(str, arguments)],
+        [sys.executable, "-m", "pbhost", name, *map(str, arguments)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
         text=True,
     )  # fmt: skip
@@ -391,7 +391,7 @@ def test_a_breakpoint_works_in_a_replayed_request(
     )
     repository.add("scale", code, SCALE_CONFIG)
     done = subprocess.run(
-        [sys.executable, "-m", "host", "replay", folder, f"--run={repository.path / 'scale'}"],
+        [sys.executable, "-m", "pbhost", "replay", folder, f"--run={repository.path / 'scale'}"],
         cwd=ROOT, input="p int(x.sum())\nc\n", capture_output=True, text=True, timeout=DEADLINE,
         check=True,
     )  # fmt: skip
@@ -431,7 +431,7 @@ def test_a_full_disk_ends_a_recording_with_what_fits(host: RunningHost, tmp_path
     if subprocess.run([*mounted, disk, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not mount a file system in a namespace")
     process = subprocess.Popen(
-        [*mounted, disk, sys.executable, "-m", "host", "record", f"http://{host.http_url}",
+        [*mounted, disk, sys.executable, "-m", "pbhost", "record", f"http://{host.http_url}",
          disk / "out", "--model=scale", HEADER],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-import host
+import pbhost
 from host.config.schema import new_config
 from host.errors import unavailable
 from host.inference.metadata import IndexEntry, ModelStatistics
@@ -93,7 +93,7 @@ class Connection:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._of_page = class_of_page("connected.py", "Connection")(names)
-        self.server: host.Server | None = None
+        self.server: pbhost.Server | None = None
         self.described: list[str] = []
         self.request: InferRequest | None = None
 
@@ -107,9 +107,9 @@ class Connection:
         serves: bool = self._of_page.serves(name)
         return serves
 
-    async def describe(self, name: str) -> Sequence[host.RemoteVersion]:
+    async def describe(self, name: str) -> Sequence[pbhost.RemoteVersion]:
         self.described.append(name)
-        described: Sequence[host.RemoteVersion] = await self._connected().describe(name)
+        described: Sequence[pbhost.RemoteVersion] = await self._connected().describe(name)
         return described
 
     async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
@@ -154,9 +154,9 @@ class Pair:
         name: str,
         models: Sequence[str],
         connection: Connection,
-    ) -> host.Server:
+    ) -> pbhost.Server:
         service = f"opentelemetry,resource=service.name={name}"
-        options = host.Options(
+        options = pbhost.Options(
             model_repository=[str(repository.path)],
             model_control_mode="explicit",
             load_model=list(models),
@@ -167,7 +167,7 @@ class Pair:
             log_info=False,
             on_demand_timeout_secs=30,
         )
-        return host.Server(options, remote_models=connection)
+        return pbhost.Server(options, remote_models=connection)
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         return self.loop.run_until_complete(work)
@@ -218,7 +218,7 @@ def command(value: str) -> InferRequest:
 
 
 async def error_of(work: Awaitable[object]) -> tuple[str, str]:
-    with pytest.raises(host.HostError) as caught:
+    with pytest.raises(pbhost.HostError) as caught:
         await work
     return caught.value.code.name, caught.value.message
 
@@ -295,7 +295,7 @@ def test_everything_about_a_request_is_passed_on(pair: Pair) -> None:
 
 
 def test_errors_are_those_of_the_other_server(pair: Pair) -> None:
-    async def errors(server: host.Server) -> list[tuple[str, str]]:
+    async def errors(server: pbhost.Server) -> list[tuple[str, str]]:
         return [
             await error_of(server.infer("identity", {"INPUT0": np.zeros(2, np.int8)})),
             await error_of(server.infer("identity", {})),
@@ -379,9 +379,9 @@ def test_metadata_and_readiness_are_those_of_the_other_server(pair: Pair) -> Non
         await pair.there.load_model("identity", {"config": _with_tensors(changed)})
         await core.refresh_remote("identity")
         assert core.model_config("identity", "").parameters["color"].string_value == "blue"
-        with pytest.raises(host.HostError, match="belongs to another server"):
+        with pytest.raises(pbhost.HostError, match="belongs to another server"):
             await core.load_model("identity", {})
-        with pytest.raises(host.HostError, match="belongs to another server"):
+        with pytest.raises(pbhost.HostError, match="belongs to another server"):
             await core.unload_model("identity", False)
         await pair.there.unload_model("identity")
         assert await ready() == (False, False)
@@ -410,7 +410,7 @@ def test_an_ensemble_goes_and_comes_back_with_a_model_of_another_server(
     array = {"INPUT0": np.zeros(1, "f")}
     late = pair.server(module_repository, "late", ("chain",), pair.to_there)
 
-    async def state(server: host.Server) -> tuple[list[str], bool]:
+    async def state(server: pbhost.Server) -> tuple[list[str], bool]:
         entries = await server.own_models.index(False)
         states = [one.state for one in entries if one.name == "chain"]
         return states, await server.core.health.own_ready()
@@ -472,7 +472,7 @@ def test_a_server_that_is_gone_makes_its_models_unavailable(pair: Pair) -> None:
             "UNAVAILABLE",
             "the other server does not run",
         )
-        with pytest.raises(host.HostError, match="does not run"):
+        with pytest.raises(pbhost.HostError, match="does not run"):
             await pair.here.core.health.model_ready("identity", "")
         pair.to_there.server = pair.there
         assert (await pair.here.infer("identity", array))["OUTPUT0"] == [0]
@@ -541,10 +541,10 @@ class Slow(Connection):
         super().__init__(["slow"])
         self.asked, self.answers = asyncio.Event(), asyncio.Event()
 
-    async def describe(self, name: str) -> Sequence[host.RemoteVersion]:
+    async def describe(self, name: str) -> Sequence[pbhost.RemoteVersion]:
         config = new_config()
         config.name = name
-        return [host.RemoteVersion(1, config)]
+        return [pbhost.RemoteVersion(1, config)]
 
     async def infer(self, request: InferRequest, headers: Mapping[str, str]) -> ResponseStream:
         self.asked.set()
@@ -562,7 +562,7 @@ def test_a_server_that_stops_lets_requests_to_remote_models_end(
     )
 
     async def main() -> None:
-        server = await host.Server(alone, remote_models=slow).start()
+        server = await pbhost.Server(alone, remote_models=slow).start()
         answer = asyncio.ensure_future(server.infer("slow", {}))
         await asyncio.wait_for(slow.asked.wait(), DEADLINE)
         stop = asyncio.ensure_future(server.stop())
@@ -579,15 +579,15 @@ def test_a_server_that_stops_lets_requests_to_remote_models_end(
     asyncio.run(main())
 
 
-def _refuses(server: host.Server, model: str) -> bool:
+def _refuses(server: pbhost.Server, model: str) -> bool:
     try:
         server.core.infer(InferRequest(model, [])).cancel()
-    except host.HostError:
+    except pbhost.HostError:
         return True
     return False
 
 
 def test_remote_models_do_not_go_with_namespaces(repository: RepositoryBuilder) -> None:
-    with pytest.raises(host.HostError, match="do not work with model_namespacing") as caught:
-        host.Server(options(repository, model_namespacing=True), remote_models=Slow())
-    assert caught.value.code is host.ErrorCode.INVALID_ARG
+    with pytest.raises(pbhost.HostError, match="do not work with model_namespacing") as caught:
+        pbhost.Server(options(repository, model_namespacing=True), remote_models=Slow())
+    assert caught.value.code is pbhost.ErrorCode.INVALID_ARG

@@ -74,7 +74,7 @@ def asking(target: str, asynchronous: bool = False, imports: str = "") -> str:
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "host", "run", *map(str, arguments)],
+        [sys.executable, "-m", "pbhost", "run", *map(str, arguments)],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import host
+import pbhost
 from host.inference.request import InferRequest, Tensor
 from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
@@ -120,7 +120,7 @@ def test_next_request_of_a_slow_or_dead_instance_runs_on_the_other(
     no_ports = options(repository, allow_grpc=False, allow_metrics=False)
 
     async def main() -> None:
-        async with host.Server(no_ports) as server:
+        async with pbhost.Server(no_ports) as server:
 
             async def send(script: str) -> int:
                 text = script.encode()
@@ -154,7 +154,7 @@ def test_next_request_of_a_slow_or_dead_instance_runs_on_the_other(
                 for end in ends:
                     end.touch()
             if dies:
-                with pytest.raises(host.HostError, match="while it ran this request"):
+                with pytest.raises(pbhost.HostError, match="while it ran this request"):
                     await held[0]
             else:
                 assert await held[0] == pids[0]

@@ -34,7 +34,7 @@ def get(host: RunningHost, path: str, status: int = 200) -> Any:
 
 def stacks(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "host", "stacks", *arguments],
+        [sys.executable, "-m", "pbhost", "stacks", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -45,7 +45,7 @@ class Terminal:
 
     def __init__(self, repository: RepositoryBuilder, env: dict[str, str]) -> None:
         self._ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "host", "serve", f"--model-repository={repository.path}"]
+        command = [sys.executable, "-m", "pbhost", "serve", f"--model-repository={repository.path}"]
         command += [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
         inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         self._process = subprocess.Popen(

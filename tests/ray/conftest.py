@@ -227,7 +227,7 @@ def _running_cluster(folder: Path) -> Iterator[RayCluster]:
             http_options={"host": "127.0.0.1", "port": int(HTTP.split(":")[1])},
             grpc_options={
                 "port": int(GRPC.split(":")[1]),
-                "grpc_servicer_functions": ["host.ray.servicer.add_servicer"],
+                "grpc_servicer_functions": ["pbhost.ray.add_servicer"],
             },
         )
         yield cluster

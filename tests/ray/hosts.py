@@ -1,6 +1,6 @@
 """Applications of Ray Serve in place of hosts, for tests that speak the protocols.
 
-`PBHOST_TEST_RAY=app` makes the fixtures that start hosts deploy `host.ray.app`, and
+`PBHOST_TEST_RAY=app` makes the fixtures that start hosts deploy `pbhost.ray.app`, and
 `PBHOST_TEST_RAY=model_apps` a deployment for each model.
 """
 
@@ -199,15 +199,15 @@ class RayHost(RunningHost):
 
 
 def _bind(kind: str, arguments: Mapping[str, Any], env: Mapping[str, str]) -> Any:
-    import host.ray
+    import pbhost.ray
 
     actor = {"num_cpus": _CPUS[kind], "runtime_env": {"env_vars": dict(env)}}
     options = {"ray_actor_options": actor} if env else {}
     if kind == "app":
-        return host.ray.app({**arguments, "deployment": options})
+        return pbhost.ray.app({**arguments, "deployment": options})
     repositories = map(Path, arguments["model_repository"] if env else ())
     models = [path.name for one in repositories for path in one.iterdir() if path.is_dir()]
-    return host.ray.model_apps({**arguments, "deployments": dict.fromkeys(models, options)})
+    return pbhost.ray.model_apps({**arguments, "deployments": dict.fromkeys(models, options)})
 
 
 def _logs() -> list[Path]:

@@ -24,7 +24,7 @@ MODELS = ROOT / "model_repository"
 
 def pbhost(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "host", "ray", *arguments],
+        [sys.executable, "-m", "pbhost", "ray", *arguments],
         capture_output=True,
         text=True,
         timeout=DEADLINE,
@@ -131,7 +131,7 @@ def test_run_serves_until_it_is_interrupted(cluster: RayCluster) -> None:
     arguments = ["--argument=model_control_mode=explicit", "--argument=load_model=add_sub"]
     in_the_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]  # as scripts start it
     process = subprocess.Popen(
-        [*in_the_background, sys.executable, "-m", "host", "ray", "run", str(MODELS), *arguments],
+        [*in_the_background, sys.executable, "-m", "pbhost", "ray", "run", str(MODELS), *arguments],
         env={**os.environ, "RAY_ADDRESS": cluster.address},
         cwd=ROOT,
     )

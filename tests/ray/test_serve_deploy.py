@@ -95,7 +95,7 @@ class Ray:
     def write_config(self, *arguments: str) -> dict[str, Any]:
         """What `pbhost ray config` writes."""
         ports = f"--http-port={HTTP_PORT}", f"--grpc-port={GRPC_PORT}"
-        done = self.run("python", "-m", "host", "ray", "config", str(MODELS), *ports, *arguments)
+        done = self.run("python", "-m", "pbhost", "ray", "config", str(MODELS), *ports, *arguments)
         assert done.returncode == 0, done.stderr
         config: dict[str, Any] = yaml.safe_load(done.stdout)
         return config

@@ -6,7 +6,7 @@ import numpy as np
 from typing_extensions import reveal_type
 
 import triton_python_backend_utils as pb_utils
-from pb_utils import testing
+from pbhost import testing
 
 
 def half(request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:

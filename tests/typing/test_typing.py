@@ -40,9 +40,17 @@ REVEALED = {
         "list[tuple[str, dict[str, bytes]]]",
         "bool",
     ],
+    "author_program.py": [
+        "int",
+        "bool",
+        "ErrorCode",
+        "str",
+        "ModelHarness",
+    ],
 }
 MISTAKES = """
 import numpy as np
+import pbhost
 import triton_python_backend_utils as pb_utils
 
 pb_utils.Tensor("x", [1.0])  # WRONG
@@ -67,6 +75,8 @@ request.get_response_sender().send("text")  # WRONG
 print(pb_utils.ResponseIterator)  # WRONG
 print(pb_utils.Tensor("x", np.zeros(1)).shape())
 print(pb_utils.NoSuchName)  # WRONG
+pbhost.Sever  # WRONG
+pbhost.bind.Hots  # WRONG
 """
 
 
@@ -129,7 +139,7 @@ def test_every_public_name_has_a_complete_type() -> None:
     assert "Type completeness score: 100%" in output
 
 
-SHIPPED = ["triton_python_backend_utils", "c_python_backend_utils", "pb_utils", "host"]
+SHIPPED = ["triton_python_backend_utils", "c_python_backend_utils", "pb_utils", "pbhost", "host"]
 
 
 @checkers
@@ -147,7 +157,7 @@ def test_an_installed_copy_is_as_typed_as_a_checkout(
     model.write_text(
         "import c_python_backend_utils\n"
         "import triton_python_backend_utils as pb_utils\n"
-        "from pb_utils import testing\n"
+        "from pbhost import testing\n"
         "print(c_python_backend_utils.MemoryType, pb_utils.Tensor, testing.load)\n"
     )
     monkeypatch.chdir(model.parent)

@@ -16,7 +16,7 @@ from host.ray.per_model.replicas import Ingress, ModelReplica
 def model_apps(args: Mapping[str, Any]) -> serve.Application:
     """The application of a model repository with one deployment per model, and one ingress.
 
-    For `serve run host.ray:model_apps` and its YAML. `args`: the flags of `pbhost serve` with `_`
+    For `serve run pbhost.ray:model_apps` and its YAML. `args`: the flags of `pbhost serve` with `_`
     in place of `-`, and `deployments`, options of Ray Serve by model; "" is the ingress.
     `load_model` selects the models; without it, all of the repository have a deployment.
 

@@ -15,7 +15,7 @@ def make_model_config(
 ) -> dict[str, Any]:
     """The contents of the file for `serve run` and `serve deploy`; Ray's ServeDeploySchema.
 
-    `arguments`: as of `host.ray.model_apps`. `given`: options of each model's deployment, before
+    `arguments`: as of `pbhost.ray.model_apps`. `given`: options of each model's deployment, before
     those that follow from its configuration. Raises ValueError.
     """
     options = read_options(arguments)
@@ -28,4 +28,4 @@ def make_model_config(
             for part in parts
         ),
     ]
-    return with_deployments("host.ray:model_apps", arguments, deployments, proxies)
+    return with_deployments("pbhost.ray:model_apps", arguments, deployments, proxies)

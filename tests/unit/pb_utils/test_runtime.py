@@ -46,7 +46,7 @@ def test_calls_without_a_server_name_the_test_harness() -> None:
         lambda: unload_model("m"),
         lambda: is_model_ready("m"),
     ):
-        with pytest.raises(TritonModelException, match=r"needs a host.*pb_utils\.testing"):
+        with pytest.raises(TritonModelException, match=r"needs a host.*pbhost\.testing"):
             call()
 
 

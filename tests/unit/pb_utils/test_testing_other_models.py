@@ -329,7 +329,7 @@ class TestModelControl:
         assert run_in_model(act) == [
             True,
             (
-                "Model new - Error when running inference: pb_utils.testing has no stand-in for "
+                "Model new - Error when running inference: pbhost.testing has no stand-in for "
                 "model 'new'; pass one in models="
             ),
         ]

@@ -261,5 +261,7 @@ def test_batch_says_what_is_wrong(function: Any, requests: Any, text: str) -> No
 
 
 def test_functions_are_imported_and_decorated_without_a_server() -> None:
-    code = "import host.bind, sys; assert not {'host.server.server', 'grpc'} & set(sys.modules)"
+    code = (
+        "import host.bind, sys; assert not {'pbhost.host.server.server', 'grpc'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from host import Options, Server
 from host.errors import ErrorCode, HostError
 from host.ray.channels.replica_method import ReplicaMethod
 from host.ray.model_changes import Failure, ModelChange, SharedModelControl
+from pbhost import Options, Server
 from tests.conftest import DEADLINE, RepositoryBuilder
 
 _Result = TypeVar("_Result")

@@ -23,9 +23,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from host import Options, Server
 from host.errors import ErrorCode, HostError
 from host.ray.replica_port import RAY_SERVICE, ReplicaPort, run_on, serve_replica_port
+from pbhost import Options, Server
 from tests.clients import tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from host import Options, Server
 from host.errors import HostError
 from host.ray.sequence_guard import BALANCE_VARIABLE, SequenceGuard
+from pbhost import Options, Server
 from tests.conftest import RepositoryBuilder
 
 MODEL = """

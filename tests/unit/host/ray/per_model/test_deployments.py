@@ -60,7 +60,7 @@ def test_given_options_come_first_and_scaling_gets_the_policy(models: Path) -> N
     given = {"identity": {"autoscaling_config": scaling, "max_ongoing_requests": 7}}
     (only,) = model_deployments(options, given)
     assert only.settings["max_ongoing_requests"] == 7
-    policy = {"policy_function": "host.ray.autoscaling:choose_replicas"}
+    policy = {"policy_function": "pbhost.host.ray.autoscaling:choose_replicas"}
     assert only.settings["autoscaling_config"] == {"policy": policy, **scaling}
     assert ingress_settings(options, {"num_replicas": 2})["num_replicas"] == 2
 
