@@ -40,8 +40,6 @@ from host.models.registry import (
 )
 from host.recording.recorder import Infer, Recorder, Recording, RecordingSettings
 from host.remote.remote_models import RemoteModels
-from host.repository.chat_template import ChatTemplate
-from host.repository.token_counter import TokenCounter
 from host.tracing.settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
 from host.traffic.splits import TrafficChange, TrafficSplits
@@ -52,6 +50,7 @@ VERSION = "2.73.0"
 _log = logging.getLogger("pbhost")
 
 _Started = TypeVar("_Started")
+_Extension = TypeVar("_Extension")
 
 CollectStatistics = Callable[[str, str], Awaitable[list[ModelStatistics]]]
 """Returns the statistics of a model and a version; of all without a name. Raises HostError."""
@@ -310,22 +309,18 @@ class Core:
         """The complete configuration of a model. Raises HostError if it is missing."""
         return self._find(name, version).config
 
-    def chat_template(self, name: str, version: str) -> ChatTemplate | None:
-        """The chat template of a model, None if it has none. Raises HostError if it is missing."""
-        return self._find(name, version).chat_template
+    def extension(self, kind: type[_Extension], name: str, version: int) -> _Extension | None:
+        """What a frontend keeps with a model, None if it has none of this type.
 
-    def lora_adapters(self, name: str, version: str) -> tuple[str, ...]:
-        """The names of a model's LoRA adapters. Raises HostError if it is missing."""
-        return self._find(name, version).lora_adapters
+        Raises HostError if the model is missing.
+        """
+        found: _Extension | None = self._registry.find(name, version).extensions.get(kind)
+        return found
 
     def ready_since(self, name: str, version: int) -> float:
         """When a model became ready, in seconds since 1970. Raises HostError if it is missing."""
         number = self._registry.find(name, version).version
         return self._versions(name)[number].since
-
-    def token_counter(self, name: str, version: int) -> TokenCounter | None:
-        """The token counter of a model, None if it has none. Raises HostError if it is missing."""
-        return self._registry.find(name, version).token_counter
 
     def token_latencies(self, name: str, version: int) -> TokenLatencies:
         """The token latencies of a model. Raises HostError if it is missing."""

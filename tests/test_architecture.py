@@ -75,7 +75,7 @@ ONE_PLACE = {
     "re2": {"host.options.header_patterns"},
     "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
     "python_multipart": {"host.frontends.openai.form"},
-    "tokenizers": {"host.repository.token_counter"},
+    "tokenizers": {"host.frontends.openai.model_files"},
     "ray": {
         *(
             f"host.ray.{name}"

@@ -20,9 +20,7 @@ from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
-from host.models.registry import LoadedModel, Registry
-from host.repository.chat_template import ChatTemplate
-from host.repository.token_counter import TokenCounter
+from host.models.registry import Extensions, LoadedModel, Registry
 
 
 class Ensemble(DrainableModel):
@@ -42,9 +40,7 @@ class Ensemble(DrainableModel):
         self.version = version
         self.config = config
         self._own_labels = labels or {}
-        self.chat_template: ChatTemplate | None = None
-        self.token_counter: TokenCounter | None = None
-        self.lora_adapters: tuple[str, ...] = ()
+        self.extensions: Extensions = {}
         self.counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(
             config, version, self.counters, lambda: 0, metrics or MetricsSettings()

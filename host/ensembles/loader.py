@@ -1,4 +1,4 @@
-"""Loads ensembles, and leaves all other models to another loader."""
+"""Loads ensembles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from host.cache.responses import ResponseCache
 from host.cache.store import ResponseStore
 from host.config import model_config as configuration
 from host.config.model_config import LoadedConfig
-from host.config.schema import is_ensemble
 from host.ensembles.ensemble import Ensemble
 from host.errors import HostError
 from host.inference.request import Tensor
@@ -18,34 +17,30 @@ from host.instances.arenas import Arenas
 from host.instances.block_releases import arena_full_error
 from host.instances.client_memory import write_outputs
 from host.metrics.settings import MetricsSettings
-from host.models.loading import InstanceUpdate, ModelLoader
+from host.models.loading import InstanceUpdate
 from host.models.registry import LoadedModel, Registry
 from host.repository.repository import read_labels
 from stub.wire.arena import ArenaFull
 
 
 class EnsembleLoader:
-    """`others`: the loader of models that are not ensembles. `store`: the response cache."""
+    """The loader of ensembles. `store`: the response cache."""
 
     def __init__(
         self,
-        others: ModelLoader,
         registry: Registry,
         arenas: Arenas,
         *,
         metrics: MetricsSettings | None = None,
         store: ResponseStore | None = None,
     ) -> None:
-        self._others = others
         self._registry = registry
         self._memory = _HostTensorMemory(arenas)
         self._metrics = metrics
         self._store = store
 
     async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> LoadedModel:
-        """Loads a version; the step models of an ensemble are loaded before. Raises HostError."""
-        if not is_ensemble(loaded.config):
-            return await self._others.load(directory, version, loaded)
+        """Loads a version, whose step models are loaded. Raises HostError."""
         config = configuration.complete_config(loaded)
         labels = await asyncio.to_thread(read_labels, directory, config)
         ensemble = Ensemble(config, version, self._registry, self._memory, self._metrics, labels)
@@ -59,10 +54,8 @@ class EnsembleLoader:
     async def update(
         self, model: LoadedModel, loaded: LoadedConfig, finalize: float
     ) -> InstanceUpdate | None:
-        """Prepares other instances for a model; an ensemble has none. Raises HostError."""
-        if is_ensemble(loaded.config):
-            return None
-        return await self._others.update(model, loaded, finalize)
+        """Returns None: an ensemble has no instances, so that it is loaded again."""
+        return None
 
 
 class _HostTensorMemory:

@@ -27,12 +27,13 @@ from host.config.validate import check_tensors
 from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
 from host.frontends.openai.contract_compiler import check_defaults, compile_contract
-from host.frontends.openai.loader import (
+from host.frontends.openai.load_hook import (
     check_adapters,
     check_contract,
     check_tokenizer,
     find_template_fault,
 )
+from host.frontends.openai.model_files import read_chat_template
 from host.inference.validation import Signature
 from host.lint.framework_files import find_missing_files
 from host.lint.problem import Problem
@@ -42,7 +43,6 @@ from host.models.backends import Backends, is_shipped_source
 from host.models.warmup import Warmup
 from host.options.options import Options
 from host.repository.agents import run_agents
-from host.repository.chat_template import read_chat_template
 from host.repository.repository import (
     ModelDirectory,
     list_served_versions,

@@ -26,8 +26,8 @@ from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loading import (
     InstanceUpdate,
     LoadAdmission,
+    Loaders,
     LoadSettings,
-    ModelLoader,
     RepositoryReadError,
     VersionLoadError,
 )
@@ -68,7 +68,7 @@ class ModelLifecycle:
         self,
         registry: Registry,
         repository: Repository,
-        loader: ModelLoader,
+        loaders: Loaders,
         settings: LoadSettings,
         uploads: UploadedDirectories,
         fingerprint: FingerprintFunction = lambda name, path: compute_fingerprint(path),
@@ -83,7 +83,7 @@ class ModelLifecycle:
         """The models of other servers, which are not loaded here."""
         self._registry = registry
         self._repository = repository
-        self._loader = loader
+        self._loaders = loaders
         self._settings = settings
         self._grace = settings.grace
         self._closing = False
@@ -231,19 +231,35 @@ class ModelLifecycle:
         async with self.limiter:
             model = plan.in_place.get(number)
             if model is not None:
-                update = await self._loader.update(model, plan.loaded, self._settings.finalize)
+                update = await self._loaders.find_loader(plan.loaded.config).update(
+                    model, plan.loaded, self._settings.finalize
+                )
                 if update is not None:
                     return _InPlace(update)
             for left in reversed(range(self._settings.retries)):
                 try:
-                    return await self._loader.load(plan.files.path, number, plan.loaded)
+                    return await self._load_once(plan, number)
                 except HostError as error:
                     _log.warning(
                         "failed to load '%s' version %d: %s; tries left: %d",
                         plan.name, number, error.status_string, left + 1,
                         extra=model_fields(plan.name, number),
                     )  # fmt: skip
-            return await self._loader.load(plan.files.path, number, plan.loaded)
+            return await self._load_once(plan, number)
+
+    async def _load_once(self, plan: LoadPlan, number: int) -> LoadedModel:
+        """Loads a version, with the hooks of all loads. Raises HostError."""
+        directory, loaded = plan.files.path, plan.loaded
+        for hook in self._loaders.hooks:
+            hook.before_load(loaded)
+        model = await self._loaders.find_loader(loaded.config).load(directory, number, loaded)
+        try:
+            for hook in self._loaders.hooks:
+                await hook.after_load(model, directory, loaded)
+        except BaseException:  # also if cancelled, as the model has no other owner
+            await model.stop(0, self._settings.finalize)
+            raise
+        return model
 
     def _commit(self, plan: LoadPlan, results: Mapping[int, LoadResult]) -> bool:
         """Lets the new versions serve; returns whether more than instances changed."""

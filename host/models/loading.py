@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from host.config.model_config import AdaptConfig, LoadedConfig, ModelConfig
+from host.config.schema import is_ensemble
 from host.config.traffic_parameters import CANARY_PARAMETER, SHADOW_PARAMETER
 from host.errors import ErrorCode, HostError
 from host.models.registry import LoadedModel
@@ -129,3 +130,32 @@ class ModelLoader(Protocol):
 
         `finalize`: seconds for `finalize` of surplus instances. Raises HostError.
         """
+
+
+class LoadHook(Protocol):
+    """What a frontend adds to the load of every version."""
+
+    def before_load(self, loaded: LoadedConfig) -> None:
+        """Checks the configuration before anything is started. Raises HostError."""
+
+    async def after_load(self, model: LoadedModel, directory: Path, loaded: LoadedConfig) -> None:
+        """Adds what the frontend keeps with the model. If it raises HostError, the load fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaders:
+    """What loads models: a loader for each kind, and the hooks of all loads.
+
+    Attributes:
+        instances: Loads models that run in instances.
+        ensembles: Loads ensembles.
+        hooks: Called for each version, in this order.
+    """
+
+    instances: ModelLoader
+    ensembles: ModelLoader
+    hooks: Sequence[LoadHook] = ()
+
+    def find_loader(self, config: ModelConfig) -> ModelLoader:
+        """The loader of the kind that a model is of."""
+        return self.ensembles if is_ensemble(config) else self.instances

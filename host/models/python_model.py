@@ -24,8 +24,7 @@ from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
-from host.repository.chat_template import ChatTemplate
-from host.repository.token_counter import TokenCounter
+from host.models.registry import Extensions
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
 from host.scheduling.ordering import OrderedCall
@@ -54,9 +53,7 @@ class PythonModel(DrainableModel):
         self.version = version
         self.config = config
         self.labels = labels or {}
-        self.chat_template: ChatTemplate | None = None
-        self.token_counter: TokenCounter | None = None
-        self.lora_adapters: tuple[str, ...] = ()
+        self.extensions: Extensions = {}
         self.supervisors: list[Supervisor] = []
         self._retiring: dict[Supervisor, asyncio.Task[None]] = {}
         self.environment: Environment | None = None  # of its stubs; released at the end

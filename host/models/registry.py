@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
@@ -18,11 +18,12 @@ from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
-from host.repository.chat_template import ChatTemplate
 from host.repository.qualified_name import split_qualified_name
-from host.repository.token_counter import TokenCounter
 
 _Started = TypeVar("_Started")
+
+Extensions = dict[type[Any], Any]
+"""Objects by their types."""
 
 
 class NotServedError(HostError):
@@ -48,12 +49,8 @@ class Model(Protocol):
     version: int
     config: ModelConfig
     metrics: ModelMetrics
-    chat_template: ChatTemplate | None
-    """How messages become a prompt; None if no file of the model says it."""
-    token_counter: TokenCounter | None
-    """Counts the tokens of texts; None if the model has no tokenizer, or counts itself."""
-    lora_adapters: tuple[str, ...]
-    """The LoRA adapters that OpenAI clients can name together with the model."""
+    extensions: Extensions
+    """What frontends keep with the model; their hooks add it after the load (`LoadHook`)."""
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:

@@ -18,11 +18,10 @@ from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
+from host.models.registry import Extensions
 from host.remote.provider import RemoteModelProvider, RemoteVersion
 from host.remote.response_window import ResponseWindow
 from host.remote.returning_calls import ReturningCalls
-from host.repository.chat_template import ChatTemplate
-from host.repository.token_counter import TokenCounter
 
 _log = logging.getLogger("pbhost")
 
@@ -52,9 +51,7 @@ class RemoteModel(DrainableModel):
         self.version = described.version
         self.config = config
         self.labels: Mapping[str, Sequence[str]] = described.labels
-        self.chat_template: ChatTemplate | None = None
-        self.token_counter: TokenCounter | None = None
-        self.lora_adapters: tuple[str, ...] = ()
+        self.extensions: Extensions = {}
         self.counters = InferenceCounters(self.name, str(self.version))
         self.metrics = ModelMetrics(
             config, self.version, self.counters, lambda: 0, MetricsSettings()

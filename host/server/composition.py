@@ -18,7 +18,7 @@ from host.crashes.records import CrashRecords
 from host.ensembles.loader import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument
-from host.frontends.openai.loader import OpenAILoader
+from host.frontends.openai.load_hook import OpenAILoadHook
 from host.health.event_loop_watchdog import EventLoopWatchdog
 from host.health.server_state import ServerState
 from host.instances.flow_control import FlowControlSettings
@@ -43,7 +43,7 @@ from host.model_control.on_demand import OnDemandLoads
 from host.models.backends import Backends
 from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loader import Loader
-from host.models.loading import LoadSettings, ModelLoader
+from host.models.loading import Loaders, LoadSettings
 from host.models.registry import Registry
 from host.options.host_policies import read_policies
 from host.options.options import Options
@@ -156,7 +156,7 @@ class Composition:
             lifecycle = ModelLifecycle(
                 registry,
                 repository,
-                self._make_loader(pool, environments, store, initializing),
+                self._make_loaders(pool, environments, store, initializing),
                 await _read_load_settings(options, self._adapt_config),
                 uploads,
                 self.fingerprint,
@@ -220,16 +220,16 @@ class Composition:
         pool.load_seconds = options.stub_load_timeout_secs or None
         return pool
 
-    def _make_loader(
+    def _make_loaders(
         self,
         pool: StubPool,
         environments: Environments,
         store: ResponseStore | None,
         initializing: LendableSemaphore,
-    ) -> ModelLoader:
-        """The loader of all models: of ensembles, of chat models, and of Python models."""
+    ) -> Loaders:
+        """What loads models of each kind."""
         options = self._options
-        python = Loader(
+        instances = Loader(
             pool,
             Backends(Path(options.backend_directory), options.backend_config),
             environments,
@@ -250,10 +250,9 @@ class Composition:
             quarantine_seconds=options.quarantine_secs,
         )
         metrics = options.metrics_settings
-        loader = EnsembleLoader(python, self.registry, pool.arenas, metrics=metrics, store=store)
-        if not options.allow_openai:
-            return loader
-        return OpenAILoader(loader, self.registry, _finalize_seconds(options))
+        ensembles = EnsembleLoader(self.registry, pool.arenas, metrics=metrics, store=store)
+        hooks = [OpenAILoadHook(self.registry)] if options.allow_openai else []
+        return Loaders(instances, ensembles, hooks)
 
     async def _make_on_demand(
         self, repository: Repository, dependencies: EnsembleDependencies

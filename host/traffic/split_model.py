@@ -32,9 +32,7 @@ class SplitModel:
         self.version = stable.version
         self.config = stable.config
         self.metrics = stable.metrics
-        self.chat_template = stable.chat_template
-        self.token_counter = stable.token_counter
-        self.lora_adapters = stable.lora_adapters
+        self.extensions = stable.extensions
         self.quarantine = stable.quarantine
 
     def infer(self, request: InferRequest) -> Call:

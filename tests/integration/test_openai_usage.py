@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from host.repository.token_counter import TokenCounter
+from host.frontends.openai.model_files import TokenCounter
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.openai_models import (
     LETTERS,

@@ -33,6 +33,7 @@ from host.frontends.openai.fields import (
     check_known_fields,
 )
 from host.frontends.openai.form import MISSING_PACKAGE, can_parse_forms
+from host.frontends.openai.model_files import ChatTemplate
 from host.frontends.openai.tensor_names import (
     FILE_MEANINGS,
     MEANINGS,
@@ -42,7 +43,6 @@ from host.frontends.openai.tensor_names import (
     TEXT_SOURCES,
 )
 from host.inference.tensor_spec import wire_name
-from host.repository.chat_template import ChatTemplate
 
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
 

@@ -25,6 +25,7 @@ from host.frontends.openai.inputs import build_request, choice_fields
 from host.frontends.openai.json_outputs import JsonReader
 from host.frontends.openai.keep_alive import KeepAlive
 from host.frontends.openai.logprobs import LogprobsWriter, wants_logprobs
+from host.frontends.openai.model_files import OpenAIFiles, TokenCounter
 from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.outputs import Delta, ResponseReader
 from host.frontends.openai.response_answers import ResponseAnswer
@@ -37,7 +38,6 @@ from host.frontends.openai.tool_parsers import make_parser
 from host.frontends.openai.usage import UsageCounter
 from host.inference.request import InferRequest
 from host.metrics.token_latencies import TokenTimer
-from host.repository.token_counter import TokenCounter
 
 _STREAM_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),
@@ -127,9 +127,10 @@ class GenerationHandler(Handler):
             prompts = _prompts(fields["prompt"])
         self._check_sizes(contract, fields, prompts, size)
         streamed = bool(fields.get("stream"))
-        counter = self._core.token_counter(contract.model, version)
-        if streamed and not answer.streams_usage:
-            counter = None
+        files = self._core.extension(OpenAIFiles, contract.model, version)
+        counter = (
+            None if files is None or (streamed and not answer.streams_usage) else files.counter
+        )
         generation = await _run(
             large, build_generation, contract, fields, route, prompts, version, request_id, counter
         )

@@ -18,8 +18,8 @@ from host.frontends.openai.errors import (
     unsupported_route,
 )
 from host.frontends.openai.fields import CHAT
+from host.frontends.openai.model_files import ChatTemplate, OpenAIFiles
 from host.models.registry import NotServedError
-from host.repository.chat_template import ChatTemplate
 
 
 class FoundModel(NamedTuple):
@@ -159,11 +159,11 @@ class ModelDirectory:
         key = (name, version)
         known = self._contracts.get(key)
         if known is None or known[0] is not config:
-            template = self._core.chat_template(name, version)
-            adapters = self._core.lora_adapters(name, version)
-            contract = compile_contract(config, template, adapters)
-            if id(template) in self._withdrawn:
-                reason = self._withdrawn[id(template)][1]
+            number = int(version) if version else -1
+            files = self._core.extension(OpenAIFiles, name, number) or OpenAIFiles()
+            contract = compile_contract(config, files.template, files.adapters)
+            if id(files.template) in self._withdrawn:
+                reason = self._withdrawn[id(files.template)][1]
                 contract = replace(contract, refusals={**contract.refusals, CHAT: reason})
             known = self._contracts[key] = (config, contract)
         return known[1]

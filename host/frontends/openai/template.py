@@ -23,9 +23,9 @@ from host.frontends.openai.errors import (
 )
 from host.frontends.openai.fields import Fields
 from host.frontends.openai.jinja_template import Render, compile_template
+from host.frontends.openai.model_files import BUILT_IN_TEMPLATES, ChatTemplate, OpenAIFiles
 from host.frontends.openai.tool_choice import wanted_tools
 from host.logs.formats import model_fields
-from host.repository.chat_template import BUILT_IN_TEMPLATES, ChatTemplate
 
 _TIME_LIMIT = 5.0  # seconds of one rendering
 _MAX_THREADS = 4
@@ -68,7 +68,8 @@ class PromptRenderer:
         messages = fields["messages"]
         if contract.template in BUILT_IN_TEMPLATES:
             return render_built_in(contract.template, messages)
-        template = self._core.chat_template(contract.model, "" if version == -1 else str(version))
+        files = self._core.extension(OpenAIFiles, contract.model, version)
+        template = None if files is None else files.template
         if template is None:
             raise unsupported_route(f"model '{contract.model}' has no chat template")
         if template.complaint:

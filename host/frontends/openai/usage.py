@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from host.frontends.openai.model_files import TokenCounter
 from host.frontends.openai.outputs import usage_object
-from host.repository.token_counter import TokenCounter
 
 _MAX_INLINE_CHARACTERS = 2048
 """Characters that are counted in the event loop; this takes about a millisecond."""

@@ -20,9 +20,7 @@ from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
-from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
-from host.repository.chat_template import ChatTemplate
-from host.repository.token_counter import TokenCounter
+from host.models.registry import Extensions, LoadedModel, ModelVersion, Registry, VersionState
 
 Values = Mapping[str, int]
 Outputs = Values | HostError
@@ -74,9 +72,7 @@ class InMemoryModel(DrainableModel, CallHolder):
         super().__init__()
         self.name, self.version = name, 1
         self.labels: Mapping[str, Sequence[str]] = {}
-        self.chat_template: ChatTemplate | None = None
-        self.token_counter: TokenCounter | None = None
-        self.lora_adapters: tuple[str, ...] = ()
+        self.extensions: Extensions = {}
         self.config: ModelConfig = parse_pbtxt(
             f'name: "{name}" input [ {tensors(inputs)} ] output [ {tensors(outputs)} ]'
             f" model_transaction_policy {{ decoupled: {str(stream is not None).lower()} }}",

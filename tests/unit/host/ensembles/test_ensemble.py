@@ -21,9 +21,7 @@ from host.inference.shared_memory_bytes import read_bytes
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
-from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
-from host.repository.chat_template import ChatTemplate
-from host.repository.token_counter import TokenCounter
+from host.models.registry import Extensions, LoadedModel, ModelVersion, Registry, VersionState
 from tests.unit.host.call_parties import RecordingHolder
 
 TENSOR = "data_type: TYPE_INT8, dims: [ 1 ] }"
@@ -41,10 +39,8 @@ class Member:
         self.name = name
         self.version = 1
         self.labels: Mapping[str, Sequence[str]] = {}
-        self.chat_template: ChatTemplate | None = None
-        self.token_counter: TokenCounter | None = None
+        self.extensions: Extensions = {}
         self.quarantine: Quarantine | None = None
-        self.lora_adapters: tuple[str, ...] = ()
         self.config: ModelConfig = parse_pbtxt(
             f'name: "{name}" input [ {{ name: "X", {TENSOR} ] output [ {{ name: "A", {TENSOR} ]'
             f" model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",

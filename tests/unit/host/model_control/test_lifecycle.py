@@ -19,12 +19,10 @@ from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.model_control.lifecycle import ModelLifecycle
 from host.models.draining import DrainableModel
-from host.models.loading import LoadSettings, RepositoryReadError, VersionLoadError
-from host.models.registry import LoadedModel, Registry, VersionState
-from host.repository.chat_template import ChatTemplate
+from host.models.loading import Loaders, LoadSettings, RepositoryReadError, VersionLoadError
+from host.models.registry import Extensions, LoadedModel, Registry, VersionState
 from host.repository.override import Override, UploadedDirectories
 from host.repository.repository import Repository
-from host.repository.token_counter import TokenCounter
 from tests.conftest import DEADLINE, RepositoryBuilder
 from tests.waiting import eventually
 
@@ -55,9 +53,7 @@ class ProcesslessModel(DrainableModel):
         self.version = version
         self.config = config
         self.labels: Mapping[str, Sequence[str]] = {}
-        self.chat_template: ChatTemplate | None = None
-        self.token_counter: TokenCounter | None = None
-        self.lora_adapters: tuple[str, ...] = ()
+        self.extensions: Extensions = {}
         counters = InferenceCounters(self.name, str(version))
         self.metrics = ModelMetrics(config, version, counters, lambda: 0, MetricsSettings())
         self._events = events
@@ -143,7 +139,7 @@ class Setup:
         self.lifecycle = ModelLifecycle(
             self.registry,
             Repository([repository.path]),
-            self.loader,
+            Loaders(self.loader, self.loader),
             LoadSettings(strict=False, threads=threads, retries=retries, grace=0, finalize=1),
             self.uploads,
         )
@@ -541,7 +537,7 @@ def test_uploaded_files_of_a_failed_load_are_removed(with_lifecycle: Run) -> Non
                 directories.append(directory)
                 raise internal("broken")
 
-        setup.lifecycle._loader = Failing()
+        setup.lifecycle._loaders = Loaders(Failing(), Failing())
         files = {"1/model.py": b"x = 1"}
         await refusal(setup.load(Override(override().config, files)))
         assert len(directories) == 1 and not directories[0].exists()

@@ -10,8 +10,8 @@ from host.config.openai_parameters import check_openai_parameters
 from host.config.pbtxt import parse_pbtxt
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.contract_compiler import check_defaults, compile_contract
-from host.frontends.openai.loader import check_contract, find_template_fault
-from host.repository.chat_template import ChatTemplate
+from host.frontends.openai.load_hook import check_contract, find_template_fault
+from host.frontends.openai.model_files import ChatTemplate
 
 TEXT = (
     'input [{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }]'

@@ -1,4 +1,4 @@
-"""Reads the chat template of a model after its load, and checks its `OPENAI` parameters."""
+"""Reads the files for `/v1` of a model after its load, and checks its `OPENAI` parameters."""
 
 from __future__ import annotations
 
@@ -17,82 +17,79 @@ from host.config.openai_parameters import (
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.contract_compiler import check_defaults, compile_contract
 from host.frontends.openai.fields import CHAT, COMPLETIONS
+from host.frontends.openai.model_files import (
+    ChatTemplate,
+    OpenAIFiles,
+    TokenCounter,
+    read_chat_template,
+    read_lora_adapters,
+    read_token_counter,
+)
 from host.frontends.openai.template import probe_template
 from host.logs.formats import model_fields
-from host.models.loading import InstanceUpdate, ModelLoader
 from host.models.registry import LoadedModel, Registry
-from host.repository.chat_template import ChatTemplate, read_chat_template
-from host.repository.lora_adapters import read_lora_adapters
-from host.repository.token_counter import read_token_counter
 
 _log = logging.getLogger("pbhost")
 
 
-class OpenAILoader:
-    """Loads versions by another loader, and fails those whose `OPENAI` parameters are wrong.
+class OpenAILoadHook:
+    """Fails loads of models whose `OPENAI` parameters are wrong.
 
     The template is read after the load, because the vLLM backend downloads it during the load.
-    `finalize`: seconds for `finalize` of a model that is refused.
     """
 
-    def __init__(self, others: ModelLoader, registry: Registry, finalize: float) -> None:
-        self._others = others
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._finalize = finalize
         self._owners: dict[str, str] = {}  # models by the names of OPENAI_NAMES
 
-    async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> LoadedModel:
-        """Return a model that can be asked. Raises HostError."""
+    def before_load(self, loaded: LoadedConfig) -> None:
+        """Check what is known without the model. Raises HostError."""
         raise_first(check_defaults(loaded.config), loaded.source)
-        model = await self._others.load(directory, version, loaded)
-        try:
-            read = asyncio.to_thread(read_chat_template, directory, version, model.config)
-            model.chat_template = await read
-            await self._read_adapters(directory, model, loaded)
-            contract = compile_contract(model.config, model.chat_template, model.lora_adapters)
-            raise_first(check_contract(contract, model.config, model.chat_template), loaded.source)
-            fault = await find_template_fault(contract, model.chat_template)
-            if fault and openai_parameter(model.config, "OPENAI_CHAT_TEMPLATE"):
-                raise_first([Finding(fault, _path("OPENAI_CHAT_TEMPLATE"))], loaded.source)
-            if fault:
-                _log.error("%s", fault, extra=model_fields(model.name, version))
-            await self._read_token_counter(contract, directory, model, loaded)
-            raise_first(self._claim_names(model.config), loaded.source)
-        except BaseException:  # also if cancelled, as the model has no other owner
-            await model.stop(0, self._finalize)
-            raise
-        _log_routes(contract, version)
-        return model
 
-    async def update(
-        self, model: LoadedModel, loaded: LoadedConfig, finalize: float
-    ) -> InstanceUpdate | None:
-        """Prepare the instances that `loaded` asks for. Raises HostError."""
-        return await self._others.update(model, loaded, finalize)
+    async def after_load(self, model: LoadedModel, directory: Path, loaded: LoadedConfig) -> None:
+        """Read the files of the model, and keep them with it. Raises HostError."""
+        version, config = model.version, model.config
+        files = OpenAIFiles()
+        files.template = await asyncio.to_thread(read_chat_template, directory, version, config)
+        files.adapters = await self._read_adapters(directory, model, loaded)
+        contract = compile_contract(config, files.template, files.adapters)
+        raise_first(check_contract(contract, config, files.template), loaded.source)
+        fault = await find_template_fault(contract, files.template)
+        if fault and openai_parameter(config, "OPENAI_CHAT_TEMPLATE"):
+            raise_first([Finding(fault, _path("OPENAI_CHAT_TEMPLATE"))], loaded.source)
+        if fault:
+            _log.error("%s", fault, extra=model_fields(model.name, version))
+        if may_need_counter(contract):
+            files.counter = await self._read_counter(directory, model, loaded)
+        raise_first(self._claim_names(config), loaded.source)
+        model.extensions[OpenAIFiles] = files
+        _log_routes(contract, version)
 
     async def _read_adapters(
         self, directory: Path, model: LoadedModel, loaded: LoadedConfig
-    ) -> None:
-        read = asyncio.to_thread(read_lora_adapters, directory, model.version, model.config)
+    ) -> tuple[str, ...]:
         try:
-            model.lora_adapters = await read
+            return await asyncio.to_thread(
+                read_lora_adapters, directory, model.version, model.config
+            )
         except ValueError as error:
             raise_first([Finding(str(error), _path(LORA_SEPARATOR))], loaded.source)
+            raise
 
-    async def _read_token_counter(
-        self, contract: Contract, directory: Path, model: LoadedModel, loaded: LoadedConfig
-    ) -> None:
-        """Set the token counter of a model. A problem fails the load if a parameter is set."""
-        if not may_need_counter(contract):
-            return
-        read = asyncio.to_thread(read_token_counter, directory, model.version, model.config)
+    async def _read_counter(
+        self, directory: Path, model: LoadedModel, loaded: LoadedConfig
+    ) -> TokenCounter | None:
+        """The token counter of a model. A problem fails the load if a parameter is set."""
         try:
-            model.token_counter = await read
+            return await asyncio.to_thread(
+                read_token_counter, directory, model.version, model.config
+            )
         except ValueError as error:
             if openai_parameter(model.config, TOKENIZER):
                 raise_first([Finding(str(error), _path(TOKENIZER))], loaded.source)
             extra = model_fields(model.name, model.version)
             _log.error("%s; usage is null if the model counts no tokens", error, extra=extra)
+            return None
 
     def _claim_names(self, config: ModelConfig) -> Findings:
         """Check that no other model has the names of `OPENAI_NAMES`, and reserve them."""
