@@ -11,7 +11,7 @@ FRONTEND_TESTS := $(addprefix tests/integration/test_,streams.py api_keys.py cli
 RAY_TESTS := $(addprefix tests/integration/test_,api_keys.py bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py model_control.py ragged.py readiness.py restrictions.py scheduling.py sequences.py streams.py versions.py)
 RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py)
 
-.PHONY: demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: help demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ $(VENV)/test.stamp: $(VENV)/base.stamp
 $(VENV)/docs.stamp: $(VENV)/base.stamp
 	$(BIN)/python -m pip install -q -e '.[docs]'
 	touch $@
+
+help:  ## the targets, and what each is for
+	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | sort | expand -t 18
 
 venv: $(VENV)/test.stamp  ## everything the tests need
 
@@ -132,5 +135,5 @@ bench-rivals: $(VENV)/test.stamp  ## side by side with MLServer and LitServe, in
 bench-memory: $(VENV)/test.stamp  ## memory and descriptors over ten minutes of mixed loads
 	$(BIN)/python -m benchmarks.memory --minutes 10
 
-clean:
+clean:  ## remove the environments, the builds and the caches
 	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-ray .venv-openai-clients .venv-helm tests/openai_clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
