@@ -1,3 +1,3 @@
 """The version of pbhost, of which `pyproject.toml` makes that of the package."""
 
-RELEASE = "0.1.0"
+RELEASE = "0.2.0"

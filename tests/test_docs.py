@@ -31,6 +31,7 @@ from pathlib import Path
 
 import pytest
 
+from host.release import RELEASE
 from tests import module_table
 from tests.conftest import DEADLINE, ROOT, RunningHost, Serve, wait_until
 
@@ -267,6 +268,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert there.exists(), f"{target} leads nowhere"
         if fragment:
             assert fragment in _anchors(there), f"{target}: no such heading"
+
+
+def test_the_changelog_dates_the_current_release() -> None:
+    versions = re.findall(
+        r"^## (\S+)(?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    (unreleased, _), (version, date), *_ = versions
+    assert (unreleased, version) == ("Unreleased", RELEASE)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
 
 
 def test_the_tour_names_what_exists() -> None:
