@@ -104,6 +104,7 @@ def _check_data_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findin
                 f"input[{index}].name",
             )
     _mark_ready([tensors[tensor.name] for tensor in config.input if tensor.name in tensors])
+    blamed = set()
     for index, tensor in enumerate(config.output):
         node = tensors.get(tensor.name)
         if node is None:
@@ -112,10 +113,14 @@ def _check_data_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findin
                 f"output[{index}].name",
             )
         elif not node.ready:
-            yield Finding(_unwritten_text(node, name), f"output[{index}].name")
+            cause = _find_cause(node)
+            blamed.add(cause.name)
+            yield Finding(_unwritten_text(node, cause, name), f"output[{index}].name")
     wanted = {tensor.name for tensor in config.output}
     for node in tensors.values():
-        if node.name not in wanted and not (node.ready and node.uses):
+        # The tensors that cannot be computed without this one are not reported as well.
+        unused = not node.uses if node.ready else _find_cause(node) is node
+        if unused and node.name not in wanted | blamed:
             yield Finding(
                 f"ensemble tensor '{node.name}' is unused in ensemble '{name}'",
                 "ensemble_scheduling",
@@ -133,11 +138,33 @@ def _mark_ready(ready: list[_Tensor]) -> None:
                 ready.append(user)
 
 
-def _unwritten_text(node: _Tensor, model: str) -> str:
+def _find_cause(node: _Tensor) -> _Tensor:
+    """The tensor because of which this one cannot be computed.
+
+    That is the nearest one that no step writes. If each of them is written, some depend on
+    themselves: then it is the last tensor on the way to one that was passed before, or `node` if
+    that is `node`.
+    """
+    queue = [node]
+    reached = {node}
+    for tensor in queue:
+        if not tensor.sources:
+            return tensor
+        new = [source for source in tensor.sources if not source.ready and source not in reached]
+        queue += new
+        reached.update(new)
+    way = {node: None}
+    while (source := _first_missing(tensor := next(reversed(way)))) not in way:
+        way[source] = None
+    return node if source is node else tensor
+
+
+def _first_missing(node: _Tensor) -> _Tensor:
+    return next(source for source in node.sources if not source.ready)
+
+
+def _unwritten_text(node: _Tensor, cause: _Tensor, model: str) -> str:
     text = f"output '{node.name}' for ensemble '{model}' is not written"
-    missing = [source.name for source in node.sources if not source.ready] or [
-        source.name for source in node.sources
-    ]
-    if not missing:
+    if cause is node:
         return text
-    return f"{text}: at least one of its depending tensors, '{missing[0]}', is not connected"
+    return f"{text}: at least one of its depending tensors, '{cause.name}', is not connected"

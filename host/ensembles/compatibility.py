@@ -144,7 +144,7 @@ def _check_streams(config: ModelConfig, members: Sequence[ModelConfig]) -> bool:
     streams = {entry.name: 0 for entry in config.input}
     left = list(zip(config.ensemble_scheduling.step, members, strict=True))
     number = 0
-    while left:  # ends, as an earlier check made sure that every tensor can be computed
+    while left:
         waiting = []
         for step, member in left:
             if not all(name in streams for name in step.input_map.values()):
@@ -154,14 +154,15 @@ def _check_streams(config: ModelConfig, members: Sequence[ModelConfig]) -> bool:
             if member.model_transaction_policy.decoupled:
                 number = stream = number + 1
             streams.update((name, stream) for name in step.output_map.values())
-        assert len(waiting) < len(left), "a step that can never start has passed the checks"
+        if len(waiting) == len(left):
+            break  # these steps can never start, which `check_ensemble` reports
         left = waiting
     return _common(config, config.name, [entry.name for entry in config.output], streams) != 0
 
 
 def _common(config: ModelConfig, model: str, names: Any, streams: dict[str, int]) -> int:
-    """The stream that all these tensors belong to."""
-    found = {streams[name] for name in names}
+    """The stream that all these tensors belong to, apart from those that no step can write."""
+    found = {streams[name] for name in names if name in streams}
     if len(found) > 1:
         raise invalid_argument(
             f"in ensemble {config.name}, step of model '{model}' receives inputs originated from"

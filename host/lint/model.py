@@ -173,8 +173,11 @@ def _check_config(model: CheckedModel, config: ModelConfig, settings: LintSettin
 
 
 def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSettings) -> bool:
-    """Check the versions; return whether the code of one may complete the configuration."""
-    completes = False
+    """Check the versions; return whether the code of one may complete the configuration.
+
+    Code that is missing or unknown may do so.
+    """
+    completes = not is_ensemble(config)
     advice = f"create the folder {model.directory / '1'}"
     with model.report_to("version_policy", advice):
         available = list_served_versions(model.directory, config)
@@ -183,17 +186,21 @@ def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSett
             text = "the ensemble has no version folder: pbhost serves version 1, Triton refuses it"
             keep = f"{advice}, with an empty file if a tool drops empty folders"
             model.add(text, "platform", keep, warning=True)
-    for version in model.versions if config.backend else ():
-        with model.report_to("default_model_filename"):
-            path = model_file_path(model.directory, version, config)
-            completes |= _check_code(model, config, version, path, settings)
+    if config.backend and model.versions:
+        codes = [_check_code(model, config, version, settings) for version in model.versions]
+        completes = any(codes)
     return completes
 
 
 def _check_code(
-    model: CheckedModel, config: ModelConfig, version: int, path: Path, settings: LintSettings
+    model: CheckedModel, config: ModelConfig, version: int, settings: LintSettings
 ) -> bool:
     """Check the code of one version; return whether it may complete the configuration."""
+    path = None
+    with model.report_to("default_model_filename"):
+        path = model_file_path(model.directory, version, config)
+    if path is None:
+        return True
     with model.report_to("backend"):
         source, _ = settings.backends.find_backend(
             model.directory, version, LoadedConfig(config, None)
@@ -214,7 +221,7 @@ def _check_code(
             elsewhere = needs_environment(config)  # another Python version may accept it
             model.problems += [replace(problem, warning=elsewhere) for problem in file.problems]
             return file.may_complete
-    return False
+    return True
 
 
 def _check_tensors(model: CheckedModel, config: ModelConfig, may_complete: bool) -> None:

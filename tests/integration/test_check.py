@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from host.cli import check as command
+from host.config.pbtxt import to_pbtxt
+from host.config.schema import new_config
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve
+from tests.unit.host.config.test_json_form import fill, messages
 
 PBHOST = Path(sys.executable).with_name("pbhost")
 SOUND = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
@@ -494,3 +502,119 @@ def test_names_that_are_listed_twice_and_a_missing_version_folder_are_warnings(
     assert status == 0
     repository.add("bare", config=PLAIN).joinpath("1").rmdir()
     assert checked(".")[0] == 1  # an ordinary model needs a version folder
+
+
+def flow(inputs: str, *steps: tuple[str, str]) -> str:
+    """An ensemble with the output O; a step is the tensors that it reads and those it writes."""
+    text = 'platform: "ensemble" output { name: "O" data_type: TYPE_FP32 dims: 1 }\n'
+    for name in inputs.split():
+        text += f'input {{ name: "{name}" data_type: TYPE_FP32 dims: 1 }}\n'
+    text += "ensemble_scheduling {\n"
+    for read, written in steps:
+        maps = [f'input_map {{ key: "x" value: "{name}" }}' for name in read.split()]
+        maps += [f'output_map {{ key: "y" value: "{name}" }}' for name in written.split()]
+        text += f'step {{ model_name: "m" model_version: -1 {" ".join(maps)} }}\n'
+    return text + "}\n"
+
+
+def test_an_ensemble_that_reads_a_tensor_without_a_writer_hides_no_other_problem(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    repository.add("m", SOUND, PLAIN)
+    repository.add("other", "x = 1", PLAIN)
+    repository.add("e", config=flow("IN", ("INN", "O")))
+    repository.add("f", config=flow("IN", ("IN", "one"), ("onee", "two"), ("two", "O")))
+    status, said = checked(".")
+    assert status == 1
+    assert [line.partition(": error: ")[2] for line in said[:-1]] == [
+        (
+            "output[0].name: output 'O' for ensemble 'e' is not written: at least one of its"
+            " depending tensors, 'INN', is not connected"
+        ),
+        "input[0].name: ensemble input 'IN' for ensemble e' is not used",
+        (
+            "output[0].name: output 'O' for ensemble 'f' is not written: at least one of its"
+            " depending tensors, 'onee', is not connected"
+        ),
+        "ensemble_scheduling: ensemble tensor 'one' is unused in ensemble 'f'",
+        "it has no class TritonPythonModel (a model must define this class)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "problem"),
+    [
+        ('backend: "nowhere"', None, "unable to find backend library"),
+        ('backend: "python"', None, "Python model file not found"),
+        ('backend: "python" version_policy { specific { versions: 7 } }', SOUND, "at least one"),
+        ("", None, "Could not determine backend"),
+    ],
+    ids=["unknown backend", "no code", "no version", "no backend"],
+)
+def test_an_ensemble_is_not_compared_with_a_model_whose_tensors_are_unknown(
+    repository: RepositoryBuilder, checked: Checked, config: str, model: str | None, problem: str
+) -> None:
+    repository.add("m", model, config)
+    repository.add("e", config=flow("I", ("I", "O")))
+    _, said = checked(".")
+    (line,) = (line for line in said if ": error: " in line)
+    assert line.startswith("m/")
+    assert problem in line
+
+
+NAMES = st.sampled_from(["I", "O", "a", "b", ""])
+FLOWS = st.builds(
+    flow,
+    st.sampled_from(["I", "I O", "", "a a"]),
+    *[st.tuples(NAMES, NAMES | st.just("a b"))] * 3,
+)
+BASES = [
+    PLAIN,
+    ENSEMBLE,
+    PLAIN
+    + """
+        max_batch_size: 8
+        version_policy { specific { versions: [1, 2] } }
+        instance_group [ { count: 2 kind: KIND_CPU } ]
+        sequence_batching { oldest { max_candidate_sequences: 4 }
+          state { input_name: "s" output_name: "t" data_type: TYPE_INT32 dims: [1]
+            initial_state { name: "i" data_type: TYPE_INT32 dims: [1] zero_data: true } } }
+        model_warmup { name: "w" batch_size: 1 inputs { key: "x"
+          value { data_type: TYPE_FP32 dims: 1 random_data: true } } }
+        parameters { key: "OPENAI_KIND" value { string_value: "chat" } }
+    """,
+]
+TOKENS = [re.findall(r'"[^"]*"|\w+|\S', base) for base in BASES]
+DAMAGE = {"-1", "1e99", "${v}", "'", '"\\xff'}
+WORDS = sorted({word for tokens in TOKENS for word in tokens} | DAMAGE)
+
+
+@st.composite
+def damaged_texts(draw: st.DrawFn) -> str:
+    tokens = list(draw(st.sampled_from(TOKENS)))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(tokens) - 1))
+        tokens[at : at + draw(st.integers(0, 2))] = draw(
+            st.lists(st.sampled_from(WORDS), max_size=2)
+        )
+    return " ".join(tokens)
+
+
+CONFIGS = (
+    FLOWS
+    | damaged_texts()
+    | messages(new_config().DESCRIPTOR).map(lambda content: to_pbtxt(fill(new_config(), content)))
+)
+
+
+@given(st.lists(CONFIGS, min_size=3, max_size=3))
+def test_every_damaged_configuration_is_reported_without_an_exception(
+    tmp_path_factory: pytest.TempPathFactory, configs: Sequence[str]
+) -> None:
+    repository = RepositoryBuilder(tmp_path_factory.mktemp("damaged"))
+    for name, config in zip("ems", configs, strict=True):
+        repository.add(name, SOUND, config)
+    said = io.TextIOWrapper(io.BytesIO())
+    with redirect_stdout(said), redirect_stderr(said), pytest.raises(SystemExit) as end:
+        command.main([str(repository.path)])
+    assert end.value.code in (0, 1)

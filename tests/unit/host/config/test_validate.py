@@ -333,6 +333,32 @@ def ensemble(inputs: str, outputs: str, *steps: str) -> str:
             ),
         ),
         (
+            ensemble("a", "b", step("a", "one"), step("onee", "two"), step("two", "b")),
+            (
+                "output 'b' for ensemble 'm' is not written: at least one of its depending "
+                "tensors, 'onee', is not connected"
+            ),
+        ),
+        (
+            ensemble("a", "b", step("c", "d"), step("d", "c"), step("a d", "b")),
+            (
+                "output 'b' for ensemble 'm' is not written: at least one of its depending "
+                "tensors, 'c', is not connected"
+            ),
+        ),
+        (
+            ensemble("a", "b", step("b", "c"), step("a c", "b")),
+            "output 'b' for ensemble 'm' is not written",
+        ),
+        (
+            ensemble("a", "b", step("c", "d"), step("d", "e"), step("a", "b")),
+            "ensemble tensor 'c' is unused in ensemble 'm'",
+        ),
+        (
+            ensemble("a", "b", step("d", "c"), step("c d", "d"), step("a", "b")),
+            "ensemble tensor 'c' is unused in ensemble 'm'",
+        ),
+        (
             ensemble("a", "u b", step("a u", "b")),
             "output 'u' for ensemble 'm' is not written",
         ),
