@@ -6,15 +6,14 @@ other fields have fixed defaults.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from host.config.schema import ConfigPart, ModelConfig, is_ensemble
-from host.errors import invalid_argument
+from host.config.versions import apply_version_policy, find_versions
+from host.errors import HostError, invalid_argument
 
-_VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
-_MAX_VERSION = 2**63 - 1
 _DEFAULT_IDLE_US = 1_000_000
 
 
@@ -56,28 +55,14 @@ PLATFORMS_OF_BACKEND = {
 """The valid platforms of each backend that has platforms."""
 
 
-def is_version(name: str) -> bool:
-    """Whether this is the name of a version directory: `0`, or digits without a leading zero."""
-    return _VERSION.fullmatch(name) is not None and int(name) <= _MAX_VERSION
+def resolve_backend(config: ModelConfig, model: str, model_dir: Path) -> None:
+    """Fill in backend, platform and default file name where they are missing. Blocks.
 
-
-def first_version_dir(model_dir: Path) -> Path | None:
-    """The version directory whose files decide the backend; None if there is no version."""
-    if not model_dir.is_dir():
-        return None
-    found = sorted(
-        entry.name for entry in model_dir.iterdir() if is_version(entry.name) and entry.is_dir()
-    )
-    return model_dir / found[0] if found else None
-
-
-def resolve_backend(config: ModelConfig, model: str, version_dir: Path | None) -> None:
-    """Fill in backend, platform and default file name where they are missing.
-
-    The rules are in docs/reference/configuration_and_scheduling.md, 1.6. Raises HostError
-    INVALID_ARG if nothing in the configuration, the files or the model name tells the backend.
+    The rules are in docs/reference/configuration_and_scheduling.md, 1.6; the version policy must be
+    set. Raises HostError INVALID_ARG if nothing in the configuration, the files or the model name
+    tells the backend, or if the selected versions have files of different frameworks.
     """
-    framework = _find_by_config(config) or _find_by_files(config, version_dir)
+    framework = _find_by_config(config) or _find_by_files(config, model, model_dir)
     if framework is not None:
         config.backend = framework.backend
         config.platform = config.platform or framework.platform
@@ -98,16 +83,49 @@ def _find_by_config(config: ModelConfig) -> _Framework | None:
     return None
 
 
-def _find_by_files(config: ModelConfig, version_dir: Path | None) -> _Framework | None:
-    """The framework whose file is in the version directory, else the first of the backend."""
+def _find_by_files(config: ModelConfig, model: str, model_dir: Path) -> _Framework | None:
+    """The framework whose file is in the selected versions, else the first of the backend.
+
+    If none of them has one, another version tells which file is missing.
+    """
     candidates = _candidates(config)
-    if version_dir is not None and not (config.platform or config.default_model_filename):
-        for known in candidates:
-            if known.found_in(version_dir):
-                return known
+    if not (config.platform or config.default_model_filename):
+        available = find_versions(model_dir)
+        selected = _find_in_versions(model_dir, apply_version_policy(config, available), candidates)
+        lowest = next(iter(selected), 0)
+        for version, known in selected.items():
+            if known is not selected[lowest]:
+                raise _different_kinds_error(model, lowest, selected[lowest], version, known)
+        found = selected or _find_in_versions(model_dir, reversed(available), candidates)
+        if found:
+            return next(iter(found.values()))
     # Other backends have a default format; TensorFlow has two formats and no default.
     has_default = config.backend and config.backend != "tensorflow" and candidates
     return candidates[0] if has_default else None
+
+
+def _find_in_versions(
+    model_dir: Path, versions: Iterable[int], candidates: Iterable[_Framework]
+) -> dict[int, _Framework]:
+    """For each version that has a file of a candidate, the first of these candidates."""
+    found = {}
+    for version in versions:
+        known = next((one for one in candidates if one.found_in(model_dir / str(version))), None)
+        if known is not None:
+            found[version] = known
+    return found
+
+
+def _different_kinds_error(
+    model: str, version: int, known: _Framework, other_version: int, other: _Framework
+) -> HostError:
+    return invalid_argument(
+        f"versions {version} and {other_version} of model '{model}' are of different kinds:"
+        f" '{version}/{known.file_name}' needs the backend '{known.backend}', and"
+        f" '{other_version}/{other.file_name}' the backend '{other.backend}'; all versions of a"
+        " model have one backend and one file name: set 'backend' and 'default_model_filename', or"
+        " let 'version_policy' select versions of one kind"
+    )
 
 
 def _candidates(config: ModelConfig) -> list[_Framework]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from host.config.auto_complete import merge_completed
-from host.config.defaults import first_version_dir, normalise_config, resolve_backend
+from host.config.defaults import normalise_config, resolve_backend
 from host.config.findings import Finding, Findings, first_error, raise_first
 from host.config.instance_groups import (
     InstanceSpec,
@@ -139,13 +139,13 @@ def _resolve_and_check(
     # a name: check_names_for_stub rejects them.
     directory = directory.encode(errors="backslashreplace").decode()
     config.name = config.name or directory
+    normalise_config(config)
     unresolved = None
     try:
-        resolve_backend(config, config.name, first_version_dir(model_dir))
+        resolve_backend(config, config.name, model_dir)
     except HostError as error:
         unresolved = Finding(error.message, "backend", error.code)
         yield unresolved
-    normalise_config(config)
     # A configuration without a backend has no platform; a second finding would not help.
     yield from (one for one in check_config(config) if not (unresolved and one.field == "platform"))
     if strict:

@@ -24,6 +24,7 @@ from host.config.schema import is_ensemble, new_config
 from host.config.source import ConfigSource, Position
 from host.config.template import fill_known_variables
 from host.config.validate import check_tensors
+from host.config.versions import find_versions
 from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
 from host.frontends.openai.contract_compiler import check_defaults, compile_contract
@@ -164,7 +165,7 @@ def _check_config(model: CheckedModel, config: ModelConfig, settings: LintSettin
     least = _OPTIONS.min_supported_compute_capability
     for one in iterate_findings(config, model.directory, model.name, False, sorted(gpus), least):
         code = f"create {model.directory / '1' / 'model.py'}, or set 'backend'"
-        unknown = one.field == "backend" and not config.backend
+        unknown = one.text.startswith("Invalid model name: Could not determine backend")
         model.add(one.text, one.field, one.advice or (code if unknown else ""))
     may_complete = _check_versions(model, config, settings) and not settings.strict
     _check_tensors(model, config, may_complete)
@@ -182,25 +183,25 @@ def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSett
     with model.report_to("version_policy", advice):
         available = list_served_versions(model.directory, config)
         model.versions = select_versions(config, available)
-        if not list_versions(model.directory):
+        if not find_versions(model.directory):
             text = "the ensemble has no version folder: pbhost serves version 1, Triton refuses it"
             keep = f"{advice}, with an empty file if a tool drops empty folders"
             model.add(text, "platform", keep, warning=True)
     if config.backend and model.versions:
-        codes = [_check_code(model, config, version, settings) for version in model.versions]
-        completes = any(codes)
+        completes = False
+        for version in model.versions:
+            code_completes = True
+            with model.report_to("default_model_filename"):
+                path = model_file_path(model.directory, version, config)
+                code_completes = _check_code(model, config, version, path, settings)
+            completes |= code_completes
     return completes
 
 
 def _check_code(
-    model: CheckedModel, config: ModelConfig, version: int, settings: LintSettings
+    model: CheckedModel, config: ModelConfig, version: int, path: Path, settings: LintSettings
 ) -> bool:
     """Check the code of one version; return whether it may complete the configuration."""
-    path = None
-    with model.report_to("default_model_filename"):
-        path = model_file_path(model.directory, version, config)
-    if path is None:
-        return True
     with model.report_to("backend"):
         source, _ = settings.backends.find_backend(
             model.directory, version, LoadedConfig(config, None)

@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from host.config.defaults import is_version
 from host.config.schema import ModelConfig, is_ensemble
+from host.config.versions import (
+    apply_version_policy,
+    find_subdirectories,
+    find_versions,
+    is_version,
+)
 from host.errors import HostError, internal, invalid_argument, unsupported
 from host.repository.qualified_name import is_valid_model_name, qualified_name, split_qualified_name
 from host.system.regular_file import check_regular
@@ -191,32 +196,28 @@ def _stat_failure(path: Path) -> HostError:
     return internal(f"failed to stat file {path}")
 
 
-def list_versions(model_dir: Path) -> list[int]:
-    """The versions in the model directory, ascending.
+def list_versions(model_dir: Path, filename: str = "") -> list[int]:
+    """The versions in the model directory, ascending. Logs which other directories are ignored.
 
-    Source: docs/reference/configuration_and_scheduling.md, 1.2. Raises HostError INTERNAL if the
+    `filename`: the model's file, in addition to those that frameworks have. Source:
+    docs/reference/configuration_and_scheduling.md, 1.2. Blocks. Raises HostError INTERNAL if the
     directory cannot be read.
     """
-    found = []
-    try:
-        entries = sorted(os.listdir(model_dir))
-    except OSError:
-        raise _stat_failure(model_dir) from None
-    for name in entries:
-        if name in _NOT_VERSIONS or not os.path.isdir(model_dir / name):
+    for name in find_subdirectories(model_dir):
+        if name in _NOT_VERSIONS or is_version(name):
             continue
-        if is_version(name):
-            found.append(int(name))
-        elif name.startswith("0"):
+        if name.startswith("0"):
             _log.warning(
                 "ignore version directory '%s' which contains leading zeros in its directory name",
                 name,
             )
         elif not _belongs_to_model(model_dir / name):
-            _log.warning(
-                "ignore version directory '%s' which fails to convert to integral number", name
+            _log.log(
+                logging.WARNING if _holds_model(model_dir / name, filename) else logging.DEBUG,
+                "ignore version directory '%s' which fails to convert to integral number",
+                name,
             )
-    return sorted(found)
+    return find_versions(model_dir)
 
 
 def list_served_versions(model_dir: Path, config: ModelConfig) -> list[int]:
@@ -225,7 +226,7 @@ def list_served_versions(model_dir: Path, config: ModelConfig) -> list[int]:
     An ensemble has no files of its own, and tools such as git keep no empty directories. Source:
     docs/reference/configuration_and_scheduling.md, 6.
     """
-    found = list_versions(model_dir)
+    found = list_versions(model_dir, config.default_model_filename)
     return found or ([1] if is_ensemble(config) else [])
 
 
@@ -233,6 +234,11 @@ def _belongs_to_model(folder: Path) -> bool:
     """Whether a folder without a number belongs to the model: an imported package, a cache."""
     hidden = folder.name.startswith(".") or folder.name == "__pycache__"
     return hidden or (folder / "__init__.py").exists()
+
+
+def _holds_model(folder: Path, filename: str) -> bool:
+    """Whether a folder without a number may be meant as a version; others hold assets."""
+    return any(folder.glob("model.*")) or bool(filename) and os.path.exists(folder / filename)
 
 
 _CACHES = frozenset({"__pycache__", ".git", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache"})
@@ -296,26 +302,17 @@ def _walk_files(model_dir: Path) -> Fingerprint:
 
 
 def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
-    """The versions that the version policy selects, ascending.
+    """The versions that the version policy selects, ascending. Logs which are missing.
 
     Raises HostError INVALID_ARG if there are none.
     """
-    policy = config.version_policy
-    chosen = sorted(available)
-    if policy.HasField("latest"):
-        count = policy.latest.num_versions
-        chosen = chosen[-count:] if count else []
-    elif policy.HasField("specific"):
-        wanted = sorted(set(policy.specific.versions))
-        for version in wanted:
-            if version not in available:
-                _log.warning(
-                    "version %d is specified for model '%s', but the version directory is not "
-                    "present",
-                    version,
-                    config.name,
-                )
-        chosen = [version for version in wanted if version in available]
+    chosen = apply_version_policy(config, available)
+    for version in sorted(set(config.version_policy.specific.versions) - set(available)):
+        _log.warning(
+            "version %d is specified for model '%s', but the version directory is not present",
+            version,
+            config.name,
+        )
     if not chosen:
         found = ", ".join(map(str, sorted(available)))
         raise invalid_argument(

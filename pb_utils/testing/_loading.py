@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -32,7 +33,9 @@ def load_class(model_class: type[Any], version: int | str | None) -> LoadedModel
         file = Path(inspect.getfile(model_class)).resolve()
     except (OSError, TypeError):  # a class of an interactive session has no file
         file = Path.cwd() / "model.py"
-    return LoadedModel(model_class, file, file.parent, str(version or 1), lambda: None)
+    return LoadedModel(
+        model_class, file, file.parent, "1" if version is None else str(version), lambda: None
+    )
 
 
 def load_folder(directory: Path, version: int | str | None, filename: str) -> LoadedModel:
@@ -47,7 +50,7 @@ def load_folder(directory: Path, version: int | str | None, filename: str) -> Lo
         TritonModelException: there is no such file.
         Exception: any exception of the import.
     """
-    chosen = str(version or _latest_version(directory))
+    chosen = _latest_version(directory) if version is None else str(version)
     imports = _ModelImports(directory, chosen)
     try:
         model_class = imports.import_model_class(filename)
@@ -71,7 +74,7 @@ def load_backend(backend: Path, directory: Path, version: int | str | None) -> L
         TritonModelException: there is no such file.
         Exception: any exception of the import.
     """
-    chosen = str(version or _latest_version(directory))
+    chosen = _latest_version(directory) if version is None else str(version)
     imports = _ModelImports(backend, "")
     try:
         model_class = imports.import_model_class("model.py")
@@ -157,7 +160,11 @@ def _import_plain_module(path: Path) -> types.ModuleType:
 
 
 def _latest_version(directory: Path) -> str:
-    versions = [int(path.name) for path in directory.glob("*") if path.name.isdigit()]
+    versions = [
+        int(path.name)
+        for path in directory.glob("*")
+        if path.is_dir() and re.fullmatch(r"0|[1-9][0-9]*", path.name)
+    ]
     if not versions:
         raise TritonModelException(f"no version folder in '{directory}'")
     return str(max(versions))

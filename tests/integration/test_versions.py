@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from tests.clients import Client, infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
@@ -123,6 +124,38 @@ class Model:
 @pytest.fixture
 def model(module_repository: RepositoryBuilder, host: RunningHost, client: Client) -> Model:
     return Model(module_repository, host, client)
+
+
+TENSORS = config().replace('backend: "python"', "")
+
+
+def test_the_version_that_is_loaded_decides_the_backend(model: Model) -> None:
+    model.write(TENSORS, version=10)
+    (model.folder / "9").mkdir()
+    (model.folder / "9" / "model.onnx").touch()
+    model.load()
+    assert model.who().startswith("10 ")
+    model.configure(TENSORS + "version_policy { specific { versions: 9 } }")
+    (model.folder / "9" / "model.onnx").rename(model.folder / "10" / "model.onnx")
+    (model.folder / "9" / "model.py").write_text(WHO)
+    model.load()
+    assert model.who().startswith("9 ")
+
+
+def test_versions_of_different_kinds_are_refused_with_both_names(
+    model: Model, host: RunningHost
+) -> None:
+    model.write(TENSORS + "version_policy { all {} }", version=2)
+    (model.folder / "1").mkdir()
+    (model.folder / "1" / "model.onnx").touch()
+    with pytest.raises(InferenceServerException):
+        model.load()
+    host.wait_for(
+        re.escape(
+            f"versions 1 and 2 of model '{model.name}' are of different kinds: '1/model.onnx' needs"
+            " the backend 'onnxruntime', and '2/model.py' the backend 'python'"
+        )
+    )
 
 
 def test_new_instances_are_added_beside_the_existing_ones(model: Model, client: Client) -> None:

@@ -534,8 +534,15 @@ class TestFolders:
         assert str(caught.value) == ("Model name must end with '.py'. Model name is \"model.txt\".")
 
     def test_a_folder_without_versions_is_refused(self, tmp_path: Path) -> None:
+        for name in ("01", "²", "assets"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "3").touch()
         with pytest.raises(pb_utils.TritonModelException, match="no version folder"):
             testing.load(tmp_path)
+
+    def test_version_zero_is_loaded_if_asked_for(self, folder: Path) -> None:
+        with pytest.raises(pb_utils.TritonModelException, match="/0/model.py'"):
+            testing.load(folder, version=0)
 
 
 def test_preload_is_called_once_before_the_model_is_made() -> None:

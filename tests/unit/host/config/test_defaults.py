@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from host.config.defaults import first_version_dir, is_version, normalise_config, resolve_backend
+from host.config.defaults import normalise_config, resolve_backend
 from host.config.pbtxt import parse_pbtxt
 from host.config.schema import ModelConfig
+from host.config.versions import is_version
 from host.errors import ErrorCode, HostError
 
 
@@ -67,12 +68,14 @@ def test_normalising_again_changes_nothing() -> None:
 
 
 def resolved(text: str, files: tuple[str, ...], directory: Path, model: str = "m") -> list[str]:
-    version = directory / "1"
-    version.mkdir()
+    """Backend, platform and file name; a file is in version 1 unless its path names another."""
+    (directory / "1").mkdir()
     for name in files:
-        (version / name.rstrip("/")).mkdir() if name.endswith("/") else (version / name).touch()
-    config = parse_pbtxt(text, "config.pbtxt")
-    resolve_backend(config, model, first_version_dir(directory))
+        path = directory / (name if name[0].isdigit() else f"1/{name}")
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=True) if name.endswith("/") else path.touch()
+    config = normalised(text)
+    resolve_backend(config, model, directory)
     return [config.backend, config.platform, config.default_model_filename]
 
 
@@ -123,13 +126,59 @@ def test_a_model_without_any_hint_has_no_backend(tmp_path: Path) -> None:
     )
 
 
-def test_only_version_directories_are_searched_for_files(tmp_path: Path) -> None:
-    for name in (".cache", "00", "a", "3", "12"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "1").touch()
-    assert first_version_dir(tmp_path) == tmp_path / "12"
-    assert first_version_dir(tmp_path / "a") is None
-    assert first_version_dir(tmp_path / "missing") is None
+ONNX = ["onnxruntime", "onnxruntime_onnx", "model.onnx"]
+AOTI = ["pytorch", "torch_aoti", "model.pt2"]
+PYTHON = ["python", "", "model.py"]
+ALL = "version_policy { all {} }"
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "expected"),
+    [
+        ("", ["1/model.onnx", "2/model.py"], PYTHON),
+        ("", ["9/model.onnx", "10/model.py"], PYTHON),
+        ("version_policy { specific { versions: 2 } }", ["2/model.py", "3/model.onnx"], PYTHON),
+        (ALL, ["1/", "2/model.py"], PYTHON),
+        (ALL, ["1/model.py", "2/"], PYTHON),
+        ("", ["1/model.py", "2/model.onnx", "3/"], ONNX),
+        ("", ["1/model.py", "02/model.onnx", "3x/model.onnx"], PYTHON),
+        (
+            'backend: "pytorch"',
+            ["1/model.pt", "2/model.pt2"],
+            ["pytorch", "torch_aoti", "model.pt2"],
+        ),
+        (f'{ALL} backend: "python"', ["1/model.onnx", "2/model.py"], PYTHON),
+    ],
+)
+def test_the_files_of_the_versions_that_the_policy_selects_decide(
+    text: str, files: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    assert resolved(text, tuple(files), tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "backends"),
+    [
+        (ALL, ["9/model.onnx", "10/model.py"], ["onnxruntime", "python"]),
+        (
+            'version_policy { latest { num_versions: 2 } } backend: "tensorflow"',
+            ["9/model.savedmodel/", "10/model.graphdef"],
+            ["tensorflow", "tensorflow"],
+        ),
+    ],
+)
+def test_selected_versions_of_different_kinds_are_refused(
+    text: str, files: list[str], backends: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(HostError) as caught:
+        resolved(text, tuple(files), tmp_path)
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message == (
+        f"versions 9 and 10 of model 'm' are of different kinds: '{files[0].rstrip('/')}' needs the"
+        f" backend '{backends[0]}', and '{files[1]}' the backend '{backends[1]}'; all versions of a"
+        " model have one backend and one file name: set 'backend' and 'default_model_filename', or"
+        " let 'version_policy' select versions of one kind"
+    )
 
 
 def test_versions_are_plain_numbers() -> None:

@@ -125,19 +125,23 @@ def test_versions_are_numbered_directories(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     silent = ("warmup", "initial_state", "configs", ".cache", "__pycache__")
-    for name in ("10", "2", "0", "01", "00", "1abc", "-3", *silent):
+    for name in ("10", "2", "0", "01", "00", "1abc", "-3", "assets", *silent):
         (tmp_path / name).mkdir()
+    (tmp_path / "1abc" / "model.pt").touch()
+    (tmp_path / "-3" / "net.py").touch()
+    (tmp_path / "assets" / "vocabulary.txt").touch()
     (tmp_path / "7").touch()
     (tmp_path / "4").symlink_to(tmp_path / "2")
-    with caplog.at_level(logging.WARNING, "pbhost"):
-        assert list_versions(tmp_path) == [0, 2, 4, 10]
+    with caplog.at_level(logging.DEBUG, "pbhost"):
+        assert list_versions(tmp_path, "net.py") == [0, 2, 4, 10]
     zeros = "which contains leading zeros in its directory name"
     no_number = "which fails to convert to integral number"
-    assert caplog.messages == [
-        f"ignore version directory '-3' {no_number}",
-        f"ignore version directory '00' {zeros}",
-        f"ignore version directory '01' {zeros}",
-        f"ignore version directory '1abc' {no_number}",
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"ignore version directory '-3' {no_number}"),
+        ("WARNING", f"ignore version directory '00' {zeros}"),
+        ("WARNING", f"ignore version directory '01' {zeros}"),
+        ("WARNING", f"ignore version directory '1abc' {no_number}"),
+        ("DEBUG", f"ignore version directory 'assets' {no_number}"),
     ]
 
 
