@@ -8,7 +8,7 @@ import enum
 class ErrorCode(enum.Enum):
     """The kind of an error. The value is its name in status strings.
 
-    Source: docs/reference/protocol.md, 0.1.
+    Source: docs/reference/protocol.md, "Error codes".
     """
 
     UNKNOWN = "Unknown"

@@ -87,7 +87,7 @@ def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
 
     Args:
         data_type: code of the data type, from 1 (BOOL) to 13 (BYTES) (docs/reference/model_api.md,
-            3.3).
+            "Constants").
 
     Returns:
         The numpy type, ``numpy.object_`` for BYTES; None for another code.

@@ -196,7 +196,7 @@ class MetricFamily(metaclass=SuggestingType):
 
     The server exports the metrics as long as this object exists, so a model keeps it in an
     attribute. Families with the same name and kind, also in other instances and models, are the
-    same family (docs/reference/model_api.md, 3.13).
+    same family (docs/reference/model_api.md, "Metrics").
 
     Attributes:
         COUNTER: a metric that only increases.

@@ -100,7 +100,7 @@ class InferenceRequest(RequestFields, metaclass=SuggestingType):
             flags: sequence flags, ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END``
                 combined with ``|``.
             timeout: queue timeout in microseconds, 0 for none. It has an effect only if the queue
-                policy of the other model allows it (docs/reference/model_api.md, 5.4).
+                policy of the other model allows it (docs/reference/model_api.md, "Rules").
             preferred_memory: memory in which the outputs should be; no preference by default.
             trace: trace to which the request is added, for example ``request.trace()``.
             parameters: custom parameters, a dict of str to bool, int or str.
@@ -221,7 +221,8 @@ class InferenceRequest(RequestFields, metaclass=SuggestingType):
     def set_release_flags(self, flags: int) -> None:
         """Sets whether the server releases or reschedules the request when ``execute`` returns.
 
-        Rescheduling needs a model of iterative sequences (docs/reference/model_api.md, 2.8).
+        Rescheduling needs a model of iterative sequences (docs/reference/model_api.md,
+        "Rescheduling").
 
         Args:
             flags: ``TRITONSERVER_REQUEST_RELEASE_ALL`` or

@@ -91,7 +91,7 @@ class InferenceResponse(metaclass=SuggestingType):
         """Returns the custom parameters as JSON text; ``{}`` if there are none.
 
         The text is empty for a received error, and for the empty final response of a decoupled
-        model (docs/reference/model_api.md, 5.2).
+        model (docs/reference/model_api.md, "Calls").
 
         Raises:
             TritonModelException: the value of a received parameter is not a bool, int, float or

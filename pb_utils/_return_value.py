@@ -1,4 +1,6 @@
-"""Checks what ``execute`` of a model returned (docs/reference/model_api.md, 2.4)."""
+"""Checks what ``execute`` of a model returned (docs/reference/model_api.md, "execute: returned
+responses").
+"""
 
 from __future__ import annotations
 

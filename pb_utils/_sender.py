@@ -48,7 +48,8 @@ class Responder(ABC):
 
         Raises:
             TritonModelException: the request cannot have this response now
-                (docs/reference/model_api.md, 2.6), or the response cannot be delivered.
+                (docs/reference/model_api.md, "Response sender"), or the response cannot be
+                delivered.
         """
         self._check_open(response)
         self._wait_for_credit()  # this may wait, so it does not hold the lock

@@ -25,7 +25,7 @@ class SharedMemory:
         model keeps: those that it created, and those that it received since the first call. Sent
         tensors do not count, even if a receiver still reads them, because their memory is released
         soon. Small tensors are sent inside messages and do not count (docs/reference/model_api.md,
-        6.1).
+        "Options and shared memory").
 
         Raises:
             TritonModelException: no server runs the model.

@@ -42,7 +42,8 @@ class Tensor(metaclass=SuggestingType):
         "_shape",
     )
 
-    # docs/reference/model_api.md, 4.1 and 4.2, has the rules for these fields.
+    # docs/reference/model_api.md, "What as_numpy returns" and "When output data is read", has the
+    # rules for these fields.
     _name: str
     _code: int
     _shape: list[int]
@@ -64,7 +65,7 @@ class Tensor(metaclass=SuggestingType):
         """Creates a tensor from an array of any shape.
 
         The tensor shares the memory of the array. Changes to the array count until the tensor is
-        first sent (docs/reference/model_api.md, 4.2).
+        first sent (docs/reference/model_api.md, "When output data is read").
 
         Args:
             name: name of the model's output, or of another model's input.
@@ -187,7 +188,7 @@ class Tensor(metaclass=SuggestingType):
         """Returns the code of the data type.
 
         The codes are 1 BOOL, 2 to 5 UINT8 to UINT64, 6 to 9 INT8 to INT64, 10 to 12 FP16 to FP64,
-        13 BYTES and 14 BF16 (docs/reference/model_api.md, 3.3). Triton raises here.
+        13 BYTES and 14 BF16 (docs/reference/model_api.md, "Constants"). Triton raises here.
         """
         return self._code
 

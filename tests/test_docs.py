@@ -270,6 +270,29 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert fragment in _anchors(there), f"{target}: no such heading"
 
 
+SOURCES = [
+    path
+    for folder in (*module_table.PACKAGES, "tests", "benchmarks", "examples")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+_CITATION = re.compile(r"(docs/[\w/-]+\.md),? ((?:\"[^\"]+\"(?:, and |, | and | to )?)+)?(\d)?")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_comments_cite_headings_that_exist_by_their_names(path: Path) -> None:
+    text = re.sub(r"\s*\n\s*(?:# )?", " ", path.read_text())
+    for page, headings, digit in _CITATION.findall(text):
+        assert (ROOT / page).is_file(), page
+        assert not digit, f"{page} is cited by a number"
+        titles = [
+            re.sub(r"^[\d.]+b? |`", "", title)
+            for title in _HEADING.findall((ROOT / page).read_text())
+        ]
+        for name in re.findall(r'"([^"]+)"', headings):
+            found = [title for title in titles if name in (title, title.partition(" (")[0])]
+            assert found, f"{page} has no heading {name}"
+
+
 def test_the_changelog_dates_the_current_release() -> None:
     versions = re.findall(
         r"^## (\S+)(?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE

@@ -1,4 +1,6 @@
-"""Computes the keys of the response cache (docs/reference/configuration_and_scheduling.md, 7.2)."""
+"""Computes the keys of the response cache (docs/reference/configuration_and_scheduling.md,
+"Response cache").
+"""
 
 from __future__ import annotations
 

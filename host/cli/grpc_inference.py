@@ -32,7 +32,7 @@ _NO_CONNECTION = ("failed to connect", "DNS resolution failed")
 
 
 class GrpcInferenceClient:
-    """Asks the gRPC port of a server (docs/reference/protocol.md, 2).
+    """Asks the gRPC port of a server (docs/reference/protocol.md, "gRPC").
 
     `timeout`: seconds until the last response of a call.
     """

@@ -54,7 +54,7 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class HttpInferenceClient:
-    """Asks the HTTP port of a server (docs/reference/protocol.md, 1)."""
+    """Asks the HTTP port of a server (docs/reference/protocol.md, "HTTP/REST")."""
 
     def __init__(self, url: str, headers: Sequence[str], timeout: float) -> None:
         self._client = ServerClient(url, headers, timeout)

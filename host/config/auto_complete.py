@@ -19,9 +19,9 @@ def merge_completed(
     """Return a copy of `config` with the completed fields; `completed` may be JSON.
 
     Takes the inputs, the outputs, the maximum batch size and the transaction policy of `completed`,
-    and its scheduler if `config` has none (docs/reference/configuration_and_scheduling.md, 2.4).
-    All other fields of `completed` are ignored. Raises HostError for invalid JSON or another
-    scheduler.
+    and its scheduler if `config` has none (docs/reference/configuration_and_scheduling.md, "From
+    the directory to a served model"). All other fields of `completed` are ignored. Raises HostError
+    for invalid JSON or another scheduler.
     """
     if not isinstance(completed, pb.ModelConfig):
         completed = from_json(completed)

@@ -36,7 +36,8 @@ class _Framework:
         return {"file": entry.is_file, "directory": entry.is_dir, "any": entry.exists}[self.kind]()
 
 
-# In the order of docs/reference/configuration_and_scheduling.md, 1.5 and 1.6.
+# In the order of docs/reference/configuration_and_scheduling.md, "Known frameworks" and "How
+# backend, platform and file name are found".
 _FRAMEWORKS = (
     _Framework("tensorflow", "tensorflow_graphdef", "model.graphdef", "file"),
     _Framework("tensorflow", "tensorflow_savedmodel", "model.savedmodel", "directory"),
@@ -58,9 +59,10 @@ PLATFORMS_OF_BACKEND = {
 def resolve_backend(config: ModelConfig, model: str, model_dir: Path) -> None:
     """Fill in backend, platform and default file name where they are missing. Blocks.
 
-    The rules are in docs/reference/configuration_and_scheduling.md, 1.6; the version policy must be
-    set. Raises HostError INVALID_ARG if nothing in the configuration, the files or the model name
-    tells the backend, or if the selected versions have files of different frameworks.
+    The rules are in docs/reference/configuration_and_scheduling.md, "How backend, platform and file
+    name are found"; the version policy must be set. Raises HostError INVALID_ARG if nothing in the
+    configuration, the files or the model name tells the backend, or if the selected versions have
+    files of different frameworks.
     """
     framework = _find_by_config(config) or _find_by_files(config, model, model_dir)
     if framework is not None:
@@ -147,7 +149,7 @@ def _set_from_model_name(config: ModelConfig, model: str) -> None:
 def normalise_config(config: ModelConfig) -> None:
     """Fill in version policy, schedulers and pinned memory.
 
-    The rules are in docs/reference/configuration_and_scheduling.md, 2.5.
+    The rules are in docs/reference/configuration_and_scheduling.md, "Normalisation".
     """
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1

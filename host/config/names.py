@@ -6,13 +6,14 @@ from host.config.findings import Finding, Findings
 from host.config.schema import ModelConfig
 from host.errors import invalid_argument
 
-# Names are passed to stub processes on the command line (docs/reference/model_api.md, 1.5).
+# Names are passed to stub processes on the command line (docs/reference/model_api.md, "Names of
+# models and instance groups").
 _FORBIDDEN_CHARACTERS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 
 def check_directory_name(config: ModelConfig, directory: str) -> Findings:
     """Check that the model is named like its directory
-    (docs/reference/configuration_and_scheduling.md, 1.4)."""
+    (docs/reference/configuration_and_scheduling.md, "Names")."""
     if config.name != directory:
         yield Finding(
             f"unexpected directory name '{directory}' for model '{config.name}', "

@@ -24,7 +24,9 @@ class _Tensor:
 
 
 def check_ensemble(config: ModelConfig) -> Findings:
-    """Check `ensemble_scheduling` (docs/reference/configuration_and_scheduling.md, 6.1)."""
+    """Check `ensemble_scheduling` (docs/reference/configuration_and_scheduling.md, "Checks of the
+    configuration").
+    """
     name = config.name
     if config.HasField("ensemble_scheduling"):
         yield from _check_settings(config)

@@ -46,8 +46,8 @@ class FlowControl:
     ended, so that a step model runs ahead by its usual number of outstanding responses. With it, a
     response is acknowledged as soon as no step waits for a permit, and a step model may have one
     outstanding response: it stops as soon as a step waits
-    (docs/reference/configuration_and_scheduling.md, 6.3). The same holds if the caller is an
-    ensemble with that limit.
+    (docs/reference/configuration_and_scheduling.md, "Execution"). The same holds if the caller is
+    an ensemble with that limit.
     """
 
     def __init__(self, request: InferRequest, limited: bool, under_way: Sized) -> None:

@@ -20,7 +20,8 @@ _RESERVED_PREFIX = "triton_"
 class HeaderForwarding:
     """Selects the headers whose names match a pattern; an empty pattern selects none.
 
-    Source: docs/reference/protocol.md, 1.9 and 2.6. Raises InvalidValue for an invalid pattern.
+    Source: docs/reference/protocol.md, "Compression, size limits, forwarded headers, restricted
+    endpoints" and "Connections and options". Raises InvalidValue for an invalid pattern.
     """
 
     def __init__(self, pattern: str = "") -> None:

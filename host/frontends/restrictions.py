@@ -10,7 +10,8 @@ class Restrictions:
     """The restrictions of one endpoint.
 
     `restricted`: by category, the name and the value of the required header; `prefix` is put before
-    the name. Source: docs/reference/protocol.md, 1.9 and 2.1.
+    the name. Source: docs/reference/protocol.md, "Compression, size limits, forwarded headers,
+    restricted endpoints" and "Methods".
     """
 
     def __init__(self, restricted: Mapping[str, tuple[str, str]], prefix: str = "") -> None:

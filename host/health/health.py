@@ -1,6 +1,6 @@
 """Health of the server and of its models, as clients ask for it.
 
-Source: docs/reference/protocol.md, 1.3.
+Source: docs/reference/protocol.md, "Health and readiness".
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class InvalidBytesTensor(Exception):
     def text(self, tensor: str, model: str) -> str:
         """The message for the client.
 
-        Source: docs/reference/protocol.md, 3.3, rule 12.
+        Source: docs/reference/protocol.md, "The request against the model", rule 12.
         """
         template: str = self.args[0]
         return template.format(f"inference input '{tensor}' for model '{model}'", tensor=tensor)

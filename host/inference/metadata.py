@@ -63,7 +63,7 @@ class Duration:
 class InferenceStatistics:
     """Where the requests of a model version spent their time.
 
-    Source: docs/reference/protocol.md, 5.1.
+    Source: docs/reference/protocol.md, "Members".
     """
 
     success: Duration = Duration()

@@ -15,7 +15,7 @@ from stub.wire.payload import TraceLink
 Parameter = bool | int | float | str
 """Value of a request or response parameter.
 
-Source: docs/reference/protocol.md, 2.2.
+Source: docs/reference/protocol.md, "Parameters of ModelInferRequest".
 """
 
 Buffer = bytes | memoryview
@@ -25,8 +25,8 @@ Buffer = bytes | memoryview
 class Tensor(msgspec.Struct):
     """A named tensor. `owner` keeps the memory of `data` valid.
 
-    `datatype`: the protocol's name (`FP32`, `BYTES`, ...; docs/reference/protocol.md, 0.2). `data`
-    is empty for an output that was written to memory of its client.
+    `datatype`: the protocol's name (`FP32`, `BYTES`, ...; docs/reference/protocol.md, "Data
+    types"). `data` is empty for an output that was written to memory of its client.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Classification:
     """Outputs that are replaced by their top classes, and the number of classes of each.
 
     The core adds the names of classes by output, and whether the model batches. Source:
-    docs/reference/protocol.md, 1.11.
+    docs/reference/protocol.md, "Classification".
     """
 
     counts: dict[str, int]

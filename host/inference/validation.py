@@ -57,7 +57,8 @@ class Signature:
         Sets `request.batch_size`. Replaces tensors that the configuration reshapes by tensors with
         the model's shape. Copies inputs out of the client's shared memory if the host has to read
         their content. Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md,
-        3.2 and 3.3, in their order, or INTERNAL if that memory is gone.
+        "Duplicates" and "The request against the model", in their order, or INTERNAL if that memory
+        is gone.
         """
         form = request.validation_key
         passed = self._passed.get(id(form))
@@ -111,7 +112,7 @@ class Signature:
         """An output in the client's shape: undoes the reshape of the configuration.
 
         A tensor that does not have the reshaped form is returned unchanged
-        (docs/reference/configuration_and_scheduling.md, 7.5).
+        (docs/reference/configuration_and_scheduling.md, "Reshape").
         """
         if not self._reshapes_output:
             return tensor
@@ -123,7 +124,7 @@ class Signature:
     def can_share_batch(self, first: Call, other: Call) -> bool:
         """Whether two validated calls may share a batch.
 
-        Source: docs/reference/configuration_and_scheduling.md, 4.7.
+        Source: docs/reference/configuration_and_scheduling.md, "Which requests may share a batch".
         """
         ours = first.request.inputs
         theirs = other.request.inputs

@@ -47,7 +47,7 @@ def write_outputs(placement: Mapping[str, object], outputs: list[Tensor]) -> Hos
 def _too_small(output: str, room: int, size: int) -> HostError:
     """The error with its documented text.
 
-    Source: docs/reference/protocol.md, 4.
+    Source: docs/reference/protocol.md, "Shared memory".
     """
     return internal(
         f"shared memory size specified with the request for output '{output}' ({room} bytes)"

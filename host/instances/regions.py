@@ -1,6 +1,6 @@
 """Shared memory regions that clients have created and registered.
 
-Source: docs/reference/protocol.md, 4.
+Source: docs/reference/protocol.md, "Shared memory".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The metrics of one model version (docs/reference/protocol.md, 6)."""
+"""The metrics of one model version (docs/reference/protocol.md, "Metrics")."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An overview of a server in numbers: its models, their instances, and what they use.
 
-`GET /v2/overview` sends it (docs/reference/protocol.md, 5.4). Counters start at the load of a
-model; a client computes rates and quantiles from two overviews.
+`GET /v2/overview` sends it (docs/reference/protocol.md, "Overview"). Counters start at the load of
+a model; a client computes rates and quantiles from two overviews.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Model control: loading, unloading and the index, for clients and models.
 
-Source: docs/reference/configuration_and_scheduling.md, 8.5 to 8.7.
+Source: docs/reference/configuration_and_scheduling.md, "Control modes" to "Unload requests".
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class ModelControl:
         """Loads or reloads a model, with overrides (`config`, `file:<path>`) if there are any.
 
         Returns when the model serves. `requester`: the model whose `initialize` waits for this
-        load. Raises HostError with the texts of docs/reference/protocol.md, 1.5; the log has the
-        details that these leave out.
+        load. Raises HostError with the texts of docs/reference/protocol.md, "Model repository"; the
+        log has the details that these leave out.
         """
         self._raise_unless_explicit()
         self._raise_if_remote(name)
@@ -137,7 +137,7 @@ class ModelControl:
     async def _resolve_model(self, name: str, override: Override | None) -> list[str]:
         """The qualified names of all models of this name; unloads those that are gone from disk.
 
-        Source: docs/reference/configuration_and_scheduling.md, 8.9.
+        Source: docs/reference/configuration_and_scheduling.md, "Namespaces".
         """
         if override is not None and override.files:
             return [name]  # its files are in no repository
@@ -221,7 +221,7 @@ class ModelControl:
     async def is_ready(self, name: str, version: str) -> bool:
         """Whether a model is ready. Raises HostError if there is no such model.
 
-        Source: docs/reference/model_api.md, 3.14.
+        Source: docs/reference/model_api.md, "Model control".
         """
         self._raise_unless_serving()
         if self.remote is not None:

@@ -24,7 +24,8 @@ class EnsembleDependencies:
 
     Step models load before their ensemble. When a step model changes, its ensembles are reloaded;
     when it is unloaded, they are unloaded, and they are loaded again when it comes back
-    (docs/reference/configuration_and_scheduling.md, 8.3, 8.6, 8.7).
+    (docs/reference/configuration_and_scheduling.md, "How a load proceeds", "Load requests", "Unload
+    requests").
     """
 
     def __init__(self, registry: Registry, lifecycle: ModelLifecycle) -> None:
@@ -72,7 +73,7 @@ class EnsembleDependencies:
     async def unload_in_turn(self, name: str, dependents: bool = False) -> None:
         """Waits for the loads in progress that concern the model, then as `unload`.
 
-        Source: docs/reference/configuration_and_scheduling.md, 8.6.
+        Source: docs/reference/configuration_and_scheduling.md, "Load requests".
         """
         while loads := self._loads_of(name, dependents):
             await asyncio.wait(loads)
@@ -280,7 +281,8 @@ class LoadOrder:
     async def _prepare(self, name: str, config: ModelConfig) -> None:
         """Loads the step models of an ensemble before it. Raises HostError.
 
-        Source: docs/reference/configuration_and_scheduling.md, 6.2.
+        Source: docs/reference/configuration_and_scheduling.md, "Checks against the composing
+        models".
         """
         steps = config.ensemble_scheduling.step
         found = await self._lifecycle.resolve_step_models(name, {step.model_name for step in steps})

@@ -73,7 +73,7 @@ class Model(Protocol):
     async def why_not_ready(self) -> str:
         """The reason why the model is not ready, "" if it is.
 
-        Source: docs/reference/model_api.md, 2.11.
+        Source: docs/reference/model_api.md, "is_ready".
         """
 
     def statistics(self) -> ModelStatistics:
@@ -120,7 +120,7 @@ class SplitModel(LoadedModel, Protocol):
 class VersionState(enum.Enum):
     """The states in the repository index.
 
-    Source: docs/reference/configuration_and_scheduling.md, 8.1.
+    Source: docs/reference/configuration_and_scheduling.md, "States in the repository index".
     """
 
     LOADING = "LOADING"
@@ -187,7 +187,7 @@ class Registry:
     """Finds models for requests. Only the lifecycle changes it.
 
     The keys are qualified names; requests use names. The two are the same without `namespaces`
-    (docs/reference/configuration_and_scheduling.md, 8.9).
+    (docs/reference/configuration_and_scheduling.md, "Namespaces").
     """
 
     def __init__(self, namespaces: bool = False) -> None:
@@ -207,7 +207,7 @@ class Registry:
     def find(self, name: str, version: int = -1) -> LoadedModel:
         """The model for a request; version -1 is the highest ready one.
 
-        Raises NotServedError with the texts of docs/reference/protocol.md, 3.1.
+        Raises NotServedError with the texts of docs/reference/protocol.md, "Model lookup".
         """
         model = self._named.get((name, version))
         if model is not None:
@@ -237,8 +237,8 @@ class Registry:
     def resolve_name(self, name: str) -> str:
         """The qualified name of the only model of this name.
 
-        Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md, 3.1, unless there
-        is exactly one. Without namespaces nothing is looked up.
+        Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md, "Model lookup",
+        unless there is exactly one. Without namespaces nothing is looked up.
         """
         if not self._namespaces:
             return name
@@ -375,7 +375,7 @@ class Registry:
 def parse_version(text: str) -> int:
     """Parses a version from a client; empty means -1, the latest.
 
-    Raises HostError INVALID_ARG (docs/reference/protocol.md, 0.3).
+    Raises HostError INVALID_ARG (docs/reference/protocol.md, "Version strings").
     """
     if not text:
         return -1

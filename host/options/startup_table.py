@@ -1,6 +1,6 @@
 """The table of options that the server logs at start-up.
 
-Source: docs/reference/protocol.md, 8.3.
+Source: docs/reference/protocol.md, "Start".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Validators of flag values.
 
-Source: docs/reference/protocol.md, 8.2.
+Source: docs/reference/protocol.md, "Flags".
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ BACKEND_CONFIG = ValueKind("string", _read_backend, _add_backend)
 def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
     """Checks the settings of the Python backend. Raises InvalidValue.
 
-    Source: docs/reference/model_api.md, 6.1.
+    Source: docs/reference/model_api.md, "Options and shared memory".
     """
     given = backends.get("python", {})
     numbers = {

@@ -1,7 +1,7 @@
 """The format of recordings: lines of JSON, and the bytes of tensors.
 
 In a folder, the lines and the bytes are two files. In a stream, the bytes of a request's tensors
-follow its line. Source: docs/reference/protocol.md, 7.10.
+follow its line. Source: docs/reference/protocol.md, "Recordings".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Repository agents, which check a model's files before it is loaded.
 
-Source: docs/reference/configuration_and_scheduling.md, 8.10.
+Source: docs/reference/configuration_and_scheduling.md, "Repository agents".
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ class Repository:
     def __init__(self, paths: Iterable[Path], namespaces: bool = False) -> None:
         """`namespaces`: models of several repositories may share a name.
 
-        Source: docs/reference/configuration_and_scheduling.md, 8.9. Raises HostError without paths.
+        Source: docs/reference/configuration_and_scheduling.md, "Namespaces". Raises HostError
+        without paths.
         """
         self.paths = sorted(set(paths))
         self.namespaces = namespaces
@@ -200,8 +201,8 @@ def list_versions(model_dir: Path, filename: str = "") -> list[int]:
     """The versions in the model directory, ascending. Logs which other directories are ignored.
 
     `filename`: the model's file, in addition to those that frameworks have. Source:
-    docs/reference/configuration_and_scheduling.md, 1.2. Blocks. Raises HostError INTERNAL if the
-    directory cannot be read.
+    docs/reference/configuration_and_scheduling.md, "Version directories". Blocks. Raises HostError
+    INTERNAL if the directory cannot be read.
     """
     for name in find_subdirectories(model_dir):
         if name in _NOT_VERSIONS or is_version(name):
@@ -224,7 +225,7 @@ def list_served_versions(model_dir: Path, config: ModelConfig) -> list[int]:
     """As `list_versions`; an ensemble without a version directory has version 1.
 
     An ensemble has no files of its own, and tools such as git keep no empty directories. Source:
-    docs/reference/configuration_and_scheduling.md, 6.
+    docs/reference/configuration_and_scheduling.md, "Ensembles".
     """
     found = list_versions(model_dir, config.default_model_filename)
     return found or ([1] if is_ensemble(config) else [])
@@ -266,8 +267,8 @@ def compute_fingerprint(model_dir: Path) -> Fingerprint:
     """The fingerprint of a model directory. Blocks.
 
     Files that running or editing a model leaves behind do not count. Names are compared as well as
-    times, so that a removed file is a change (docs/reference/configuration_and_scheduling.md, 8.4).
-    Raises HostError INTERNAL if the directory cannot be read.
+    times, so that a removed file is a change (docs/reference/configuration_and_scheduling.md,
+    "Change detection"). Raises HostError INTERNAL if the directory cannot be read.
     """
     try:
         return _walk_files(model_dir)
@@ -332,8 +333,8 @@ def model_file_path(model_dir: Path, version: int, config: ModelConfig) -> Path:
 
     Its name must not lead out of the model directory. Links may: the owner of the repository makes
     them, and they are common where files come from a store
-    (docs/reference/configuration_and_scheduling.md, 1.7). Raises HostError INVALID_ARG for a name
-    that leads out, and for a pipe, a socket or a device.
+    (docs/reference/configuration_and_scheduling.md, "Files of a model"). Raises HostError
+    INVALID_ARG for a name that leads out, and for a pipe, a socket or a device.
     """
     path = Path(os.path.normpath(model_dir / str(version) / config.default_model_filename))
     if not path.is_relative_to(os.path.normpath(model_dir)):
@@ -352,8 +353,8 @@ def model_file_path(model_dir: Path, version: int, config: ModelConfig) -> Path:
 def read_labels(model_dir: Path, config: ModelConfig) -> dict[str, list[str]]:
     """The labels of each output that has a label file, one per line.
 
-    Source: docs/reference/configuration_and_scheduling.md, 1.7. Raises HostError UNSUPPORTED for a
-    file outside of the model directory, INTERNAL for one that cannot be read.
+    Source: docs/reference/configuration_and_scheduling.md, "Files of a model". Raises HostError
+    UNSUPPORTED for a file outside of the model directory, INTERNAL for one that cannot be read.
     """
     labels = {}
     for output in config.output:

@@ -1,6 +1,6 @@
 """First come, first served: each call is a batch of its own.
 
-Source: docs/reference/configuration_and_scheduling.md, 4.1.
+Source: docs/reference/configuration_and_scheduling.md, "Default scheduler".
 """
 
 from __future__ import annotations

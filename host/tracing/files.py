@@ -1,4 +1,4 @@
-"""Writes traces to JSON files (docs/reference/protocol.md, 7.2)."""
+"""Writes traces to JSON files (docs/reference/protocol.md, "Trace files")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The trace settings of a server: the global setting, and those of single models.
 
-The rules are in docs/reference/protocol.md, 7.1.
+The rules are in docs/reference/protocol.md, "Trace settings".
 """
 
 from __future__ import annotations

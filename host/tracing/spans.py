@@ -1,4 +1,5 @@
-"""Exports traces as OpenTelemetry spans by OTLP over HTTP (docs/reference/protocol.md, 7.3).
+"""Exports traces as OpenTelemetry spans by OTLP over HTTP (docs/reference/protocol.md,
+"OpenTelemetry").
 
 OpenTelemetry is an optional dependency, and only this module of the host imports it.
 """

@@ -1,4 +1,6 @@
-"""Formats tensors as text for trace files (docs/reference/protocol.md, 7.2)."""
+"""Formats tensors as text for trace files (docs/reference/protocol.md, "Trace files (mode
+triton)").
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Parses and checks changes of trace settings by clients (docs/reference/protocol.md, 7.1)."""
+"""Parses and checks changes of trace settings by clients (docs/reference/protocol.md, "Trace
+settings").
+"""
 
 from __future__ import annotations
 

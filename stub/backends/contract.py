@@ -13,8 +13,8 @@ class ConfiguredTensor:
     `shape` includes the batch dimension, as -1, if there is one. `is_batch_tensor`: one tensor for
     all requests of a batch, of any shape. `is_control`: a control input of a sequence.
     `is_shape_tensor`: the values are sizes; the first is the batch size if the model supports
-    batching (docs/reference/configuration_and_scheduling.md, 7.6). `is_non_linear`: the layout of
-    the bytes is specific to the model.
+    batching (docs/reference/configuration_and_scheduling.md, "Shape tensors, non-linear formats,
+    format"). `is_non_linear`: the layout of the bytes is specific to the model.
     """
 
     __slots__ = (
@@ -66,7 +66,8 @@ class ModelContract:
 
     `supports_batching`: whether they have a batch dimension. `has_only_plain_tensors`: whether none
     needs special treatment, so that a single request takes the fast path. The inputs include batch
-    inputs (docs/reference/configuration_and_scheduling.md, 4.8) and sequence controls.
+    inputs (docs/reference/configuration_and_scheduling.md, "batch_input and batch_output") and
+    sequence controls.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -113,8 +114,8 @@ class ModelContract:
     def check_model(self, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> None:
         """Compares the configuration with the tensors of the model.
 
-        See docs/reference/configuration_and_scheduling.md, 2.7. A configuration may omit outputs
-        and optional inputs. Raises ModelFailure.
+        See docs/reference/configuration_and_scheduling.md, "Checks of tensors". A configuration may
+        omit outputs and optional inputs. Raises ModelFailure.
         """
         provided = [tensor.name for tensor in inputs]
         for wanted in self.inputs.values():

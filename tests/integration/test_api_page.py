@@ -95,7 +95,9 @@ UNREADABLE = re.compile(
     r"|Unable to (parse|set) '|Unable to parse JSON bytes array|Expected JSON object for keyword"
     r"|Converting keyword|shape does not match true shape|unexpected error on creating Triton param"
 )
-"""Malformed JSON, which gets status 500 (docs/reference/protocol.md, 0.4, 1.6)."""
+"""Malformed JSON, which gets status 500 (docs/reference/protocol.md, "JSON over HTTP", "Inference
+request").
+"""
 REFUSED = re.compile(
     r"string correlation ID cannot be longer|failed to load '.*', failed to poll from model repo"
     r"|Unable to open shared memory region|Invalid shared memory region"

@@ -238,7 +238,7 @@ HOSTILE: dict[str, tuple[tuple[bytes, dict[str, str]], int, str]] = {
     ),
 }
 """Body and headers, status and the beginning of the error. JSON of a wrong form gets status 500
-(docs/reference/protocol.md, 0.4), and the server continues to work."""
+(docs/reference/protocol.md, "JSON over HTTP"), and the server continues to work."""
 
 
 @pytest.mark.parametrize("case", HOSTILE)

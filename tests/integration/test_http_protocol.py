@@ -1,4 +1,6 @@
-"""HTTP requests and their exact responses (docs/reference/protocol.md, 1, 4, 5, 7)."""
+"""HTTP requests and their exact responses (docs/reference/protocol.md, "HTTP/REST (default port
+8000)", "Shared memory", "Statistics", "Tracing and logging").
+"""
 
 from __future__ import annotations
 

@@ -220,9 +220,10 @@ _cached_parse_output = functools.lru_cache(_CACHE_SIZE)(_parse_output)
 def to_request(message: InferMessage, regions: RegionLookup) -> InferRequest:
     """Interprets a message.
 
-    Raises HostError INVALID_ARG or UNSUPPORTED with the texts of docs/reference/protocol.md, 2.2
-    and 2.3, or NOT_FOUND for a shared memory region. The order of checks is: version, parameters,
-    duplicates, data, outputs. The caller looks the model up between the first two.
+    Raises HostError INVALID_ARG or UNSUPPORTED with the texts of docs/reference/protocol.md,
+    "Parameters of ModelInferRequest" and "Input data", or NOT_FOUND for a shared memory region. The
+    order of checks is: version, parameters, duplicates, data, outputs. The caller looks the model
+    up between the first two.
     """
     version = parse_version(message.model_version) if message.model_version else -1
     request = InferRequest(message.model_name, [], version, message.id)

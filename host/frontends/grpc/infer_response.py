@@ -46,7 +46,8 @@ _FINAL_FLAGS = {None: b"", False: _final_flag(False), True: _final_flag(True)}
 def encode_infer_response(response: InferResponse) -> bytes:
     """Encodes a ModelInferResponse; `raw_output_contents` has one entry for each output.
 
-    Raises HostError INVALID_ARG if it is larger than gRPC allows (docs/reference/protocol.md, 2.4).
+    Raises HostError INVALID_ARG if it is larger than gRPC allows (docs/reference/protocol.md,
+    "ModelInferResponse").
     """
     short = _encode_small(response, b"")
     if short is not None:
@@ -83,7 +84,8 @@ def encode_empty_stream_response(
     """Encodes a ModelStreamInferResponse without outputs: an error, or an empty last response.
 
     An early error has only the id; other messages have model and version as in the request, and
-    `final` as `triton_final_response` (docs/reference/protocol.md, 2.5). An empty text is no error.
+    `final` as `triton_final_response` (docs/reference/protocol.md, "ModelStreamInfer"). An empty
+    text is no error.
     """
     answer = b"".join(
         (

@@ -1,6 +1,7 @@
 """Parameters of gRPC inference requests and of their tensors.
 
-Source of texts and codes: docs/reference/protocol.md, 2.2, 2.3 and 1.11.
+Source of texts and codes: docs/reference/protocol.md, "Parameters of ModelInferRequest", "Input
+data" and "Classification".
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ class GrpcService:
             return to_request(message, self._core.regions)
         except HostError:
             # The version is checked before the model is looked up (docs/reference/protocol.md,
-            # 2.2).
+            # "Parameters of ModelInferRequest").
             parse_version(message.model_version)
             try:
                 self._core.model_config(message.model_name, message.model_version)

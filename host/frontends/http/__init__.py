@@ -1,1 +1,3 @@
-"""The HTTP/REST frontend: an ASGI application (docs/reference/protocol.md, 1)."""
+"""The HTTP/REST frontend: an ASGI application (docs/reference/protocol.md, "HTTP/REST (default port
+8000)").
+"""

@@ -1,6 +1,7 @@
 """Health, metadata, statistics and model control.
 
-The rules are in docs/reference/protocol.md, 1.3 to 1.5 and 5.1 to 5.3.
+The rules are in docs/reference/protocol.md, "Health and readiness" to "Model repository" and
+"Members" to "Errors".
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class AdminHandler:
         await exchange.send_empty()
 
     async def control_in_repository(self, exchange: HttpExchange, route: Route) -> None:
-        """Refuse a named repository (docs/reference/protocol.md, 1.5)."""
+        """Refuse a named repository (docs/reference/protocol.md, "Model repository")."""
         raise unsupported("'repository_name' specification is not supported")
 
 

@@ -1,6 +1,6 @@
 """The ASGI application of the HTTP endpoints: routes requests to handlers and answers errors.
 
-The rules are in docs/reference/protocol.md, 1.
+The rules are in docs/reference/protocol.md, "HTTP/REST".
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Compresses and decompresses HTTP bodies (docs/reference/protocol.md, 1.9).
+"""Compresses and decompresses HTTP bodies (docs/reference/protocol.md, "Compression, size limits,
+forwarded headers, restricted endpoints").
 
 The encodings are gzip, and deflate, which is a zlib stream.
 """

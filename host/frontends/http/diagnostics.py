@@ -1,6 +1,7 @@
 """The endpoints that show what a server does and did.
 
-The rules are in docs/reference/protocol.md, 5.4 and 7.6 to 7.9.
+The rules are in docs/reference/protocol.md, "Overview" and "Records of crashes" to "Lines of the
+log".
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ HTTP_STATUS = {
     ErrorCode.PERMISSION_DENIED: 403,
     ErrorCode.RESOURCE_EXHAUSTED: 429,
 }
-"""The HTTP status of each error code (docs/reference/protocol.md, 0.1)."""
+"""The HTTP status of each error code (docs/reference/protocol.md, "Error codes")."""
 
 _UNCOUNTED = nullcontext()
 _JOIN_UP_TO = 65536  # bytes of a response; copying more than that costs more than a second write
@@ -122,7 +122,7 @@ class HttpExchange:
     def length_header(self, name: str) -> int | None:
         """Return a length header, a 32-bit number of bytes; None if it is absent.
 
-        Raises HostError INVALID_ARG (docs/reference/protocol.md, 1.6).
+        Raises HostError INVALID_ARG (docs/reference/protocol.md, "Inference request").
         """
         value = self.headers.get(name.lower().encode())
         if value is None:

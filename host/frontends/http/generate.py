@@ -1,4 +1,6 @@
-"""The generate endpoints: JSON or server-sent events (docs/reference/protocol.md, 1.10)."""
+"""The generate endpoints: JSON or server-sent events (docs/reference/protocol.md, "Generate and
+generate_stream").
+"""
 
 from __future__ import annotations
 

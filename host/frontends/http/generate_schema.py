@@ -1,4 +1,6 @@
-"""Converts the flat JSON of the generate endpoints (docs/reference/protocol.md, 1.10)."""
+"""Converts the flat JSON of the generate endpoints (docs/reference/protocol.md, "Generate and
+generate_stream").
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _NO_LIMIT = JsonInputLimit(MAX_BYTES)  # all inputs have one together
 def to_request(config: ModelConfig, version: int, text: bytes, max_input_size: int) -> InferRequest:
     """Convert a flat JSON object to a request with at most `max_input_size` bytes of inputs.
 
-    Raises HostError with the texts of docs/reference/protocol.md, 1.10.
+    Raises HostError with the texts of docs/reference/protocol.md, "Generate and generate_stream".
     """
     pairs = json.members(json.parse(text))
     request = InferRequest(config.name, [], version)

@@ -1,4 +1,6 @@
-"""Runs the handler of a request, and answers its errors (docs/reference/protocol.md, 1)."""
+"""Runs the handler of a request, and answers its errors (docs/reference/protocol.md, "HTTP/REST
+(default port 8000)").
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The infer endpoint (docs/reference/protocol.md, 1.6 to 1.9)."""
+"""The infer endpoint (docs/reference/protocol.md, "Inference request" to "Compression, size limits,
+forwarded headers, restricted endpoints").
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Builds an `InferRequest` from a JSON part and binary data; tensors are views of the body.
 
-The rules are in docs/reference/protocol.md, 1.6 and 1.8.
+The rules are in docs/reference/protocol.md, "Inference request" and "Raw binary request".
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def to_request(
 ) -> InferRequest:
     """Build a request from a JSON part and a body with binary data from byte `header_length`.
 
-    Raises HostError with the texts of docs/reference/protocol.md, 1.6 and 4.
+    Raises HostError with the texts of docs/reference/protocol.md, "Inference request" and "Shared
+    memory".
     """
     request = InferRequest(
         model,
@@ -102,7 +103,7 @@ def raw_request(
 ) -> InferRequest:
     """Build a request from a body that is the raw data of the only input of the model.
 
-    Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md, 1.8.
+    Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md, "Raw binary request".
     """
     name: str = config.name
     if len(config.input) != 1:

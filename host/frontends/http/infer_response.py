@@ -1,4 +1,6 @@
-"""Encodes an `InferResponse` as the parts of an HTTP body (docs/reference/protocol.md, 1.7)."""
+"""Encodes an `InferResponse` as the parts of an HTTP body (docs/reference/protocol.md, "Inference
+response").
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def encode_infer_response(
     """Return the JSON part, and the data of the outputs named in `binary`, in order.
 
     Outputs in `outputs_in_shared_memory` have their data there already. Raises
-    HostError with the texts of docs/reference/protocol.md, 1.7.
+    HostError with the texts of docs/reference/protocol.md, "Inference response".
     """
     chunks: list[Buffer] = []
     try:

@@ -1,4 +1,4 @@
-"""Parses the JSON part of an inference request (docs/reference/protocol.md, 1.6)."""
+"""Parses the JSON of an inference request (docs/reference/protocol.md, "Inference request")."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class InferenceHeaderReader:
     def read(self, text: bytes) -> InferenceHeader:
         """Parse a JSON part of at most MAX_INLINE_BYTES bytes.
 
-        Raises HostError with the texts of docs/reference/protocol.md, 1.6; SlowText if the text
-        must be read with `read_any`.
+        Raises HostError with the texts of docs/reference/protocol.md, "Inference request"; SlowText
+        if the text must be read with `read_any`.
         """
         if len(text) <= MAX_CACHED_BYTES:
             return self._cached_read(text)

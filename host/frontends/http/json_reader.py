@@ -2,7 +2,7 @@
 
 The parser is iterative, so nesting depth is not limited. It accepts Triton's extensions of JSON:
 `NaN`, `Inf`, `Infinity`, their negatives, and strings of any bytes (docs/reference/protocol.md,
-0.4).
+"JSON over HTTP").
 """
 
 from __future__ import annotations

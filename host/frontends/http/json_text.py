@@ -1,4 +1,4 @@
-"""Reads and writes the JSON of HTTP clients (docs/reference/protocol.md, 0.4).
+"""Reads and writes the JSON of HTTP clients (docs/reference/protocol.md, "JSON over HTTP").
 
 msgspec decodes standard JSON, and orjson writes arrays of numbers. `json_reader` reads the
 extensions (`NaN`, repeated names, invalid UTF-8, any nesting depth) and reports syntax errors.
@@ -284,5 +284,5 @@ def _escape(found: re.Match[bytes]) -> bytes:
 
 
 def error_body(message: str) -> bytes:
-    """Return the body of an error response (docs/reference/protocol.md, 0.1)."""
+    """Return the body of an error response (docs/reference/protocol.md, "Error codes")."""
     return dump({"error": message})

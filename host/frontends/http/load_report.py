@@ -1,4 +1,6 @@
-"""Reports the load of models to load balancers (ORCA; docs/reference/protocol.md, 1.9)."""
+"""Reports the load of models to load balancers (ORCA; docs/reference/protocol.md, "Compression,
+size limits, forwarded headers, restricted endpoints").
+"""
 
 from __future__ import annotations
 

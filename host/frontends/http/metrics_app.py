@@ -1,4 +1,4 @@
-"""The metrics endpoint: GET /metrics (docs/reference/protocol.md, 6)."""
+"""The metrics endpoint: GET /metrics (docs/reference/protocol.md, "Metrics")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The endpoints that send contents of requests (docs/reference/protocol.md, 7.6 and 7.10)."""
+"""The endpoints that send contents of requests (docs/reference/protocol.md, "Records of crashes"
+and "Recordings").
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The endpoints of trace, log and traffic settings (docs/reference/protocol.md, 7.1, 7.4)."""
+"""The endpoints of trace, log and traffic settings (docs/reference/protocol.md, "Trace settings",
+"Log settings").
+"""
 
 from __future__ import annotations
 

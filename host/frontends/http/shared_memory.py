@@ -1,4 +1,4 @@
-"""The shared memory endpoints (docs/reference/protocol.md, 4)."""
+"""The shared memory endpoints (docs/reference/protocol.md, "Shared memory")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Converts tensors from and to JSON arrays (docs/reference/protocol.md, 0.2, 1.6, 1.7)."""
+"""Converts tensors from and to JSON arrays (docs/reference/protocol.md, "Data types", "Inference
+request", "Inference response").
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def read_tensor(
     `data` is a list or a LargeArray; of too long a LargeArray, only the beginning is decoded.
     `flat_numbers`: it is a list of `int` and `float` without any nesting.
     `shape` gives the number of elements. Elements of BYTES are counted later, by the core.
-    Raises HostError with the texts of docs/reference/protocol.md, 1.6.
+    Raises HostError with the texts of docs/reference/protocol.md, "Inference request".
     """
     count = _element_count(name, shape)
     if datatype not in CODES:
@@ -139,7 +141,8 @@ def _element_count(name: str, shape: Sequence[int]) -> int:
             f"invalid shape for input '{name}': shape {_format_shape(shape)} contains one or more"
             " invalid dimensions"
         )
-    count = math.prod(shape) if shape else 0  # no dimensions: no elements, see protocol.md, 3.3
+    # No dimensions: no elements (docs/reference/protocol.md, "The request against the model").
+    count = math.prod(shape) if shape else 0
     if count > MAX_BYTES:
         raise invalid_argument(
             f"invalid shape for input '{name}': shape {_format_shape(shape)} causes total element"
@@ -258,7 +261,9 @@ def read_strings(name: str, data: list[Any] | LargeArray, limit: JsonInputLimit)
 
 
 def write_tensor(tensor: Tensor) -> Steps[bytes]:
-    """Write a tensor as a flat JSON array. Raises HostError (docs/reference/protocol.md, 1.7)."""
+    """Write a tensor as a flat JSON array. Raises HostError (docs/reference/protocol.md, "Inference
+    response").
+    """
     datatype, data = tensor.datatype, read_bytes(tensor.data)
     prefix = ""
     pieces: Iterator[Any]

@@ -1,4 +1,4 @@
-"""Records trace events of HTTP requests (docs/reference/protocol.md, 7.2)."""
+"""Records trace events of HTTP requests (docs/reference/protocol.md, "Trace files")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The direct strategy of sequences: row i of a batch is slot i of the instance.
 
-Source: docs/reference/configuration_and_scheduling.md, 5.4.
+Source: docs/reference/configuration_and_scheduling.md, "Direct strategy".
 """
 
 from __future__ import annotations

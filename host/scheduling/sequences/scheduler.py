@@ -1,6 +1,7 @@
 """The scheduler of sequences: correlation ids, slots and the backlog.
 
-Source: docs/reference/configuration_and_scheduling.md, 5.1 and 5.2.
+Source: docs/reference/configuration_and_scheduling.md, "Identity of a sequence" and "Slots,
+backlog, idle sequences".
 """
 
 from __future__ import annotations

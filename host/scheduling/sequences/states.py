@@ -1,6 +1,6 @@
 """Implicit states: tensors kept between the requests of a sequence.
 
-Source: docs/reference/configuration_and_scheduling.md, 5.6.
+Source: docs/reference/configuration_and_scheduling.md, "Implicit state".
 """
 
 from __future__ import annotations

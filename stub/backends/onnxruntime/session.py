@@ -57,7 +57,8 @@ Provider = Tuple[str, Dict[str, str]]
 def session_options(config: Mapping[str, Any], settings: Settings) -> Any:
     """Returns the SessionOptions of a configuration.
 
-    See docs/reference/configuration_and_scheduling.md, 7.7 and 7.8. Raises ModelFailure.
+    See docs/reference/configuration_and_scheduling.md, "Optimization settings" and "Parameters with
+    a meaning". Raises ModelFailure.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only; the warnings are about how a model was exported

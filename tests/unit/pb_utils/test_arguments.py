@@ -1,4 +1,4 @@
-"""Checks of arguments: accepted types and error texts (docs/reference/model_api.md, 3.2)."""
+"""Checks of arguments: types and error texts (docs/reference/model_api.md, "Arguments")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DLPack export and import (docs/reference/model_api.md, 4.5)."""
+"""DLPack export and import (docs/reference/model_api.md, "from_dlpack")."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ class ConnectionLimits:
     A rate is the number of frames that may come at once, and how many may follow per second.
     """
 
-    max_message_size: int = 2147483647  # INT32_MAX (docs/reference/protocol.md, 2.4)
+    # INT32_MAX (docs/reference/protocol.md, "ModelInferResponse")
+    max_message_size: int = 2147483647
     max_streams: int = 4096
     stream_window: int = 8 * MIB  # a request of 4 MiB needs no WINDOW_UPDATE
     connection_window: int = 64 * MIB

@@ -1,4 +1,4 @@
-"""JSON schemas and examples of inputs and outputs (docs/reference/protocol.md, 0.2)."""
+"""JSON schemas and examples of inputs and outputs (docs/reference/protocol.md, "Data types")."""
 
 from __future__ import annotations
 

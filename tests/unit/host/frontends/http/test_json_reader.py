@@ -1,4 +1,4 @@
-"""Error messages and positions of invalid JSON (docs/reference/protocol.md, 0.4)."""
+"""Error messages and positions of invalid JSON (docs/reference/protocol.md, "JSON over HTTP")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of request paths (docs/reference/protocol.md, 1.2)."""
+"""The routes of request paths (docs/reference/protocol.md, "Endpoints")."""
 
 from __future__ import annotations
 
