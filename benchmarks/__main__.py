@@ -91,7 +91,7 @@ def main() -> None:
 def compare(
     peer: Peer, engine: str, rows: dict[str, Load], rounds: int, seconds: float, report: Report
 ) -> None:
-    """Print the table of loads and the table of batch sizes."""
+    """Prints the table of loads and the table of batch sizes."""
     batches = {}
     with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         for name, load in rows.items():
@@ -106,7 +106,7 @@ def compare(
 def compare_instances(
     peer: Peer, engine: str, rows: dict[str, Load], rounds: int, seconds: float, report: Report
 ) -> None:
-    """Print the table of models with several instances."""
+    """Prints the table of models with several instances."""
     with ours(MANY_INSTANCES, engine) as host, theirs(MANY_INSTANCES, peer) as rival:
         for name, load in rows.items():
             mine, other = _measure_pairs(peer, load, host, rival, rounds, seconds)
@@ -116,7 +116,7 @@ def compare_instances(
 def _measure_pairs(
     peer: Peer, load: Load, host: RunningServer, rival: RunningServer, rounds: int, seconds: float
 ) -> tuple[Measurement, Measurement]:
-    """Load the servers in turns; return the median round of each."""
+    """Loads the servers in turns; returns the median round of each."""
     pairs = [
         [
             measure(peer, load, server, seconds)
@@ -128,7 +128,7 @@ def _measure_pairs(
 
 
 def cells(name: str, mine: Measurement, other: Measurement) -> list[str]:
-    """Format one row of the table of loads."""
+    """Formats one row of the table of loads."""
     row = [name, f"{mine.rate:,.0f}", f"{other.rate:,.0f}", f"**{mine.rate / other.rate:.2f}x**"]
     for what in ("p50", "p99", "host_cpu", "all_cpu"):
         row += [f"{getattr(mine, what):,.0f}", f"{getattr(other, what):,.0f}"]
@@ -143,7 +143,7 @@ def _median(pairs: list[list[Measurement]], side: int) -> Measurement:
 def compare_bls(
     peer: Peer, engine: str, loads: dict[str, BlsLoad], rounds: int, report: Report
 ) -> None:
-    """Print the table of calls of models to other models."""
+    """Prints the table of calls of models to other models."""
     with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         for name, load in loads.items():
             pairs = [[measure_bls(server, load) for server in (host, rival)] for _ in range(rounds)]
@@ -152,7 +152,7 @@ def compare_bls(
 
 
 def bls_cells(name: str, mine: BlsMeasurement, other: BlsMeasurement) -> list[str]:
-    """Format one row of the table of calls of models to other models."""
+    """Formats one row of the table of calls of models to other models."""
     row = [name, f"{mine.rate:,.0f}", f"{other.rate:,.0f}", f"**{mine.rate / other.rate:.2f}x**"]
     for what in ("host_cpu", "all_cpu"):
         row += [f"{getattr(mine, what):,.0f}", f"{getattr(other, what):,.0f}"]
@@ -160,7 +160,7 @@ def bls_cells(name: str, mine: BlsMeasurement, other: BlsMeasurement) -> list[st
 
 
 def compare_streams(peer: Peer, engine: str, rounds: int, report: Report) -> None:
-    """Measure how fast the official Python client receives the responses of a decoupled model."""
+    """Measures how fast the official Python client receives the responses of a decoupled model."""
     with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
         long = [[one_stream(server, 20_000) for server in (host, rival)] for _ in range(rounds)]
         many = [many_streams(server, 500, 20) for server in (host, rival)]
@@ -183,7 +183,7 @@ def compare_streams(peer: Peer, engine: str, rounds: int, report: Report) -> Non
 
 
 def compare_start(peer: Peer, rounds: int, report: Report) -> None:
-    """Measure the start-up of 20 instances and the memory of an idle stub."""
+    """Measures the start-up of 20 instances and the memory of an idle stub."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "twenty")
         source = REPOSITORY / "identity_fp32"

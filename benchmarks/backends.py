@@ -107,7 +107,7 @@ def protobuf(config: dict[str, Any]) -> str:
 
 
 def write(repository: Path, name: str, threads: int) -> Path:
-    """Write the network's file, with a fixed seed, and its configuration; return the path."""
+    """Writes the network's file, with a fixed seed, and its configuration; returns the path."""
     backend, make, shape = NETWORKS[name]
     folder = repository / name
     path = folder / "1" / FILES[backend]
@@ -185,7 +185,7 @@ async def measure(
 
 
 async def compare(repository: Path, seconds: float, threads: int) -> None:
-    """Measure all networks and print the table."""
+    """Measures all networks and prints the table."""
     paths = {name: write(repository, name, threads) for name in NETWORKS}
     options = Options(
         model_repository=[str(repository)],

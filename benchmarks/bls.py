@@ -59,7 +59,7 @@ BLS_LOADS = {
 
 
 def measure_bls(server: RunningServer, load: BlsLoad) -> BlsMeasurement:
-    """Let the model make its calls, and read the CPU time that the server used meanwhile."""
+    """Lets the model make its calls, and reads the CPU time that the server used meanwhile."""
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         _run(client, load, max(1, load.calls // 20))  # what is done once is not measured
         before = _cpu_seconds(server)

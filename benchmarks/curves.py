@@ -45,21 +45,21 @@ HEADINGS = ("curve", "size", "requests/s", "host CPU µs/request", "with stubs")
 
 @contextmanager
 def with_instances(count: int) -> Iterator[RunningServer]:
-    """Run a server whose only model has `count` instances."""
+    """Runs a server whose only model has `count` instances."""
     with _serving(instances=count, models=1) as server:
         yield server
 
 
 @contextmanager
 def with_models(count: int) -> Iterator[RunningServer]:
-    """Run a server with `count` models: all but one are ensembles, which need no process."""
+    """Runs a server with `count` models: all but one are ensembles, which need no process."""
     with _serving(instances=1, models=count) as server:
         yield server
 
 
 @contextmanager
 def with_connections(count: int) -> Iterator[RunningServer]:
-    """Run a server with `count` open connections that have sent one request, and are idle."""
+    """Runs a server with `count` open connections that have sent one request, and are idle."""
     with _serving(instances=1, models=1) as server, ExitStack() as opened:
         for _ in range(count):
             connection = socket.create_connection(("127.0.0.1", server.http_port), ANSWER_SECONDS)
@@ -93,7 +93,7 @@ def _serving(instances: int, models: int) -> Iterator[RunningServer]:
 
 
 def measure_curve(name: str, rounds: int, seconds: float) -> list[tuple[int, Measurement]]:
-    """Load the servers of a curve in turns; return the medians by size."""
+    """Loads the servers of a curve in turns; returns the medians by size."""
     start, sizes = CURVES[name]
     load, no_peer = Load(MODEL, 16, 16, by_h2load=True), Peer(Path())
     with ExitStack() as running:

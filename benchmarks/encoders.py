@@ -41,7 +41,7 @@ class EncodedRequest:
     answer: Callable[[], npt.NDArray[Any]]
 
     def measure(self, connections: int, seconds: float) -> LoadResult:
-        """Run h2load with this request and return its figures."""
+        """Runs h2load with this request and returns its figures."""
         return h2load(self.url, self.body, self.headers, connections, seconds)
 
 

@@ -26,14 +26,14 @@ class LoadResult:
 
 
 def grpc_frame(message: bytes) -> bytes:
-    """Frame a message for gRPC, without compression."""
+    """Frames a message for gRPC, without compression."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 def h2load(
     url: str, body: bytes, headers: Mapping[str, str], connections: int, seconds: float
 ) -> LoadResult:
-    """Send the same body for `seconds`; over HTTP/2 if it is a gRPC message.
+    """Sends the same body for `seconds`; over HTTP/2 if it is a gRPC message.
 
     Raises SystemExit if h2load fails, or if any status is not 2xx.
     """
@@ -59,6 +59,6 @@ def h2load(
 
 
 def summarize(micros: list[int], seconds: float) -> LoadResult:
-    """Summarise latencies; there must be at least two of them."""
+    """Summarises latencies; there must be at least two of them."""
     percentiles = statistics.quantiles(micros, n=100, method="inclusive")
     return LoadResult(len(micros) / seconds, percentiles[49], percentiles[98])

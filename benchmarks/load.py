@@ -86,7 +86,7 @@ class _Counts:
 
 
 def measure(peer: Peer, load: Load, server: RunningServer, seconds: float = 2.0) -> Measurement:
-    """Load the server for three windows of `seconds` each."""
+    """Loads the server for three windows of `seconds` each."""
     before = _Counts.of(server, load.model)
     result = (
         _by_h2load(load, server, 3 * seconds)

@@ -111,14 +111,14 @@ class Clients:
                 steps.close()
 
     def end(self) -> None:
-        """Stop each thread after its current step."""
+        """Stops each thread after its current step."""
         self._stop.set()
         for thread in self._threads:
             thread.join(2 * SECONDS)
 
 
 def watch(minutes: float) -> tuple[list[Sample], Clients]:
-    """Take and print samples; return them and the clients, which have ended."""
+    """Takes and prints samples; returns them and the clients, which have ended."""
     print(f"{table_row(HEADINGS)}\n|{'---|' * len(HEADINGS)}")
     samples: list[Sample] = []
     with ours(REPOSITORY) as server:

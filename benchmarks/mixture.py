@@ -64,7 +64,7 @@ def _http(model: str, array: npt.NDArray[Any], binary: bool) -> Callable[[Runnin
 
 
 def _shared_memory(model: str) -> Callable[[RunningServer], Steps]:
-    """Send tensors in shared memory, in regions that are registered again for each step."""
+    """Sends tensors in shared memory, in regions that are registered again for each step."""
 
     def steps(server: RunningServer) -> Steps:
         array, name = _floats(MEGABYTES), f"pbhost-benchmark-{uuid.uuid4().hex}"
@@ -92,7 +92,7 @@ def _shared_memory(model: str) -> Callable[[RunningServer], Steps]:
 
 
 def _stream(count: int, cancelled_after: int = 0) -> Callable[[RunningServer], Steps]:
-    """Open a stream per step; read all responses, or cancel it after `cancelled_after`."""
+    """Opens a stream per step; reads all responses, or cancels it after `cancelled_after`."""
 
     def steps(server: RunningServer) -> Steps:
         given = grpcclient.InferInput("COUNT", [1], "INT32")
@@ -113,7 +113,7 @@ def _stream(count: int, cancelled_after: int = 0) -> Callable[[RunningServer], S
 
 
 def _cancelled(server: RunningServer) -> Steps:
-    """Send requests and cancel them at once. Some are answered before they are cancelled."""
+    """Sends requests and cancels them at once. Some are answered before they are cancelled."""
     array = _floats(IMAGE)
     given = grpcclient.InferInput("INPUT0", array.shape, "FP32").set_data_from_numpy(array)
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:

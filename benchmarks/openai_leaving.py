@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _leave(server: RunningServer) -> float:
-    """Open and leave all streams; return the seconds until the model has no text in progress."""
+    """Opens and leaves all streams; returns the seconds until the model has no text in progress."""
     body = json.dumps({"model": _MODEL, "prompt": "go", "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
     with ExitStack() as clients:
@@ -86,7 +86,7 @@ def _in_progress(server: RunningServer) -> int:
 
 
 def _megabytes(server: RunningServer) -> float:
-    """Return the proportional set size of the host and its stubs, in MB."""
+    """Returns the proportional set size of the host and its stubs, in MB."""
     host = psutil.Process(server.pid)
     return sum(p.memory_full_info().pss for p in [host, *host.children(recursive=True)]) / 1e6
 

@@ -45,28 +45,28 @@ class Client:
         self._seconds = seconds
 
     def post(self, path: str, body: object, connections: int) -> LoadResult:
-        """Send a JSON body to a path of the HTTP port."""
+        """Sends a JSON body to a path of the HTTP port."""
         url = f"http://127.0.0.1:{self._server.http_port}{path}"
         return h2load(url, json.dumps(body).encode(), JSON, connections, self._seconds)
 
     def completions(self, words: int, streams: int) -> LoadResult:
-        """Stream `words` words by `/v1/completions`."""
+        """Streams `words` words by `/v1/completions`."""
         body = {"model": _TEXT_MODEL, "prompt": str(words), "stream": True}
         return self.post("/v1/completions", body, streams)
 
     def chat(self, words: int, streams: int) -> LoadResult:
-        """Stream `words` words by `/v1/chat/completions`."""
+        """Streams `words` words by `/v1/chat/completions`."""
         messages = [{"role": "user", "content": str(words)}]
         body = {"model": _TEXT_MODEL, "messages": messages, "stream": True}
         return self.post("/v1/chat/completions", body, streams)
 
     def generate_stream(self, words: int, streams: int) -> LoadResult:
-        """Stream `words` words by `generate_stream`."""
+        """Streams `words` words by `generate_stream`."""
         path = f"/v2/models/{_TEXT_MODEL}/generate_stream"
         return self.post(path, {"text_input": str(words)}, streams)
 
     def model_stream_infer(self, words: int, streams: int) -> LoadResult:
-        """Stream `words` words by gRPC's ModelStreamInfer."""
+        """Streams `words` words by gRPC's ModelStreamInfer."""
         message = pb.ModelInferRequest(model_name=_TEXT_MODEL)
         message.inputs.add(name="text_input", datatype="BYTES", shape=[1])
         text = str(words).encode()
@@ -76,12 +76,12 @@ class Client:
         return h2load(url, body, GRPC, streams, self._seconds)
 
     def embeddings(self, encoding: str) -> LoadResult:
-        """Ask for one embedding at a time on 16 connections."""
+        """Asks for one embedding at a time on 16 connections."""
         body = {"model": _EMBEDDING_MODEL, "input": _SENTENCE, "encoding_format": encoding}
         return self.post("/v1/embeddings", body, 16)
 
     def infer_json(self) -> LoadResult:
-        """Ask for the same embeddings by `/v2` with JSON tensors."""
+        """Asks for the same embeddings by `/v2` with JSON tensors."""
         tensor = {"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [_SENTENCE]}
         return self.post(f"/v2/models/{_EMBEDDING_MODEL}/infer", {"inputs": [tensor]}, 16)
 
@@ -108,7 +108,7 @@ def main() -> None:
 
 @contextmanager
 def litserve(folder: Path) -> Iterator[RunningServer]:
-    """Run LitServe with its OpenAISpec and the model that repeats a word."""
+    """Runs LitServe with its OpenAISpec and the model that repeats a word."""
     (rival,) = [rival for rival in RIVALS if rival.name == "LitServe"]
     python = rival.install(folder) / "bin" / "python"
     port = free_port()
@@ -163,7 +163,7 @@ def _compare_embeddings(report: Report, client: Client, rounds: int) -> None:
 
 
 def _rates(mine: Measurement, other: Measurement, rounds: int) -> tuple[float, float, float]:
-    """Return the median requests per second of both, and the median ratio of the rounds."""
+    """Returns the median requests per second of both, and the median ratio of the rounds."""
     pairs = [(mine().rate, other().rate) for _ in range(rounds)]
     first, second = (statistics.median(column) for column in zip(*pairs, strict=True))
     return first, second, statistics.median(one / two for one, two in pairs)

@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "performance.md"
 
 
 def table_row(cells: Sequence[str]) -> str:
-    """Format cells as a row of a Markdown table."""
+    """Formats cells as a row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -26,7 +26,7 @@ def tables(text: str) -> list[list[list[str]]]:
 
 
 def with_row(text: str, headings: Sequence[str], cells: Sequence[str]) -> str:
-    """Insert a row into the table with these headings, and return the page.
+    """Inserts a row into the table with these headings, and returns the page.
 
     The row replaces the row with the same first cell, or becomes the last one. Raises ValueError if
     the page has no such table.
@@ -51,7 +51,7 @@ class Report:
         self._table: Sequence[str] = ()
 
     def row(self, headings: Sequence[str], cells: Sequence[str]) -> None:
-        """Print a row, after the headings if they have changed, and write it if `keep` is set."""
+        """Prints a row, after the headings if they have changed, and writes it if `keep` is set."""
         if headings != self._table:
             self._table = headings
             print(f"\n{table_row(headings)}\n|{'---|' * len(headings)}")

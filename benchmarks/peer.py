@@ -30,7 +30,7 @@ class Peer:
         self.perf_analyzer = folder / "perf" / "perf_analyzer"
 
     def install(self) -> None:
-        """Install the missing packages. Raises CalledProcessError if pip fails."""
+        """Installs the missing packages. Raises CalledProcessError if pip fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.python.exists():
             venv.create(self.folder / "venv", with_pip=True)
@@ -69,7 +69,7 @@ class Peer:
         self.perf_analyzer.chmod(0o755)
 
     def _arrange(self) -> None:
-        """Copy libraries, backend and stub to the places where the server searches for them."""
+        """Copies libraries, backend and stub to the places where the server searches for them."""
         site = self._site()
         bundle = self._bundle()
         version = f"{sys.version_info.major}.{sys.version_info.minor}"

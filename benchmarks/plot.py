@@ -56,7 +56,7 @@ def _bar(x: float, y: float, width: float, height: float, colour: str) -> str:
 
 
 def chart(values: dict[str, float]) -> str:
-    """Draw the SVG. Bars extend right or left from the line of equal rates, on a log2 scale."""
+    """Draws the SVG. Bars extend right or left from the line of equal rates, on a log2 scale."""
     low = min(-1, *(math.floor(math.log2(ratio)) for ratio in values.values()))
     high = max(1, *(math.ceil(math.log2(ratio)) for ratio in values.values()))
     height = _TOP + _ROW * len(values)
@@ -88,7 +88,7 @@ def chart(values: dict[str, float]) -> str:
 
 
 def draw() -> None:
-    """Write the picture of the current page."""
+    """Writes the picture of the current page."""
     PICTURE.write_text(chart(ratios(PAGE.read_text())))
 
 

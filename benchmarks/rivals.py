@@ -34,7 +34,7 @@ MODELS = {"identity FP32[16]": IDENTITY, "MLP in ONNX": NETWORK}
 
 
 def is_answering(url: str) -> Callable[[], bool]:
-    """Return a check whether a URL answers with status 200."""
+    """Returns a check whether a URL answers with status 200."""
 
     def is_ready() -> bool:
         try:
@@ -48,7 +48,7 @@ def is_answering(url: str) -> Callable[[], bool]:
 
 @contextmanager
 def mlserver(environment: Path, network: Path) -> Iterator[RunningServer]:
-    """Run MLServer with one worker process, its default."""
+    """Runs MLServer with one worker process, its default."""
     with tempfile.TemporaryDirectory() as folder:
         port, http_port = free_port(), free_port()
         settings = {"host": "127.0.0.1", "http_port": http_port, "grpc_port": port}
@@ -70,7 +70,7 @@ def mlserver(environment: Path, network: Path) -> Iterator[RunningServer]:
 
 @contextmanager
 def litserve(environment: Path, network: Path) -> Iterator[RunningServer]:
-    """Run LitServe with one worker process per model and one HTTP process. It has no gRPC."""
+    """Runs LitServe with one worker process per model and one HTTP process. It has no gRPC."""
     port = free_port()
     source = str(SOURCES / "litserve_server.py")
     command = [str(environment / "bin" / "python"), source, str(port), str(network)]
@@ -93,7 +93,7 @@ class Rival:
         return ("work", *rate, *p99)
 
     def install(self, folder: Path) -> Path:
-        """Create its environment unless it exists. Raises CalledProcessError if pip fails."""
+        """Creates its environment unless it exists. Raises CalledProcessError if pip fails."""
         home = folder / self.name.lower()
         done = home / "installed"
         wanted = SOURCES / f"{self.name.lower()}.txt"
@@ -122,7 +122,7 @@ def rows(rival: Rival) -> dict[str, tuple[Model, str, int]]:
 
 
 def compare_rivals(folder: Path, report: Report, only: str, rounds: int, seconds: float) -> None:
-    """Measure each rival that can be installed on this Python; print why the others cannot."""
+    """Measures each rival that can be installed on this Python; prints why the others cannot."""
     from benchmarks import backends  # PyTorch, which writes the network, takes seconds to import
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -149,7 +149,7 @@ def compare_rivals(folder: Path, report: Report, only: str, rounds: int, seconds
 def _measured(
     pair: tuple[EncodedRequest, EncodedRequest], connections: int, rounds: int, seconds: float
 ) -> list[str]:
-    """Measure a pair; return the cells of medians. The servers take turns in going first."""
+    """Measures a pair; returns the cells of medians. The servers take turns in going first."""
     # Flattened: MLServer adds a dimension to a vector.
     one, other = (request.answer().ravel() for request in pair)
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

@@ -64,7 +64,7 @@ def _serve(scheduler: SequenceScheduler, instance: _FakeInstance) -> None:
 
 
 def requests(live: int, waiting: bool) -> Callable[[int], int]:
-    """Return a function that runs a number of steps and returns the number of requests sent.
+    """Returns a function that runs a number of steps and returns the number of requests sent.
 
     `live` sequences are alive. With `waiting`, all but 64 of them wait for a sequence slot. Must be
     called in an event loop.

@@ -40,7 +40,7 @@ class RunningServer:
 def ours(
     repository: Path, engine: str = "h2", flags: Sequence[str] = ()
 ) -> Iterator[RunningServer]:
-    """Run this project's host with a gRPC engine, and other flags."""
+    """Runs this project's host with a gRPC engine, and other flags."""
     port, http_port = free_port(), free_port()
     command = [sys.executable, "-m", "pbhost", "serve", f"--model-repository={repository}"]
     command += [f"--grpc-port={port}", "--grpc-address=127.0.0.1", "--allow-metrics=false"]
@@ -54,7 +54,7 @@ def ours(
 
 @contextmanager
 def theirs(repository: Path, peer: Peer) -> Iterator[RunningServer]:
-    """Run the peer."""
+    """Runs the peer."""
     port, http_port = free_port(), free_port()
     command = peer.command(repository, port, http_port)
     with running(
@@ -78,7 +78,7 @@ def running(
     is_ready: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """Run a server and yield it when it is ready. On a failure, print the server's output.
+    """Runs a server and yields it when it is ready. On a failure, prints the server's output.
 
     Raises SystemExit if it ends early or is not ready in time.
     """
@@ -100,7 +100,7 @@ def running(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the server, and kill processes of it that are left."""
+    """Stops the server, and kills processes of it that are left."""
     try:
         children = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:

@@ -55,7 +55,7 @@ class _Reader:
 
 
 def one_stream(server: RunningServer, count: int) -> Streamed:
-    """Send one request that gets `count` responses."""
+    """Sends one request that gets `count` responses."""
     reader = _Reader(server)
     try:
         reader.send_request(1)
@@ -78,7 +78,7 @@ def one_stream(server: RunningServer, count: int) -> Streamed:
 
 
 def many_streams(server: RunningServer, requests: int, responses: int) -> Streamed:
-    """Send `requests` requests at once, twice. The memory is measured after each time."""
+    """Sends `requests` requests at once, twice. The memory is measured after each time."""
     process = psutil.Process(server.pid)
     memory = []
     seconds = 0.0

@@ -23,20 +23,20 @@ class Linear:
     @batch
     @first_value("temperature")
     def __call__(self, x: np.ndarray, temperature: np.float32) -> dict[str, np.ndarray]:
-        """Compute a batch of samples; requests with the same temperature form a batch."""
+        """Computes a batch of samples; requests with the same temperature form a batch."""
         scores = np.exp(x @ self.weights / temperature)
         return {"probabilities": scores / scores.sum(axis=1, keepdims=True)}
 
 
 @batch
 def shout(text: np.ndarray) -> list[np.ndarray]:
-    """Convert texts to capitals. Texts are arrays of bytes."""
+    """Converts texts to capitals. Texts are arrays of bytes."""
     return [np.char.upper(np.char.decode(text.astype(np.bytes_), "utf-8"))]
 
 
 @batch
 def countdown(start: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-    """Send any number of responses to a request."""
+    """Sends any number of responses to a request."""
     for left in range(int(start.max()), -1, -1):
         yield {"left": np.full_like(start, left)}
 

@@ -14,7 +14,7 @@ CLIENTS = ("add_sub.py", "bls_loop.py", "generate.py")
 
 
 def lines_until_started(host: subprocess.Popen[str]) -> Iterator[str]:
-    """Yield the output of the host up to the line with its gRPC address."""
+    """Yields the output of the host up to the line with its gRPC address."""
     assert host.stdout is not None
     watchdog = threading.Timer(DEADLINE, host.kill)
     watchdog.start()

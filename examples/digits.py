@@ -12,7 +12,7 @@ LIT = {  # segments: top, middle, bottom, upper left, upper right, lower left, l
 
 
 def draw(digit: str, height: int) -> np.ndarray:
-    """Draw one digit with seven segments, white on black."""
+    """Draws one digit with seven segments, white on black."""
     width, thick, half = height * 5 // 8, height // 8, height // 2
     places = [
         (slice(0, thick), slice(0, width)),

@@ -204,7 +204,8 @@ def _object_array(elements: Sequence[Any], shape: Sequence[int]) -> "np.ndarray[
 
 def _to_bfloat16_bits(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """Rounds 32-bit numbers to nearest, ties to even, and returns their upper halves; NaN stays
-    NaN."""
+    NaN.
+    """
     bits = np.frombuffer(array.tobytes(), np.uint32)
     half = np.uint32(16)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> half) & np.uint32(1))

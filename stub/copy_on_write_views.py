@@ -235,7 +235,8 @@ class CopyOnWriteViews:
 
     def reclaim_dropped_views(self) -> None:
         """Removes the views whose arrays are deleted, on any thread; backs off if they were
-        written."""
+        written.
+        """
         if not self._dropped:
             return
         written = False

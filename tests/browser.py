@@ -80,7 +80,7 @@ class WebPage:
         return wait.until(matching, f"{selector} never matched {pattern!r}")
 
     def fill(self, label: str, value: str) -> None:
-        """Write a value into the field that begins with this label."""
+        """Writes a value into the field that begins with this label."""
         for element in self.browser.find_elements(By.TAG_NAME, "label"):
             if element.text == label or element.text.startswith(f"{label} "):
                 field = self.browser.find_element(By.ID, element.get_attribute("for") or "")

@@ -25,7 +25,7 @@ def tensor(name: str, array: npt.NDArray[Any], datatype: str = "") -> grpcclient
 
 
 def run_command(client: Client, text: str, model: str = "misbehave", **options: Any) -> str:
-    """Run a command in `misbehave`, and return its output."""
+    """Runs a command in `misbehave`, and returns its output."""
     array = np.array([text.encode()], dtype=np.object_)
     result = client.infer(model, [tensor("COMMAND", array)], **options)
     answer: bytes = result.as_numpy("ANSWER")[0]
@@ -33,7 +33,7 @@ def run_command(client: Client, text: str, model: str = "misbehave", **options: 
 
 
 def infer_through(client: Client, target: str, array: npt.NDArray[Any], model: str = "ask") -> Any:
-    """Have `ask` ask another model."""
+    """Has `ask` ask another model."""
     named = np.array([target.encode()], dtype=np.object_)
     result = client.infer(model, [tensor("MODEL", named), tensor("INPUT0", array)])
     return result.as_numpy("OUTPUT0")
@@ -47,7 +47,7 @@ def infer_error(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
 
 
 def kill_stub(host: RunningHost, command: str, **options: Any) -> None:
-    """Send a command that ends a stub of `misbehave`, and wait for the next one."""
+    """Sends a command that ends a stub of `misbehave`, and waits for the next one."""
     restarts = host.output.count("] restarted")
     with host.client() as client:
         _, text = infer_error(run_command, client, command, **options)
@@ -56,7 +56,7 @@ def kill_stub(host: RunningHost, command: str, **options: Any) -> None:
 
 
 def send_command(client: Client, text: str, model: str = "script") -> Any:
-    """Send a command without waiting for the response; the returned call has `cancel()`."""
+    """Sends a command without waiting for the response; the returned call has `cancel()`."""
     given = tensor("COMMAND", np.array([text.encode()], dtype=np.object_))
     return client.async_infer(model, [given], lambda result, error: None)
 
@@ -72,12 +72,12 @@ class InferStream:
         )
 
     def send(self, text: str, model: str = "stream", **options: Any) -> None:
-        """Send a command."""
+        """Sends a command."""
         array = np.array([text.encode()], dtype=np.object_)
         self.send_inputs(model, tensor("COMMAND", array), **options)
 
     def send_inputs(self, model: str, *inputs: grpcclient.InferInput, **options: Any) -> None:
-        """Send a request with these inputs."""
+        """Sends a request with these inputs."""
         self._client.async_stream_infer(model, list(inputs), **options)
 
     def next(self) -> Any:
@@ -99,7 +99,7 @@ class InferStream:
                 return found
 
     def cancel(self) -> None:
-        """Break the stream off."""
+        """Breaks the stream off."""
         self._client.stop_stream(cancel_requests=True)
 
     def __enter__(self) -> InferStream:
@@ -116,14 +116,14 @@ def is_final(result: Any) -> bool:
 
 
 def run_script(client: Client, source: str, model: str = "script", **options: Any) -> Any:
-    """Run this source in `script`, and return its result."""
+    """Runs this source in `script`, and returns its result."""
     array = np.array([source.encode()], dtype=np.object_)
     result = client.infer(model, [tensor("COMMAND", array)], **options)
     return json.loads(result.as_numpy("ANSWER")[0])
 
 
 def check_binary_outputs(url: str) -> None:
-    """Check which responses of `identity` are binary, at the URL of an HTTP server.
+    """Checks which responses of `identity` are binary, at the URL of an HTTP server.
 
     `binary_data` of an output has precedence over `binary_data_output` of its request.
     """

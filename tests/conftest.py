@@ -74,7 +74,7 @@ def wait_until(
     seconds: float = DEADLINE,
     state: Callable[[], object] = lambda: "",
 ) -> None:
-    """Return once the condition holds; fail with `what` and the state when the time is over."""
+    """Returns once the condition holds; fails with `what` and the state when the time is over."""
     end = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():
@@ -142,7 +142,7 @@ class RepositoryBuilder:
         version: int = 1,
         files: Mapping[str, str] | None = None,
     ) -> Path:
-        """Write a model; `model` and `config` may be indented, `files` are relative to it."""
+        """Writes a model; `model` and `config` may be indented, `files` are relative to it."""
         directory = self.path / name
         (directory / str(version)).mkdir(parents=True, exist_ok=True)
         contents = dict(files or {})
@@ -155,14 +155,14 @@ class RepositoryBuilder:
         return directory
 
     def write(self, path: Path, text: str) -> None:
-        """Write a file, which may be indented, at once: a host that polls may look at any time."""
+        """Writes a file, which may be indented, at once: a host that polls may look at any time."""
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(f"{self.path.name}.writing")
         beside.write_text(textwrap.dedent(text))
         beside.replace(path)
 
     def copy(self, *names: str) -> None:
-        """Take models of `tests/models`."""
+        """Takes models of `tests/models`."""
         for name in names:
             shutil.copytree(
                 MODELS / name, self.path / name, ignore=shutil.ignore_patterns("__pycache__")
@@ -202,14 +202,14 @@ class RunningHost:
         self.port = 0
 
     def _read(self) -> None:
-        """Take what it prints until it has ended: it would wait at a pipe that is full."""
+        """Takes what it prints until it has ended: it would wait at a pipe that is full."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
             while selector.select() and self._take():
                 pass
 
     def _take(self) -> bool:
-        """Take what it has printed by now: whether more may come."""
+        """Takes what it has printed by now: whether more may come."""
         with self._changed:
             if self._pipe.closed:
                 return False
@@ -252,7 +252,7 @@ class RunningHost:
                 self._changed.wait(min(left, 0.1))
 
     def wait_started(self) -> RunningHost:
-        """Return once it listens."""
+        """Returns once it listens."""
         self.port = int(self.wait_for(r"Started GRPCInferenceService at \S+:(\d+)").group(1))
         return self
 
@@ -288,7 +288,7 @@ class RunningHost:
         return list_stubs(self.process.pid, instance)
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = DEADLINE) -> int:
-        """End it as a user does; its exit status."""
+        """Ends it as a user does; its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:

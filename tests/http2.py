@@ -36,7 +36,7 @@ class Http2Connection:
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, b""))
 
     def ping(self, flags: int = 0, payload: bytes = b"12345678") -> None:
-        """Send a PING."""
+        """Sends a PING."""
         self._socket.sendall(_frame(PING, flags, payload))
 
     def next(self, *kinds: int) -> Frame | None:

@@ -40,7 +40,7 @@ def tables() -> str:
 
 
 def main() -> None:
-    """Write the tables into the page."""
+    """Writes the tables into the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n{tables()}\n{END}{after}")

@@ -107,7 +107,7 @@ model_transaction_policy { decoupled: true }
 
 
 def add_models(repository: RepositoryBuilder) -> None:
-    """Write all models of this module."""
+    """Writes all models of this module."""
     repository.add("letters", LETTERS, LETTERS_CONFIG)
     repository.add("whole", WHOLE, WHOLE_CONFIG)
     repository.add("agent", AGENT, AGENT_CONFIG)
@@ -150,7 +150,7 @@ def send(
     body: object = None,
     headers: dict[str, str] | None = None,
 ) -> Reply:
-    """Send one request; `body` is bytes, or becomes JSON."""
+    """Sends one request; `body` is bytes, or becomes JSON."""
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     with closing(http.client.HTTPConnection(host.http_url, timeout=DEADLINE)) as connection:
         connection.request(method, path, data, headers or {})
@@ -159,12 +159,12 @@ def send(
 
 
 def complete(host: RunningHost, prompt: object, **fields: object) -> Reply:
-    """Ask `letters` for a completion, or the model of `fields`."""
+    """Asks `letters` for a completion, or the model of `fields`."""
     return send(host, "POST", "/v1/completions", {"model": "letters", "prompt": prompt, **fields})
 
 
 def chat(host: RunningHost, content: object, **fields: object) -> Reply:
-    """Ask `letters` for a chat with one message, or the model of `fields`."""
+    """Asks `letters` for a chat with one message, or the model of `fields`."""
     messages = [{"role": "user", "content": content}]
     return send(
         host, "POST", "/v1/chat/completions", {"model": "letters", "messages": messages, **fields}

@@ -110,7 +110,7 @@ class TritonPythonModel:
 
 
 def add_vllm_backend(folder: Path) -> str:
-    """Write the backend; return the flag of the folder of backends."""
+    """Writes the backend; returns the flag of the folder of backends."""
     (folder / "vllm").mkdir(parents=True)
     (folder / "vllm" / "model.py").write_text(BACKEND)
     return f"--backend-directory={folder}"
@@ -119,7 +119,7 @@ def add_vllm_backend(folder: Path) -> str:
 def add_vllm_model(
     repository: RepositoryBuilder, name: str, tokenizer: str, loras: Sequence[str] = (), **more: str
 ) -> None:
-    """Write a model of the backend; `more` are parameters of its configuration."""
+    """Writes a model of the backend; `more` are parameters of its configuration."""
     parameters = "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
         for key, value in more.items()

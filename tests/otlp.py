@@ -42,7 +42,7 @@ class Collector:
         self.types: set[str] = set()
 
     def receive(self, body: bytes) -> None:
-        """Decode a posted request."""
+        """Decodes a posted request."""
         for resource_spans in ExportTraceServiceRequest.FromString(body).resource_spans:
             resource = _values(resource_spans.resource.attributes)
             for scope_spans in resource_spans.scope_spans:

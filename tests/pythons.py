@@ -92,7 +92,7 @@ def full_venv(path: Path, python: str) -> Path:
 
 
 def need_index(folder: Path) -> None:
-    """Skip the test if what stubs need cannot be downloaded."""
+    """Skips the test if what stubs need cannot be downloaded."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     done = subprocess.run([*pip, "msgspec"], capture_output=True, text=True, timeout=300)
     if done.returncode:
@@ -100,13 +100,13 @@ def need_index(folder: Path) -> None:
 
 
 def pack(folder: Path, archive: Path) -> Path:
-    """Pack a folder as conda-pack does: its content at the top."""
+    """Packs a folder as conda-pack does: its content at the top."""
     with tarfile.open(archive, "w:gz", compresslevel=1) as file:
         file.add(folder, ".")
     return archive
 
 
 def touch(path: Path, seconds: int) -> None:
-    """Change a file's time."""
+    """Changes a file's time."""
     changed = path.stat().st_mtime + seconds
     os.utime(path, (changed, changed))

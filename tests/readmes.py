@@ -46,7 +46,7 @@ def walkthroughs(example: str) -> list[Walkthrough]:
 
 
 def write(examples: Iterable[Walkthrough], repository: Path) -> None:
-    """Build models there instead of in the folders that the READMEs have.
+    """Builds models there instead of in the folders that the READMEs have.
 
     All commands run in one process, as importing a framework takes longer than what they do.
     """

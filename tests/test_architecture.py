@@ -152,6 +152,27 @@ def test_a_module_says_what_it_is(name: str) -> None:
     assert ast.get_docstring(parse(name)), "no docstring"
 
 
+SUMMARY_NOUNS = {"A", "CPU", "Host", "It", "Model", "Name", "Number", "Output", "Reading"}
+"""First words of summaries that are no verbs, although another summary has them with an `s`."""
+
+
+def test_summaries_of_functions_are_in_one_mood() -> None:
+    """A summary says "Returns the name.", not "Return the name."."""
+    first: dict[str, str] = {}
+    for folder in ("pbhost", *PACKAGES, "tests", "benchmarks"):
+        for path in Path(ROOT, folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    if summary := ast.get_docstring(node):
+                        first[summary.split()[0]] = f"{path}:{node.lineno}"
+    imperative = {
+        word: place
+        for word, place in first.items()
+        if {f"{word}s", f"{word}es", f"{word[:-1]}ies"} & first.keys() and word not in SUMMARY_NOUNS
+    }
+    assert not imperative
+
+
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("host.")])
 def test_no_module_of_the_host_imports_upward(name: str) -> None:
     own = layer(name)

@@ -116,7 +116,7 @@ class Story:
         self._scripts: dict[str, str] = {}
 
     def tell(self, block: Block) -> None:
-        """Do what the block says."""
+        """Does what the block says."""
         if block.word == "not run":
             return
         if block.word == "log":

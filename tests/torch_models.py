@@ -107,7 +107,7 @@ class Typed(nn.Module):
 
 
 def script(folder: Path, model: Any) -> None:
-    """Write TorchScript."""
+    """Writes TorchScript."""
     path = folder / "1" / "model.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
@@ -116,7 +116,7 @@ def script(folder: Path, model: Any) -> None:
 
 
 def export(folder: Path, model: Any, *args: Any, batches: bool = True) -> None:
-    """Write an exported program, whose tensors all have a variable first dimension."""
+    """Writes an exported program, whose tensors all have a variable first dimension."""
     path = folder / "1" / "model.pt2"
     path.parent.mkdir(parents=True, exist_ok=True)
     batch = torch.export.Dim("batch")

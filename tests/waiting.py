@@ -30,7 +30,7 @@ async def eventually(
     seconds: float = DEADLINE,
     state: Callable[[], object] = lambda: "",
 ) -> None:
-    """Return once the condition holds; fail with `what` and the state when the time is over.
+    """Returns once the condition holds; fails with `what` and the state when the time is over.
 
     As `wait_until` of the conftest, on a loop that goes on meanwhile.
     """
@@ -52,7 +52,7 @@ class FakeClockLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def advance_from_thread(self, seconds: float) -> None:
-        """Advance the time, from another thread; return when all timers that are due have run."""
+        """Advances the time, from another thread; returns when all timers that are due have run."""
         asyncio.run_coroutine_threadsafe(self.advance(seconds), self).result(DEADLINE)
 
     async def advance(self, seconds: float) -> None:

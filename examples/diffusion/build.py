@@ -71,7 +71,7 @@ class Decoder(nn.Module):
 
 
 def write(repository: Path) -> None:
-    """Write all models; the Python model is copied."""
+    """Writes all models; the Python model is copied."""
     shutil.copytree(
         MODELS, repository, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -20,7 +20,7 @@ BIAS = np.array([9.84, 2.22, -12.06], np.float32)
 
 
 def write_onnx(path: Path) -> None:
-    """Write an ONNX model. It needs no configuration: the file describes its inputs and outputs."""
+    """Writes an ONNX model. It needs no configuration: the file names its inputs and outputs."""
     graph = helper.make_graph(
         [
             helper.make_node("Gemm", ["FLOWER", "weights", "bias"], ["scores"]),
@@ -47,7 +47,7 @@ class Iris(torch.nn.Module):
 
 
 def write_torch(path: Path) -> None:
-    """Write an exported program. It describes its inputs and outputs, but has no output names."""
+    """Writes an exported program. It describes its inputs and outputs, but has no output names."""
     batch = torch.export.Dim("batch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

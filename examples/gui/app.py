@@ -19,7 +19,7 @@ class Reader:
         self.model = model
 
     def read(self, image: Image.Image | None) -> tuple[str, Image.Image]:
-        """Return the digits in an image, and the image with a box around each."""
+        """Returns the digits in an image, and the image with a box around each."""
         if image is None:
             raise gradio.Error("Choose an image first.")
         pixels = np.asarray(image.convert("L"))

@@ -25,7 +25,7 @@ instance_group [ {{ count: 1, kind: KIND_CPU }} ]
 
 
 def draw(kind: str, random: np.random.Generator) -> np.ndarray:
-    """Draw a shape of random size and position, with noise: (1, 32, 32)."""
+    """Draws a shape of random size and position, with noise: (1, 32, 32)."""
     y, x = np.mgrid[:SIZE, :SIZE] - random.uniform(13, 19, 2)[:, None, None]
     radius = random.uniform(7, 12)
     away = {
@@ -53,7 +53,7 @@ class Weights:
         self.matrix, self.bias = solved[:-1], solved[-1]
 
     def features(self, images: np.ndarray) -> np.ndarray:
-        """Apply convolution and ReLU, then average over blocks of 4 by 4."""
+        """Applies convolution and ReLU, then average over blocks of 4 by 4."""
         view = np.lib.stride_tricks.sliding_window_view(images[:, 0], (KERNEL, KERNEL), (1, 2))
         view = view[:, ::STRIDE, ::STRIDE]
         maps = np.einsum("nhwij,fij->nfhw", view, self.filters[:, 0], optimize=True).clip(0)

@@ -80,7 +80,7 @@ def glyph(character: str) -> Tensor:
 
 
 def write(repository: Path) -> None:
-    """Write all models; the Python models are copied."""
+    """Writes all models; the Python models are copied."""
     shutil.copytree(
         MODELS, repository, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -28,7 +28,7 @@ class LastHidden(nn.Module):
 
 
 def write(repository: Path, layers: int) -> None:
-    """Write the weights for the Python model, and an ONNX graph with the same weights."""
+    """Writes the weights for the Python model, and an ONNX graph with the same weights."""
     shutil.copytree(
         MODELS, repository, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -81,7 +81,7 @@ def tiny_llama(tokenizer):
 
 
 def write_adapter(network, folder):
-    """Write a LoRA adapter in the format of the package peft."""
+    """Writes a LoRA adapter in the format of the package peft."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "peft_type": "LORA",

@@ -10,7 +10,7 @@ from host.repository.qualified_name import qualified_name
 
 
 def request_key(request: InferRequest, version: int, namespace: str = "") -> bytes:
-    """Compute the key of a validated request to a version of its model, `DIGEST_SIZE` bytes.
+    """Computes the key of a validated request to a version of its model, `DIGEST_SIZE` bytes.
 
     The key depends on the model, its version, the name, data type, shape and bytes of every input,
     and the names of the requested outputs. It does not depend on the order of inputs and outputs,

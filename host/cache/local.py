@@ -16,7 +16,8 @@ _OVERHEAD_BYTES = 256  # estimated bytes of a tensor besides its data
 
 class LocalStore:
     """Holds at most `size` bytes for all models together
-    (docs/reference/configuration_and_scheduling.md, "Response cache")."""
+    (docs/reference/configuration_and_scheduling.md, "Response cache").
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -28,7 +29,7 @@ class LocalStore:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, str]) -> LocalStore:
-        """Create a store from `--cache-config=local,size=<bytes>`. Raises HostError INVALID_ARG."""
+        """Creates a store from `--cache-config=local,size=<bytes>`. Raises HostError."""
         size = settings.get("size", "")
         if not size:
             raise _invalid_setting("config didn't contain a valid 'size' field.")
@@ -45,7 +46,7 @@ class LocalStore:
         return cls(size_bytes)
 
     def look_up(self, key: bytes, on_found: LookupCallback) -> None:
-        """Call `on_found` before returning. A hit becomes the most recently used entry."""
+        """Calls `on_found` before returning. A hit becomes the most recently used entry."""
         started_ns = time.monotonic_ns()
         entry = self._entries.get(key)
         self._lookups += 1
@@ -56,7 +57,7 @@ class LocalStore:
         on_found(None if entry is None else entry[0])
 
     def repeat_hit(self, key: bytes, outputs: CachedOutputs) -> bool:
-        """Count a hit of the same outputs; False if they have been evicted."""
+        """Counts a hit of the same outputs; False if they have been evicted."""
         started_ns = time.monotonic_ns()
         entry = self._entries.get(key)
         if entry is None or entry[0] is not outputs:
@@ -68,7 +69,7 @@ class LocalStore:
         return True
 
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
-        """Evict entries until the outputs fit, and store them.
+        """Evicts entries until the outputs fit, and stores them.
 
         Calls `on_inserted` before returning.
         """
@@ -94,7 +95,7 @@ class LocalStore:
         return None
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """Add the metrics of the whole cache to the snapshot."""
+        """Adds the metrics of the whole cache to the snapshot."""
         for name, value in (
             ("nv_cache_util", self._used / self._size if self._size else 0.0),
             ("nv_cache_num_entries", len(self._entries)),
@@ -108,7 +109,7 @@ class LocalStore:
             snapshot[name].add((), value)
 
     async def close(self) -> None:
-        """Remove all entries."""
+        """Removes all entries."""
         self._entries.clear()
         self._used = 0
 

@@ -52,7 +52,7 @@ class RedisSettings:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, str]) -> RedisSettings:
-        """Parse the settings of the command line. Raises HostError INVALID_ARG."""
+        """Parses the settings of the command line. Raises HostError INVALID_ARG."""
         read: dict[str, Any] = {
             "user": os.environ.get("TRITONCACHE_REDIS_USERNAME", ""),
             "password": os.environ.get("TRITONCACHE_REDIS_PASSWORD", ""),
@@ -75,7 +75,7 @@ class RedisSettings:
         return cls(**read)
 
     def create_client(self) -> aioredis.Redis:
-        """Create a client of the server. It connects when it is first used."""
+        """Creates a client of the server. It connects when it is first used."""
         options: dict[str, Any] = {}
         if self.tls_enabled:
             options = {
@@ -115,7 +115,7 @@ class RedisStore:
         self._back_off_until = 0.0
 
     async def connect(self) -> RedisStore:
-        """Check the connection. Raises HostError UNAVAILABLE."""
+        """Checks the connection. Raises HostError UNAVAILABLE."""
         try:
             await self._client.ping()
         except _FAILURES as error:
@@ -126,7 +126,7 @@ class RedisStore:
         return self
 
     def look_up(self, key: bytes, on_found: LookupCallback) -> None:
-        """Look up a key in the server, then call `on_found`."""
+        """Looks up a key in the server, then calls `on_found`."""
         if self._backing_off:
             on_found(None)
         else:
@@ -146,11 +146,11 @@ class RedisStore:
         on_found(outputs)
 
     def repeat_hit(self, key: bytes, outputs: CachedOutputs) -> bool:
-        """Return False: only the server knows whether it still has the entry."""
+        """Returns False: only the server knows whether it still has the entry."""
         return False
 
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
-        """Send the outputs to the server, then call `on_inserted`."""
+        """Sends the outputs to the server, then calls `on_inserted`."""
         if self._backing_off:
             on_inserted(
                 unavailable(f"the Redis server at {self._address} failed less than a second ago")
@@ -186,10 +186,10 @@ class RedisStore:
         task.add_done_callback(self._tasks.discard)
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """Do nothing: a Redis server exports its own metrics."""
+        """Does nothing: a Redis server exports its own metrics."""
 
     async def close(self) -> None:
-        """Disconnect. The entries stay in the server."""
+        """Disconnects. The entries stay in the server."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -44,7 +44,7 @@ class ResponseCache:
         self._write_to_client_memory = deliver
 
     def serve(self, call: Call, run: Callable[[Call], None]) -> None:
-        """Look the call up; answer it from the store or `run` it, at once or later.
+        """Looks the call up; answers it from the store or runs `run`, at once or later.
 
         The inputs must not be in memory that the client can change.
         """
@@ -88,7 +88,7 @@ class ResponseCache:
         call.respond(response)
 
     def repeat_hit(self, hit: CacheHit) -> bool:
-        """Count a request that is equal to one that `hit` has answered, and gets the same outputs.
+        """Counts a request that is equal to one that `hit` has answered, and gets the same outputs.
 
         Return False, and count nothing, if the outputs are not in the store any more.
         """
@@ -100,7 +100,7 @@ class ResponseCache:
         return True
 
     def store_response(self, cached: _CachedCall, response: InferResponse) -> None:
-        """Insert the model's response into the store, unless it is an error."""
+        """Inserts the model's response into the store, unless it is an error."""
         if response.error is None:
             outputs = [
                 Tensor(o.name, o.datatype, list(o.shape), bytes(o.data)) for o in response.outputs

@@ -20,26 +20,26 @@ class ResponseStore(Protocol):
     """Stores outputs by key. All methods must be called on the event loop; none blocks."""
 
     def look_up(self, key: bytes, on_found: LookupCallback) -> None:
-        """Call `on_found`, at once or later, with the outputs of the key, or None.
+        """Calls `on_found`, at once or later, with the outputs of the key, or None.
 
         A failure is logged and counts as not found.
         """
 
     def repeat_hit(self, key: bytes, outputs: CachedOutputs) -> bool:
-        """Look up a key that was found before, at once; whether it still has the same outputs.
+        """Looks up a key that was found before, at once; whether it still has the same outputs.
 
         Nothing is counted if it has not: `look_up` follows. A store that has to wait returns False.
         """
 
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
-        """Store outputs, which must not change any more, unless the key exists.
+        """Stores outputs, which must not change any more, unless the key exists.
 
         Calls `on_inserted`, at once or later, with None or the error: ALREADY_EXISTS if the key
         exists.
         """
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """Add the metrics of the store to the snapshot."""
+        """Adds the metrics of the store to the snapshot."""
 
     async def close(self) -> None:
-        """Cancel pending operations and release resources."""
+        """Cancels pending operations and releases resources."""

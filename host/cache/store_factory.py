@@ -10,7 +10,7 @@ from host.errors import invalid_argument
 
 
 async def open_store(name: str, settings: Mapping[str, str], directory: str) -> ResponseStore:
-    """Open the cache `name`: `local` or `redis`.
+    """Opens the cache `name`: `local` or `redis`.
 
     `directory` is `--cache-directory`, which only the error for an unknown name shows. Raises
     HostError INVALID_ARG for an unknown name or setting, UNAVAILABLE without a Redis server.

@@ -16,7 +16,7 @@ _REPLACED_LISTS = ("input", "output")
 def merge_completed(
     config: ModelConfig, completed: str | Mapping[str, Any] | ModelConfig
 ) -> ModelConfig:
-    """Return a copy of `config` with the completed fields; `completed` may be JSON.
+    """Returns a copy of `config` with the completed fields; `completed` may be JSON.
 
     Takes the inputs, the outputs, the maximum batch size and the transaction policy of `completed`,
     and its scheduler if `config` has none (docs/reference/configuration_and_scheduling.md, "From

@@ -57,7 +57,7 @@ PLATFORMS_OF_BACKEND = {
 
 
 def resolve_backend(config: ModelConfig, model: str, model_dir: Path) -> None:
-    """Fill in backend, platform and default file name where they are missing. Blocks.
+    """Fills in backend, platform and default file name where they are missing. Blocks.
 
     The rules are in docs/reference/configuration_and_scheduling.md, "How backend, platform and file
     name are found"; the version policy must be set. Raises HostError INVALID_ARG if nothing in the
@@ -135,7 +135,7 @@ def _candidates(config: ModelConfig) -> list[_Framework]:
 
 
 def _set_from_model_name(config: ModelConfig, model: str) -> None:
-    """Set the backend from a model name `<name>.<backend>`."""
+    """Sets the backend from a model name `<name>.<backend>`."""
     _, dot, backend = model.partition(".")
     if not dot:
         raise invalid_argument(
@@ -147,7 +147,7 @@ def _set_from_model_name(config: ModelConfig, model: str) -> None:
 
 
 def normalise_config(config: ModelConfig) -> None:
-    """Fill in version policy, schedulers and pinned memory.
+    """Fills in version policy, schedulers and pinned memory.
 
     The rules are in docs/reference/configuration_and_scheduling.md, "Normalisation".
     """

@@ -25,7 +25,7 @@ Findings: TypeAlias = Iterator[Finding]
 
 
 def raise_first(findings: Iterable[Finding], source: ConfigSource | None) -> None:
-    """Raise the first finding, if any, as HostError. The text ends with its place in `source`."""
+    """Raises the first finding, if any, as HostError. The text ends with its place in `source`."""
     error = first_error(findings, source)
     if error is not None:
         raise error

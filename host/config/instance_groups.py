@@ -43,7 +43,7 @@ class InstanceSpec:
 
 
 def normalise_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> None:
-    """Fill in name, kind and count of every group; `gpus` are the usable GPU ids.
+    """Fills in name, kind and count of every group; `gpus` are the usable GPU ids.
 
     The rules are in docs/reference/configuration_and_scheduling.md, "Instance groups".
     """
@@ -64,7 +64,7 @@ def normalise_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> 
 
 
 def use_cpu_without_gpus(config: ModelConfig) -> bool:
-    """Change instance groups of KIND_GPU to KIND_CPU; return whether there were any."""
+    """Changes instance groups of KIND_GPU to KIND_CPU; returns whether there were any."""
     groups = [group for group in config.instance_group if group.kind == _Group.KIND_GPU]
     for group in groups:
         group.kind = _Group.KIND_CPU
@@ -75,7 +75,7 @@ def use_cpu_without_gpus(config: ModelConfig) -> bool:
 def check_instance_groups(
     config: ModelConfig, gpus: Sequence[int] = (), least_capability: float = _MIN_CAPABILITY
 ) -> Findings:
-    """Check normalised instance groups (docs/reference/configuration_and_scheduling.md, "Instance
+    """Checks normalised instance groups (docs/reference/configuration_and_scheduling.md, "Instance
     groups").
 
     `gpus` are the ids of GPUs that have at least the compute capability `least_capability`.

@@ -43,12 +43,12 @@ _NUMBERS_AS_STRINGS = {
 
 
 def to_json(config: ModelConfig) -> str:
-    """Convert a configuration to compact JSON text."""
+    """Converts a configuration to compact JSON text."""
     return json.dumps(to_dict(config), separators=(",", ":"), ensure_ascii=False)
 
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:
-    """Convert a configuration to JSON-ready data, with the fields in declaration order.
+    """Converts a configuration to JSON-ready data, with the fields in declaration order.
 
     Message fields and members of a oneof are left out if they are not set. All other fields are
     always present.
@@ -94,7 +94,7 @@ def _number(value: float, single: bool) -> float | str:
 
 
 def from_json(form: str | Mapping[str, Any]) -> ModelConfig:
-    """Convert JSON text or JSON-ready data to a configuration.
+    """Converts JSON text or JSON-ready data to a configuration.
 
     Strings in the text may have single quotes, as in `str(dict)`: Triton accepts them. Field names
     may be snake_case or camelCase, enum values have any case, 64-bit numbers may be strings.
@@ -134,7 +134,7 @@ def _with_double_quotes(string: re.Match[str]) -> str:
 
 
 def _message(descriptor: Any, data: Any, path: str) -> Any:
-    """Check a JSON object and rename its fields and enum values to the names in the schema."""
+    """Checks a JSON object and renames its fields and enum values to the names in the schema."""
     if data is None:
         return None
     if not isinstance(data, Mapping):

@@ -75,7 +75,7 @@ def _number(config: ModelConfig, parameter: str) -> int:
 
 
 def check_load_parameters(config: ModelConfig) -> Findings:
-    """Check that the parameters that are set have valid values."""
+    """Checks that the parameters that are set have valid values."""
     for parameter in _SWITCHES:
         if parameter in config.parameters:
             text = config.parameters[parameter].string_value

@@ -72,7 +72,7 @@ class LoadedConfig:
     namespace: str = ""
 
     def check_instances(self) -> None:
-        """Raise `instance_error` if there is one."""
+        """Raises `instance_error` if there is one."""
         if self.instance_error is not None:
             raise self.instance_error
 
@@ -90,7 +90,7 @@ def load_config(
     variables: Mapping[str, str] | None = None,
     adapt: AdaptConfig | None = None,
 ) -> LoadedConfig:
-    """Read, complete and check the configuration of a model that does not run yet.
+    """Reads, completes and checks the configuration of a model that does not run yet.
 
     `strict` requires a complete configuration. `config_name` selects a file in `configs/`.
     `override` is JSON that replaces the file. `name` replaces the directory's name if the directory
@@ -127,7 +127,7 @@ def iterate_findings(
     gpus: Sequence[int],
     least_capability: float,
 ) -> Findings:
-    """Complete the configuration like `load_config`, and yield all findings, not only the first."""
+    """Completes the configuration like `load_config`; yields all findings, not only the first."""
     yield from _resolve_and_check(config, model_dir, directory, strict, gpus)
     yield from _check_servable(config, gpus, least_capability)
 
@@ -155,7 +155,7 @@ def _resolve_and_check(
 
 
 def _check_servable(config: ModelConfig, gpus: Sequence[int], least_capability: float) -> Findings:
-    """Check what this server can serve. A finding makes every version of the model fail to load."""
+    """Checks what this server can serve. With a finding, no version of the model is loaded."""
     yield from check_supported(config)
     yield from check_names_for_stub(config)
     yield from check_instance_groups(config, gpus, least_capability)
@@ -164,7 +164,7 @@ def _check_servable(config: ModelConfig, gpus: Sequence[int], least_capability: 
 def complete_config(
     loaded: LoadedConfig, completed: str | Mapping[str, Any] | ModelConfig | None = None
 ) -> ModelConfig:
-    """Merge the result of `auto_complete_config`, if any, and check the configuration again.
+    """Merges the result of `auto_complete_config`, if any, and checks the configuration again.
 
     Raises HostError.
     """
@@ -188,7 +188,8 @@ def _changed_fields(before: ModelConfig, after: ModelConfig) -> list[str]:
 
 def config_file(model_dir: Path, config_name: str | None = None) -> Path:
     """The path of the configuration file, which may be missing
-    (docs/reference/configuration_and_scheduling.md, "Alternative configuration files")."""
+    (docs/reference/configuration_and_scheduling.md, "Alternative configuration files").
+    """
     if config_name is not None:
         custom = model_dir / "configs" / f"{config_name}.pbtxt"
         if os.path.exists(custom):  # unlike Path.exists, it never raises an error
@@ -217,12 +218,12 @@ def _read_file(
 def read_unchecked_config(
     model_dir: Path, config_name: str | None = None, variables: Mapping[str, str] | None = None
 ) -> ModelConfig:
-    """Read the configuration file only; the result is empty without a file. Raises HostError."""
+    """Reads the configuration file only; the result is empty without a file. Raises HostError."""
     return _read_file(config_file(model_dir, config_name), False, variables)[0]
 
 
 def read_config_text(path: Path, strict: bool) -> str | None:
-    """Read a configuration file. Returns None if it does not exist and `strict` is False.
+    """Reads a configuration file. Returns None if it does not exist and `strict` is False.
 
     Raises HostError INTERNAL if the file cannot be read.
     """

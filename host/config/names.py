@@ -12,8 +12,9 @@ _FORBIDDEN_CHARACTERS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 
 def check_directory_name(config: ModelConfig, directory: str) -> Findings:
-    """Check that the model is named like its directory
-    (docs/reference/configuration_and_scheduling.md, "Names")."""
+    """Checks that the model is named like its directory
+    (docs/reference/configuration_and_scheduling.md, "Names").
+    """
     if config.name != directory:
         yield Finding(
             f"unexpected directory name '{directory}' for model '{config.name}', "
@@ -23,7 +24,7 @@ def check_directory_name(config: ModelConfig, directory: str) -> Findings:
 
 
 def check_names_for_stub(config: ModelConfig) -> Findings:
-    """Check that the names of the model and its instance groups have no shell characters."""
+    """Checks that the names of the model and its instance groups have no shell characters."""
     named = [(config.name, "name")]
     named += [(g.name, f"instance_group[{i}].name") for i, g in enumerate(config.instance_group)]
     for name, field in named:

@@ -27,13 +27,13 @@ _KINDS = {INPUTS: "input", OUTPUTS: "output"}
 
 
 def openai_parameter(config: ModelConfig, key: str) -> str:
-    """Return a parameter without white space at its ends; "" if it is not set."""
+    """Returns a parameter without white space at its ends; "" if it is not set."""
     value: str = config.parameters[key].string_value if key in config.parameters else ""
     return value.strip()
 
 
 def asked_routes(config: ModelConfig) -> list[str] | None:
-    """Return the routes that `OPENAI` lists, none for `off`; None without the parameter."""
+    """Returns the routes that `OPENAI` lists, none for `off`; None without the parameter."""
     text = openai_parameter(config, "OPENAI")
     if not text:
         return None
@@ -41,18 +41,18 @@ def asked_routes(config: ModelConfig) -> list[str] | None:
 
 
 def name_pairs(config: ModelConfig, key: str) -> dict[str, str]:
-    """Return what `OPENAI_INPUTS` or `OPENAI_OUTPUTS` says, by the name of the tensor."""
+    """Returns what `OPENAI_INPUTS` or `OPENAI_OUTPUTS` says, by the name of the tensor."""
     parts = (part.partition("=") for part in _split(openai_parameter(config, key)))
     return {name.strip(): value.strip() for name, _, value in parts}
 
 
 def other_names(config: ModelConfig) -> tuple[str, ...]:
-    """Return the names that `OPENAI_NAMES` lists."""
+    """Returns the names that `OPENAI_NAMES` lists."""
     return tuple(_split(openai_parameter(config, "OPENAI_NAMES")))
 
 
 def default_fields(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of `OPENAI_DEFAULTS`; none if it is not a JSON object."""
+    """Returns the fields of `OPENAI_DEFAULTS`; none if it is not a JSON object."""
     defaults = _parse_defaults(config)
     if not isinstance(defaults, dict):
         return {}
@@ -60,7 +60,7 @@ def default_fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def check_openai_parameters(config: ModelConfig) -> Findings:
-    """Check the values of the parameters, as far as they can be checked without the tensors."""
+    """Checks the values of the parameters, as far as they can be checked without the tensors."""
     for route in asked_routes(config) or ():
         if route not in ROUTES:
             yield _finding(
@@ -84,7 +84,7 @@ def check_openai_parameters(config: ModelConfig) -> Findings:
 
 
 def suggestion(text: str, known: Iterable[str], separator: str = "; ") -> str:
-    """Return `did you mean ...?` with the known name that is most like the text, or ""."""
+    """Returns `did you mean ...?` with the known name that is most like the text, or ""."""
     found = get_close_matches(text, list(known), 1)
     return f"{separator}did you mean '{found[0]}'?" if found else ""
 

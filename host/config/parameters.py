@@ -29,7 +29,7 @@ def max_concurrent_batches(config: ModelConfig) -> int:
 
 
 def check_max_concurrent_batches(config: ModelConfig) -> Findings:
-    """Check that ASYNC_EXECUTE_CONCURRENCY, if it is set, is a number in range."""
+    """Checks that ASYNC_EXECUTE_CONCURRENCY, if it is set, is a number in range."""
     if CONCURRENCY_PARAMETER not in config.parameters:
         return
     text = config.parameters[CONCURRENCY_PARAMETER].string_value
@@ -53,7 +53,7 @@ def input_memory_message(config: ModelConfig) -> str:
 
 
 def check_input_memory(config: ModelConfig) -> Findings:
-    """Check that FORCE_CPU_ONLY_INPUT_TENSORS, if it is set, is `yes` or `no`."""
+    """Checks that FORCE_CPU_ONLY_INPUT_TENSORS, if it is set, is `yes` or `no`."""
     if _FORCE_CPU not in config.parameters:
         return
     value = config.parameters[_FORCE_CPU].string_value

@@ -18,7 +18,7 @@ _UNDECODED = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of a 
 
 
 def decode_pbtxt(data: bytes, path: str) -> str:
-    """Decode a configuration in text form; `path` is only for error messages.
+    """Decodes a configuration in text form; `path` is only for error messages.
 
     Bytes in comments that are not UTF-8 are replaced, as Triton accepts them there. Raises
     HostError INTERNAL for others.
@@ -33,7 +33,7 @@ def decode_pbtxt(data: bytes, path: str) -> str:
 def find_outside_comments(
     text: str, pattern: re.Pattern[str]
 ) -> Iterator[tuple[Position, re.Match[str]]]:
-    """Yield the matches of a pattern that do not begin in a comment, and their positions."""
+    """Yields the matches of a pattern that do not begin in a comment, and their positions."""
     for number, line in enumerate(text.split("\n"), 1):
         before = _NO_COMMENT.match(line)
         end = before.end() if before else 0
@@ -51,7 +51,7 @@ def syntax_error(path: str, position: Position, problem: object) -> HostError:
 
 
 def parse_pbtxt(text: str, path: str) -> ModelConfig:
-    """Parse a configuration in text form; `path` is only for error messages.
+    """Parses a configuration in text form; `path` is only for error messages.
 
     Raises HostError INTERNAL if the text is invalid.
     """
@@ -59,7 +59,7 @@ def parse_pbtxt(text: str, path: str) -> ModelConfig:
 
 
 def parse_pbtxt_with_source(text: str, path: str) -> tuple[ModelConfig, ConfigSource]:
-    """Parse a configuration in text form, and find the position of each field.
+    """Parses a configuration in text form, and finds the position of each field.
 
     `PbtxtReader` checks the text first because it has better error messages; protobuf's own parser
     then makes the message. Raises HostError INTERNAL, like `parse_pbtxt`.
@@ -76,5 +76,5 @@ def parse_pbtxt_with_source(text: str, path: str) -> tuple[ModelConfig, ConfigSo
 
 
 def to_pbtxt(config: ModelConfig) -> str:
-    """Convert a configuration to text form, with the fields in declaration order."""
+    """Converts a configuration to text form, with the fields in declaration order."""
     return text_format.MessageToString(config, use_index_order=True)

@@ -58,7 +58,7 @@ class PbtxtReader:
         self._lengths: dict[str, int] = {}
 
     def read_message(self, descriptor: Any) -> None:
-        """Read the whole text as one message. Raises PbtxtSyntaxError."""
+        """Reads the whole text as one message. Raises PbtxtSyntaxError."""
         self._fields(descriptor)
 
     def _here(self) -> Position:
@@ -69,7 +69,7 @@ class PbtxtReader:
     def _fields(
         self, descriptor: Any, path: str = "", closing: str = "", opened: Position = (1, 1)
     ) -> str:
-        """Read the fields of a message up to its closing bracket; return the key of a map entry."""
+        """Reads the fields of a message and its closing bracket; returns the key of a map entry."""
         seen: dict[str, Position] = {}
         key = ""
         while not (closing and self._tokens.TryConsume(closing)):
@@ -84,7 +84,7 @@ class PbtxtReader:
         return key
 
     def _entry(self, descriptor: Any, path: str, seen: dict[str, Position]) -> str:
-        """Read one field of a message; return its value if it is the key of a map entry."""
+        """Reads one field of a message; returns its value if it is the key of a map entry."""
         field = self._field_name(descriptor, path)
         self._check_once(field, seen, path)
         value = self._field(field, f"{path}.{field.name}" if path else field.name)
@@ -103,7 +103,7 @@ class PbtxtReader:
         self._reject(f"a field of {descriptor.name}{within}")
 
     def _check_once(self, field: Field, seen: dict[str, Position], path: str) -> None:
-        """Reject a second value of a field that is not repeated, or a second member of a oneof."""
+        """Rejects a second value of a field that is not repeated, or a second member of a oneof."""
         choice = field.containing_oneof
         members = [member.name for member in choice.fields] if choice is not None else [field.name]
         earlier = [name for name in members if name in seen]
@@ -123,7 +123,7 @@ class PbtxtReader:
         raise PbtxtSyntaxError(self._here(), problem + first, own)
 
     def _field(self, field: Field, path: str) -> str:
-        """Read a field from its name to the end of its value; return a singular scalar as text."""
+        """Reads a field, from its name to its value; returns a singular scalar as text."""
         position = self._here()
         self.positions.setdefault(path, position)
         self._tokens.NextToken()
@@ -142,7 +142,7 @@ class PbtxtReader:
         return ""
 
     def _element(self, field: Field, path: str, position: Position) -> None:
-        """Read one element. Its path has the index in the list, or the key in the map."""
+        """Reads one element. Its path has the index in the list, or the key in the map."""
         if is_map(field):
             self.positions[f"{path}[{self._value(field, f'{path}[]')}]"] = position
             return
@@ -163,11 +163,11 @@ class PbtxtReader:
         return self._fields(field.message_type, path, closing, opened)
 
     def _missing(self, sign: str, expected: str, field: Field, path: str) -> None:
-        """Report a missing punctuation mark; `expected` names it."""
+        """Reports a missing punctuation mark; `expected` names it."""
         self._reject(expected, field, path)
 
     def _no_message(self, field: Field, path: str) -> str:
-        """Report a value that is not a message where a message is required."""
+        """Reports a value that is not a message where a message is required."""
         self._reject("'{'", field, path)
 
     def _scalar(self, field: Field, path: str) -> str:
@@ -182,7 +182,7 @@ class PbtxtReader:
         return str(value)
 
     def _consume(self, field: Field) -> Any:
-        """Read a value by the tokenizer's lexical rules. Raises text_format.ParseError."""
+        """Reads a value by the tokenizer's lexical rules. Raises text_format.ParseError."""
         name = field_kind(field)
         if name in INTEGER_RANGES:
             return self._tokens.ConsumeInteger()
@@ -199,7 +199,7 @@ class PbtxtReader:
         path: str = "",
         at: tuple[str, Position] | None = None,
     ) -> NoReturn:
-        """Report that the current token, or the one `at` a position, is not the expected one."""
+        """Reports that the current token, or the one `at` a position, is not the expected one."""
         token, position = at or (self._tokens.token, self._here())
         line, column = position
         rest = self._lines[line - 1][column - 1 :] if token else ""

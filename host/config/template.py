@@ -12,7 +12,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def parse_assignment(text: str) -> tuple[str, str]:
-    """Split `name=value`. Raises ValueError."""
+    """Splits `name=value`. Raises ValueError."""
     name, equals, value = text.partition("=")
     if not equals or not _NAME.fullmatch(name.strip()):
         raise ValueError(f"expected NAME=VALUE, got '{text}'")
@@ -20,7 +20,7 @@ def parse_assignment(text: str) -> tuple[str, str]:
 
 
 def parse_assignments(lines: Iterable[str]) -> dict[str, str]:
-    """Parse the lines of a file of values.
+    """Parses the lines of a file of values.
 
     Empty lines, and lines that begin with `#`, are skipped. Raises ValueError with the line.
     """
@@ -36,7 +36,7 @@ def parse_assignments(lines: Iterable[str]) -> dict[str, str]:
 
 
 def fill_template(text: str, values: Mapping[str, str], path: str) -> str:
-    """Replace each `${name}` outside of comments by its value; `$${` becomes `${`.
+    """Replaces each `${name}` outside of comments by its value; `$${` becomes `${`.
 
     `path` is only for error messages. Raises HostError INTERNAL for a variable without a value.
     """

@@ -40,7 +40,7 @@ def traffic_settings(config: ModelConfig) -> TrafficSettings:
 
 
 def check_traffic_parameters(config: ModelConfig) -> Findings:
-    """Check that the parameters that are set have valid values."""
+    """Checks that the parameters that are set have valid values."""
     for parameter in (CANARY_PARAMETER, SHADOW_PARAMETER):
         if parameter in config.parameters and _share(config, parameter) is None:
             text = config.parameters[parameter].string_value

@@ -37,7 +37,7 @@ _UNSUPPORTED = (
 
 
 def check_supported(config: ModelConfig) -> Findings:
-    """Check that the configuration uses only supported features."""
+    """Checks that the configuration uses only supported features."""
     yield from check_input_memory(config)
     for unsupported in _UNSUPPORTED:
         if unsupported.requested(config):

@@ -22,7 +22,7 @@ _CUSTOMISABLE_FAMILY = "nv_inference_first_response_histogram_ms"
 
 
 def check_config(config: ModelConfig) -> Findings:
-    """Check everything except the tensors (docs/reference/configuration_and_scheduling.md, "Checks
+    """Checks everything except the tensors (docs/reference/configuration_and_scheduling.md, "Checks
     of a configuration").
     """
     return chain(
@@ -40,8 +40,9 @@ def check_config(config: ModelConfig) -> Findings:
 
 
 def check_tensors(config: ModelConfig) -> Findings:
-    """Check the inputs, outputs and batch tensors
-    (docs/reference/configuration_and_scheduling.md, "Checks of tensors")."""
+    """Checks the inputs, outputs and batch tensors
+    (docs/reference/configuration_and_scheduling.md, "Checks of tensors").
+    """
     findings = chain(check_inputs(config), check_outputs(config), check_batch_tensors(config))
     suffix = f" for {config.name}"
     return (found._replace(text=found.text + suffix) for found in findings)

@@ -24,7 +24,7 @@ class _Tensor:
 
 
 def check_ensemble(config: ModelConfig) -> Findings:
-    """Check `ensemble_scheduling` (docs/reference/configuration_and_scheduling.md, "Checks of the
+    """Checks `ensemble_scheduling` (docs/reference/configuration_and_scheduling.md, "Checks of the
     configuration").
     """
     name = config.name
@@ -74,7 +74,7 @@ def _check_steps(config: ModelConfig) -> Findings:
 
 
 def _build_graph(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findings:
-    """Add the nodes to `tensors`: every output of a step depends on all inputs of the step."""
+    """Adds the nodes to `tensors`: every output of a step depends on all inputs of the step."""
     written: set[str] = set()
     for index, step in enumerate(config.ensemble_scheduling.step):
         made = _nodes(step.output_map.values(), tensors)
@@ -130,7 +130,7 @@ def _check_data_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> Findin
 
 
 def _mark_ready(ready: list[_Tensor]) -> None:
-    """Mark every tensor that can be computed from the given ones."""
+    """Marks every tensor that can be computed from the given ones."""
     for tensor in ready:
         tensor.ready = True
     while ready:

@@ -15,7 +15,7 @@ _CORRELATION_TYPES = (pb.TYPE_UINT64, pb.TYPE_INT64, pb.TYPE_UINT32, pb.TYPE_INT
 
 
 def check_dynamic_batching(config: ModelConfig) -> Findings:
-    """Check preferred batch sizes, priority levels and `preserve_ordering`."""
+    """Checks preferred batch sizes, priority levels and `preserve_ordering`."""
     if not config.HasField("dynamic_batching"):
         return
     batcher = config.dynamic_batching
@@ -75,7 +75,7 @@ def _check_ordering(batcher: ConfigPart, model: str) -> Findings:
 
 
 def check_sequence_batching(config: ModelConfig) -> Findings:
-    """Check the control tensors and the settings of the strategy."""
+    """Checks the control tensors and the settings of the strategy."""
     if not config.HasField("sequence_batching"):
         return
     batcher = config.sequence_batching
@@ -107,7 +107,7 @@ def check_sequence_batching(config: ModelConfig) -> Findings:
 
 
 def _check_controls(batcher: ConfigPart, kind: int, model: str) -> Findings:
-    """Check the control tensors for controls of one kind."""
+    """Checks the control tensors for controls of one kind."""
     tensors: set[str] = set()
     found = False
     for i, tensor in enumerate(batcher.control_input):

@@ -13,7 +13,7 @@ _DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
 def check_inputs(config: ModelConfig) -> Findings:
-    """Check each input."""
+    """Checks each input."""
     for index, tensor in enumerate(config.input):
         path = f"input[{index}]"
         yield from _check_shape(tensor, "model input ", path, config.max_batch_size)
@@ -23,7 +23,7 @@ def check_inputs(config: ModelConfig) -> Findings:
 
 
 def check_outputs(config: ModelConfig) -> Findings:
-    """Check each output."""
+    """Checks each output."""
     for index, tensor in enumerate(config.output):
         path = f"output[{index}]"
         yield from _check_shape(tensor, "model output ", path, config.max_batch_size)
@@ -81,7 +81,7 @@ def _contiguous_runs(shape: Sequence[int]) -> list[int]:
 
 
 def _check_special(tensor: ConfigPart, what: str, path: str, platform: str) -> Findings:
-    """Check settings that only TensorRT has, and the maximum number of elements."""
+    """Checks settings that only TensorRT has, and the maximum number of elements."""
     if tensor.is_shape_tensor and platform != "tensorrt_plan":
         yield Finding(
             "shape tensors are only supported for TensorRT platform", f"{path}.is_shape_tensor"
@@ -101,7 +101,7 @@ def _check_special(tensor: ConfigPart, what: str, path: str, platform: str) -> F
 
 
 def check_batch_tensors(config: ModelConfig) -> Findings:
-    """Check the batch inputs and outputs."""
+    """Checks the batch inputs and outputs."""
     inputs = {tensor.name for tensor in config.input}
     outputs = {tensor.name for tensor in config.output}
     for index, batch in enumerate(config.batch_input):

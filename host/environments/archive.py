@@ -41,7 +41,7 @@ class ArchiveExtractor:
         self._kinds: dict[str, str] = {"": _DIRECTORY}
 
     def extract(self, path: str) -> None:
-        """Unpack a tar file (plain, gzip, bzip2 or xz). Raises BadArchive or OSError."""
+        """Unpacks a tar file (plain, gzip, bzip2 or xz). Raises BadArchive or OSError."""
         try:
             with tarfile.open(path, "r|*") as archive:
                 for member in archive:
@@ -50,7 +50,7 @@ class ArchiveExtractor:
             raise BadArchive(f"it is not a readable tar file: {error}") from error
 
     def extract_member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        """Unpack one member. Raises BadArchive."""
+        """Unpacks one member. Raises BadArchive."""
         self._check_limits(member)
         name = _checked_name(member.name)
         if member.isdir():
@@ -81,7 +81,7 @@ class ArchiveExtractor:
             raise BadArchive(f"it has more than {self._limits}")
 
     def _make_directories(self, name: str) -> None:
-        """Create a folder and its parents, unless they exist."""
+        """Creates a folder and its parents, unless they exist."""
         for path in _ancestors(name):
             kind = self._kinds.get(path)
             if kind is None:
@@ -93,7 +93,7 @@ class ArchiveExtractor:
                 raise BadArchive(f"'{path}' is a file and a folder")
 
     def _remove_existing(self, name: str, target: str) -> None:
-        """Remove an earlier member of the same name, which this one replaces."""
+        """Removes an earlier member of the same name, which this one replaces."""
         kind = self._kinds.get(name)
         if kind == _DIRECTORY:
             raise BadArchive(f"'{name}' is a folder and a file")
@@ -121,7 +121,7 @@ class ArchiveExtractor:
 
 
 def _checked_name(name: str) -> str:
-    """Normalise a member's path. Raises BadArchive with the texts of libarchive, as in Triton."""
+    """Normalises a member's path. Raises BadArchive with the texts of libarchive, as in Triton."""
     if name.startswith("/"):
         raise BadArchive(f"Path is absolute: {name}")
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -131,14 +131,14 @@ def _checked_name(name: str) -> str:
 
 
 def _ancestors(name: str) -> Iterator[str]:
-    """Yield `a`, `a/b` and `a/b/c` for `a/b/c`; nothing for an empty name."""
+    """Yields `a`, `a/b` and `a/b/c` for `a/b/c`; nothing for an empty name."""
     parts = name.split("/") if name else []
     for count in range(1, len(parts) + 1):
         yield "/".join(parts[:count])
 
 
 def main(archive: str, folder: str) -> int:
-    """Unpack the archive and return the exit status."""
+    """Unpacks the archive and returns the exit status."""
     try:
         ArchiveExtractor(folder).extract(archive)
     except BadArchive as error:

@@ -52,7 +52,7 @@ class EnvironmentBuilder:
         self._single_flight: SingleFlight[Environment] = SingleFlight()
 
     async def get_environment(self, requirements: Requirements, model: str) -> Environment:
-        """Find or build the environment for the requirements. Raises HostError.
+        """Finds or builds the environment for the requirements. Raises HostError.
 
         `model` is the name of the model, for the log and for errors.
         """
@@ -72,7 +72,7 @@ class EnvironmentBuilder:
 
     @asynccontextmanager
     async def _lock(self, key: str) -> AsyncIterator[int]:
-        """Lock the environment of a key against other servers; yields the lock's file descriptor.
+        """Locks the environment of a key against other servers; yields the lock's file descriptor.
 
         Raises HostError INTERNAL if the lock cannot be taken within the time limit.
         """
@@ -142,7 +142,7 @@ class EnvironmentBuilder:
             ) from error
 
     async def close(self) -> None:
-        """Cancel the running builds."""
+        """Cancels the running builds."""
         await self._single_flight.close()
 
 
@@ -159,7 +159,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def _mark_complete(environment: Environment, requirements: Requirements) -> None:
-    """Write the completion file, which records the requirements. Raises OSError."""
+    """Writes the completion file, which records the requirements. Raises OSError."""
     files = {name: data.decode(errors="replace") for name, data in requirements.files.items()}
     content = json.dumps({"source": str(requirements.path), "files": files}, indent=1)
     fresh = environment.root / f"{_COMPLETION_FILE}.new"
@@ -172,7 +172,7 @@ async def _check_python(
     environment: Environment,
     requirements: Requirements,
 ) -> None:
-    """Raise HostError INVALID_ARG if `requires-python` excludes the Python of the environment."""
+    """Raises HostError INVALID_ARG if `requires-python` excludes the Python of the environment."""
     allowed = requirements.python
     try:
         command = [str(environment.python), "-I", "-c", _CHECK_PYTHON_SCRIPT, allowed]

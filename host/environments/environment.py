@@ -33,7 +33,7 @@ class StubSources:
             (folder / name).symlink_to(api.parent / name)
 
     def add_packages(self, names: tuple[str, ...]) -> StubSources:
-        """Return sources, in a folder beside this one, that also have these packages of the host.
+        """Returns sources, in a folder beside this one, that also have these packages of the host.
 
         They are compiled for the host's Python. Raises OSError.
         """
@@ -91,5 +91,5 @@ class Environment:
 
 
 def _prepend_path(first: Path, paths: str | None) -> str:
-    """Prepend to a search path. An empty entry would mean the working directory."""
+    """Prepends to a search path. An empty entry would mean the working directory."""
     return f"{first}:{paths}" if paths else str(first)

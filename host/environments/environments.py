@@ -44,7 +44,7 @@ class Environments:
         self._builder = EnvironmentBuilder(cache, self._sources, seconds)
 
     async def prepare(self, config: ModelConfig, directory: Path) -> Environment | None:
-        """Find, unpack or build the environment of the model in `directory`.
+        """Finds, unpacks or builds the environment of the model in `directory`.
 
         Returns None if the model runs on the host's Python. Raises HostError.
         """
@@ -87,7 +87,7 @@ class Environments:
         return await interpreter.check_interpreter(environment, self._seconds, advice)
 
     async def close(self) -> None:
-        """Cancel running preparations and remove unpacked archives. All stubs must have ended."""
+        """Cancels running preparations and removes unpacked archives. All stubs must have ended."""
         await self._builder.close()
         await self._extractions.close()
         await asyncio.to_thread(self._private_directory.close)
@@ -99,7 +99,7 @@ def needs_environment(config: ModelConfig) -> bool:
 
 
 def check_environment(config: ModelConfig, directory: Path) -> None:
-    """Check that the environment or requirements file of a configuration exists.
+    """Checks that the environment or requirements file of a configuration exists.
 
     Prepares nothing. Raises HostError.
     """
@@ -142,7 +142,7 @@ def _check_activate(root: Path) -> None:
 
 
 def _resolve_path(path: str, directory: Path) -> tuple[Path, os.stat_result]:
-    """Resolve a path, relative to the working directory; return it with its file status."""
+    """Resolves a path, relative to the working directory; returns it with its file status."""
     try:
         canonical = Path(path).resolve(strict=True)
         return canonical, canonical.stat()

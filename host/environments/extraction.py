@@ -45,7 +45,7 @@ class ArchiveCache:
         self._removals: set[asyncio.Future[None]] = set()
 
     async def get_environment(self, archive: Path, changed: int) -> Environment:
-        """Unpack the archive at a canonical path, unless this has been done. Raises HostError.
+        """Unpacks the archive at a canonical path, unless this has been done. Raises HostError.
 
         `changed` is the archive's modification time in nanoseconds. An archive that has changed is
         unpacked again; the old folder is removed when no model uses it any more.
@@ -92,7 +92,7 @@ class ArchiveCache:
             raise
 
     async def _relocate(self, environment: Environment) -> None:
-        """Run `conda-unpack`, if there is one: it rewrites the paths in the environment."""
+        """Runs `conda-unpack`, if there is one: it rewrites the paths in the environment."""
         script = environment.root / "bin" / "conda-unpack"
         if script.is_file():
             await run_program(
@@ -107,7 +107,7 @@ class ArchiveCache:
         self._remove_if_unused(extraction)
 
     def _remove_if_unused(self, extraction: Extraction) -> None:
-        """Remove an old, unused folder. The newest one is kept for later models."""
+        """Removes an old, unused folder. The newest one is kept for later models."""
         if extraction.users or self._current[extraction.archive] is extraction:
             return
         removal = asyncio.ensure_future(asyncio.to_thread(shutil.rmtree, extraction.root, True))
@@ -115,7 +115,7 @@ class ArchiveCache:
         removal.add_done_callback(self._removals.discard)
 
     async def close(self) -> None:
-        """Cancel running extractions. The caller removes the folder."""
+        """Cancels running extractions. The caller removes the folder."""
         await self._single_flight.close()
         if self._removals:
             await asyncio.wait(self._removals)

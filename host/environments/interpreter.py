@@ -52,7 +52,7 @@ class _Probe:
 
 
 async def check_interpreter(environment: Environment, seconds: float, advice: str) -> Environment:
-    """Raise HostError INTERNAL if stubs cannot run in the environment.
+    """Raises HostError INTERNAL if stubs cannot run in the environment.
 
     An environment that was packed for Triton has no pyzmq and no msgspec. If its Python has the
     binary interface of the host's, the returned environment uses the host's packages instead.
@@ -99,7 +99,7 @@ async def check_interpreter(environment: Environment, seconds: float, advice: st
 async def _lend_packages(
     environment: Environment, names: tuple[str, ...], abi: str | None, seconds: float
 ) -> Environment | None:
-    """Return the environment with these packages of the host, or None if it cannot use them.
+    """Returns the environment with these packages of the host, or None if it cannot use them.
 
     Raises HostError INTERNAL if no links to them can be made, for example on a full disk.
     """
@@ -122,7 +122,7 @@ async def _lend_packages(
 
 
 async def _probe(environment: Environment, seconds: float, sources: Path | str = "") -> _Probe:
-    """Ask the interpreter for its version and try the imports, first from `sources`."""
+    """Asks the interpreter for its version and tries the imports, first from `sources`."""
     output = await run_program(
         [environment.python, "-c", _PROBE_SCRIPT, sources, *REQUIRED_PACKAGES],
         timeout_s=seconds,

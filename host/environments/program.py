@@ -54,7 +54,7 @@ async def run_program(
     inherited_fds: Sequence[int] = (),
     timeout_source: str = "the limit of --environment-timeout-secs",
 ) -> list[str]:
-    """Run a program until it ends; return its last lines of output.
+    """Runs a program until it ends; returns its last lines of output.
 
     `name` is the program's name in errors (default: the first word of the command). `on_line` is
     called with every line of output. `inherited_fds` are file descriptors that the program
@@ -94,7 +94,7 @@ def _start(
     cwd: Path | None,
     inherited_fds: Sequence[int],
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a new session.
+    """Starts a program in a new session.
 
     This does not use the event loop's way to start processes: uvloop forks, and gRPC's fork
     handlers can crash the child.
@@ -114,7 +114,7 @@ def _start(
 async def _wait_for_exit(
     process: subprocess.Popen[bytes], on_line: Callable[[str], None], seconds: float
 ) -> bool:
-    """Wait until the program has ended and its output is closed; False after `seconds`."""
+    """Waits until the program has ended and its output is closed; False after `seconds`."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     pidfd = os.pidfd_open(process.pid)

@@ -69,7 +69,7 @@ class Requirements:
 
 
 def read_requirements(path: Path, directory: Path) -> Requirements:
-    """Read a requirements file of the model in `directory`.
+    """Reads a requirements file of the model in `directory`.
 
     Raises HostError INVALID_ARG, also if the file names a file outside of the directory.
     """
@@ -121,7 +121,7 @@ class _RequirementsReader:
 
 
 def _check_inside(named: Path, path: Path, subject: str, directory: Path) -> None:
-    """Raise HostError unless a path stays in the directory, also once links are resolved."""
+    """Raises HostError unless a path stays in the directory, also once links are resolved."""
     written = Path(os.path.normpath(named)).is_relative_to(os.path.normpath(directory))
     resolved = Path(os.path.realpath(named)).is_relative_to(os.path.realpath(directory))
     if not (written and resolved):

@@ -70,7 +70,7 @@ def _option_parser() -> _Parser:
 
 
 def decode_requirements(data: bytes) -> str:
-    """Decode a requirements file.
+    """Decodes a requirements file.
 
     pip also reads other encodings than UTF-8. They are refused, so that pip cannot read a file
     differently than this module. Raises InvalidLine.
@@ -88,7 +88,7 @@ def decode_requirements(data: bytes) -> str:
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and the content of each line, without comments, with variables replaced.
+    """Yields the number and the content of each line, without comments, with variables replaced.
 
     A backslash joins a line to the next one.
     """
@@ -112,7 +112,7 @@ def _finished(line: str) -> str:
 
 
 def named_files(line: str) -> NamedFiles:
-    """Find the files that a logical line of a requirements file names. Raises InvalidLine."""
+    """Finds the files that a logical line of a requirements file names. Raises InvalidLine."""
     words = line.split(" ")
     count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     try:

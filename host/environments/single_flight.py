@@ -21,7 +21,7 @@ class SingleFlight(Generic[_Result]):
         self._closed = False
 
     async def run_once(self, key: Hashable, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Run the work, or wait for a run with the same key that has not ended.
+        """Runs the work, or waits for a run with the same key that has not ended.
 
         Cancelling one caller does not cancel the work. Raises the work's exception, and HostError
         UNAVAILABLE after `close`.
@@ -43,7 +43,7 @@ class SingleFlight(Generic[_Result]):
             task.exception()  # marks the exception as retrieved: the callers may be cancelled
 
     async def close(self) -> None:
-        """Cancel all running work and wait for its end."""
+        """Cancels all running work and waits for its end."""
         self._closed = True
         running = list(self._running.values())
         for task in running:

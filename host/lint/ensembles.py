@@ -19,7 +19,7 @@ from host.models.registry import Registry
 
 
 def check_ensembles(models: Mapping[str, CheckedModel]) -> None:
-    """Add to the problems of each ensemble what it and its members have between them."""
+    """Adds to the problems of each ensemble what it and its members have between them."""
     known = DependencyGraph(Registry())
     ensembles = {
         name: model.config

@@ -95,7 +95,7 @@ class CheckedModel:
         at: Position | None = None,
         warning: bool = False,
     ) -> None:
-        """Add a problem of the configuration, unless it is about a guessed field."""
+        """Adds a problem of the configuration, unless it is about a guessed field."""
         path = Path(self.source.path)
         path = path if path.exists() else self.directory
         at = at or self.source.position(field)
@@ -104,7 +104,7 @@ class CheckedModel:
 
     @contextmanager
     def report_to(self, field: str, advice: str = "") -> Iterator[None]:
-        """Report a HostError raised in the block as a problem of that field."""
+        """Reports a HostError raised in the block as a problem of that field."""
         try:
             yield
         except HostError as error:
@@ -112,7 +112,7 @@ class CheckedModel:
 
 
 def check_model(directory: ModelDirectory, settings: LintSettings) -> CheckedModel:
-    """Check a model without running it or reading other models. Reads files, so it blocks."""
+    """Checks a model without running it or reading other models. Reads files, so it blocks."""
     path = config_file(directory.path, settings.config_name)
     model = CheckedModel(directory.name, directory.path, ConfigSource(str(path)))
     handler = _Warnings(model)
@@ -129,7 +129,7 @@ def check_model(directory: ModelDirectory, settings: LintSettings) -> CheckedMod
 
 
 def _read(model: CheckedModel, settings: LintSettings) -> ModelConfig | None:
-    """Parse the configuration file, repaired where possible. Returns None if it is unusable."""
+    """Parses the configuration file, repaired where possible. Returns None if it is unusable."""
     path = model.source.path
     config = None
     with model.report_to(""):
@@ -152,7 +152,7 @@ def _read(model: CheckedModel, settings: LintSettings) -> ModelConfig | None:
 
 
 def _check_unconfigured(model: CheckedModel) -> None:
-    """Check the Python files of a model whose configuration is unusable."""
+    """Checks the Python files of a model whose configuration is unusable."""
     with model.report_to(""):
         files = (model.directory / str(v) / "model.py" for v in list_versions(model.directory))
         for path in filter(Path.is_file, files):
@@ -174,7 +174,7 @@ def _check_config(model: CheckedModel, config: ModelConfig, settings: LintSettin
 
 
 def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSettings) -> bool:
-    """Check the versions; return whether the code of one may complete the configuration.
+    """Checks the versions; returns whether the code of one may complete the configuration.
 
     Code that is missing or unknown may do so.
     """
@@ -201,7 +201,7 @@ def _check_versions(model: CheckedModel, config: ModelConfig, settings: LintSett
 def _check_code(
     model: CheckedModel, config: ModelConfig, version: int, path: Path, settings: LintSettings
 ) -> bool:
-    """Check the code of one version; return whether it may complete the configuration."""
+    """Checks the code of one version; returns whether it may complete the configuration."""
     with model.report_to("backend"):
         source, _ = settings.backends.find_backend(
             model.directory, version, LoadedConfig(config, None)
@@ -226,7 +226,7 @@ def _check_code(
 
 
 def _check_tensors(model: CheckedModel, config: ModelConfig, may_complete: bool) -> None:
-    """Check the tensors, except those that the model itself may still complete."""
+    """Checks the tensors, except those that the model itself may still complete."""
     model.complete = not may_complete and not model.guessed
     unsaid = {
         f"{kind}[{index}]"
@@ -242,7 +242,7 @@ def _check_tensors(model: CheckedModel, config: ModelConfig, may_complete: bool)
 
 
 def _check_duplicates(model: CheckedModel, config: ModelConfig) -> None:
-    """Warn of names that `input` or `output` lists twice."""
+    """Warns of names that `input` or `output` lists twice."""
     for kind, effect in (
         ("input", "the entries count as one; Triton refuses every request to the model"),
         ("output", "a response contains it once"),
@@ -277,7 +277,7 @@ def _check_files(model: CheckedModel, config: ModelConfig) -> None:
 
 
 def _check_openai(model: CheckedModel, config: ModelConfig) -> None:
-    """Check the `OPENAI` parameters; against the tensors only if these are known."""
+    """Checks the `OPENAI` parameters; against the tensors only if these are known."""
     findings = list(check_defaults(config))
     if model.complete and not findings:
         version = max(model.versions, default=1)
@@ -293,7 +293,7 @@ def _check_openai(model: CheckedModel, config: ModelConfig) -> None:
 
 
 def _with_single_entries(config: ModelConfig, path: str) -> Iterator[tuple[str, ModelConfig]]:
-    """Yield a copy of the configuration for each entry of a list, with only this entry in it."""
+    """Yields a copy of the configuration for each entry of a list, with only this entry in it."""
     for index, _ in enumerate(reduce(getattr, path.split("."), config)):
         one = new_config()
         one.CopyFrom(config)

@@ -21,7 +21,9 @@ class _UnrecoverableSyntax(Exception):
 
 
 class RecoveringReader(PbtxtReader):
-    """Reads one text, once. Call `read_all`, then read:
+    """Reads one text, once.
+
+    After `read_all`, it has:
 
     * `problems`: all errors, in the order of the text;
     * `leftovers`: strings that contain a `${variable}`, which is valid but may be a mistake;
@@ -41,7 +43,7 @@ class RecoveringReader(PbtxtReader):
         self._doubled: set[Position] = set()
 
     def read_all(self, descriptor: Any) -> None:
-        """Read the whole text and continue after errors."""
+        """Reads the whole text and continues after errors."""
         try:
             self._fields(descriptor)
         except _UnrecoverableSyntax:
@@ -83,7 +85,7 @@ class RecoveringReader(PbtxtReader):
         return ""
 
     def _drop_text(self, start: Position) -> None:
-        """Remove the entry that ends here, with the separator after it."""
+        """Removes the entry that ends here, with the separator after it."""
         if not self._tokens.TryConsume(","):
             self._tokens.TryConsume(";")
         self._replace(start, "")
@@ -156,14 +158,14 @@ class RecoveringReader(PbtxtReader):
         return ""
 
     def _guess_value(self, start: Position, path: str, value: str) -> None:
-        """Replace the value at `start` by a neutral one; skip it if it has not been read."""
+        """Replaces the value at `start` by a neutral one; skips it if it has not been read."""
         if self._here() == start:
             self._skip_value()
         self._replace(start, value)
         self.guessed.add(path)
 
     def _skip_value(self) -> None:
-        """Skip a value of any type."""
+        """Skips a value of any type."""
         if self._skip_template():
             return
         closing = [_BRACKETS.get(self._tokens.token, "")]
@@ -183,7 +185,7 @@ class RecoveringReader(PbtxtReader):
             self._tokens.NextToken()
 
     def _skip_template(self) -> bool:
-        """Skip a `${variable}`; return whether there was one."""
+        """Skips a `${variable}`; returns whether there was one."""
         start = self._offset(self._here())
         template = TEMPLATE.match(self._text, start)
         if template is None:
@@ -193,7 +195,7 @@ class RecoveringReader(PbtxtReader):
         return True
 
     def _replace(self, start: Position, replacement: str) -> None:
-        """Replace the text from `start` to the current token."""
+        """Replaces the text from `start` to the current token."""
         end = len(self._text) if self._tokens.AtEnd() else self._offset(self._here())
         # The spaces keep adjacent tokens apart.
         self._edits.append((self._offset(start), end, f" {replacement} "))

@@ -79,7 +79,7 @@ class _FamilyObject:
         return series
 
     def release_series(self) -> None:
-        """Remove every series that no other family object holds."""
+        """Removes every series that no other family object holds."""
         for labels in self.labels:
             series = self.shared.series[labels]
             series.reference_count -= 1
@@ -95,7 +95,7 @@ class _MetricObject:
     series: _Series
 
     def check_supported(self, operation: str, error: Callable[[str], Exception]) -> None:
-        """Raise `error` unless metrics of this kind have the operation."""
+        """Raises `error` unless metrics of this kind have the operation."""
         kind = self.family.shared.kind
         if kind not in _SUPPORTED_KINDS[operation]:
             name = operation.capitalize()
@@ -131,7 +131,7 @@ class CustomMetrics:
     def new_family(
         self, owner: object, family: int, name: str, description: str, kind: int
     ) -> None:
-        """Register a family object. A family of the same name keeps its description.
+        """Registers a family object. A family of the same name keeps its description.
 
         Raises HostError INVALID_ARG if the name is invalid or the family has another kind.
         """
@@ -157,7 +157,7 @@ class CustomMetrics:
         labels: dict[str, str],
         buckets: list[float] | None,
     ) -> None:
-        """Register a metric object in a family object of the same owner.
+        """Registers a metric object in a family object of the same owner.
 
         `buckets` are the upper bounds of a histogram; +Inf may be left out. If the series exists,
         it keeps its bounds. Raises HostError NOT_FOUND without the family object, INVALID_ARG for
@@ -176,7 +176,7 @@ class CustomMetrics:
         objects.metrics[metric] = _MetricObject(family_object, series)
 
     def update_metric(self, owner: object, metric: int, change: str, value: float) -> None:
-        """Apply `increment`, `set` or `observe`. A released metric is ignored.
+        """Applies `increment`, `set` or `observe`. A released metric is ignored.
 
         Raises ValueError if the kind does not have the change; stubs check this before they send.
         """
@@ -207,7 +207,7 @@ class CustomMetrics:
         return None if objects is None else objects.metrics.get(metric)
 
     def release_objects(self, owner: object, families: list[int], metrics: list[int]) -> None:
-        """Release objects that the model has deleted. Unknown numbers are ignored.
+        """Releases objects that the model has deleted. Unknown numbers are ignored.
 
         Releasing a family object also releases its metric objects.
         """
@@ -228,14 +228,14 @@ class CustomMetrics:
             del self._owners[owner]
 
     def remove_owner(self, owner: object) -> None:
-        """Release all objects of a stub that has ended."""
+        """Releases all objects of a stub that has ended."""
         objects = self._owners.pop(owner, None)
         if objects is not None:
             for family_object in objects.families.values():
                 family_object.release_series()
 
     def collect(self) -> Iterator[MetricFamily]:
-        """Yield every family that was ever registered, in the order of first registration."""
+        """Yields every family that was ever registered, in the order of first registration."""
         for shared in self._families.values():
             family = MetricFamily(shared.name, shared.help, shared.kind)
             for labels, series in sorted(shared.series.items()):

@@ -59,7 +59,7 @@ def _labels(sample: Sample) -> str:
 
 
 def number(value: float) -> str:
-    """Format a value like Triton: `0`, `7.55`, `1e+16`, `+Inf`, `Nan`."""
+    """Formats a value like Triton: `0`, `7.55`, `1e+16`, `+Inf`, `Nan`."""
     if isinstance(value, int):
         return str(value)
     if math.isnan(value):

@@ -45,7 +45,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value. Bounds are inclusive, and NaN is counted only in the last bucket."""
+        """Counts a value. Bounds are inclusive, and NaN is counted only in the last bucket."""
         place = len(self.bounds) if math.isnan(value) else bisect_left(self.bounds, value)
         self.counts[place] += times
         self.total += value * times
@@ -61,11 +61,11 @@ class MetricFamily:
     samples: list[Sample] = field(default_factory=list)
 
     def add(self, labels: Labels, value: float) -> None:
-        """Add the value of a counter or gauge."""
+        """Adds the value of a counter or gauge."""
         self.samples.append(Sample("", labels, value))
 
     def add_histogram(self, labels: Labels, histogram: Histogram) -> None:
-        """Add count, sum and cumulative buckets; the last bucket is +Inf."""
+        """Adds count, sum and cumulative buckets; the last bucket is +Inf."""
         self._add_head(labels, sum(histogram.counts), histogram.total)
         below = 0
         bounds = (*histogram.bounds, math.inf)
@@ -76,7 +76,7 @@ class MetricFamily:
     def add_summary(
         self, labels: Labels, count: int, total: float, quantiles: Iterable[tuple[float, float]]
     ) -> None:
-        """Add count, sum, and (quantile, value) pairs."""
+        """Adds count, sum, and (quantile, value) pairs."""
         self._add_head(labels, count, total)
         for quantile, value in quantiles:
             self.samples.append(Sample("", labels, value, ("quantile", quantile)))
@@ -87,5 +87,5 @@ class MetricFamily:
 
 
 def labels_of(texts: Mapping[str, str]) -> Labels:
-    """Convert a mapping to labels."""
+    """Converts a mapping to labels."""
     return tuple(sorted(texts.items()))

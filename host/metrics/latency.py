@@ -61,7 +61,7 @@ class Summary:
         self._slice_end = clock() + _SLICE_SECONDS
 
     def observe(self, value: int) -> None:
-        """Add a value."""
+        """Adds a value."""
         self._rotate_slices()
         self.count += 1
         self.total += value
@@ -87,7 +87,7 @@ class Summary:
         return list(zip(self._quantiles, map(float, found), strict=True))
 
     def _rotate_slices(self) -> None:
-        """Start new slices if the time of the current one is over."""
+        """Starts new slices if the time of the current one is over."""
         now = self._clock()
         if now < self._slice_end:
             return
@@ -118,7 +118,7 @@ class Latencies:
     def record_success(
         self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
-        """Record a request that the model answered."""
+        """Records a request that the model answered."""
         for summary, ns in (
             (self.request, total_ns),
             (self.queue, queue_ns),
@@ -130,18 +130,18 @@ class Latencies:
                 summary.observe(max(0, ns) // 1000)
 
     def record_cache_hit(self, queue_ns: int, lookup_ns: int) -> None:
-        """Record a request that was answered from the response cache."""
+        """Records a request that was answered from the response cache."""
         for summary, ns in ((self.queue, queue_ns), (self.cache_hit, lookup_ns)):
             if summary is not None:
                 summary.observe(max(0, ns) // 1000)
 
     def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
-        """Record a successful request that was not in the response cache."""
+        """Records a successful request that was not in the response cache."""
         if self.cache_miss is not None:
             self.cache_miss.observe(lookup_and_insert_ns // 1000)
 
     def inherit_from(self, predecessor: Latencies) -> None:
-        """Continue the summaries and the histogram of the version that this one replaces."""
+        """Continues the summaries and the histogram of the version that this one replaces."""
         for name in (
             *("request", "queue", "compute_input", "compute_infer", "compute_output"),
             *("cache_hit", "cache_miss"),
@@ -153,7 +153,7 @@ class Latencies:
             self.first_response = other
 
     def record_first_response(self, call: Call) -> None:
-        """Record the first response of a request."""
+        """Records the first response of a request."""
         if self.first_response is not None and not call.failed:
             self.first_response.observe((time.monotonic_ns() - call.received_ns) // 1_000_000)
 

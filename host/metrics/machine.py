@@ -28,7 +28,7 @@ class MachineMetrics:
         self._gauges: dict[str, float] = {}
 
     def sample(self) -> None:
-        """Read the files and compute the gauges."""
+        """Reads the files and computes the gauges."""
         self._gauges = {}
         try:
             ticks = _ticks(self._stat.read_text())
@@ -44,7 +44,7 @@ class MachineMetrics:
         }
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """Add the gauges of the last `sample` to the snapshot."""
+        """Adds the gauges of the last `sample` to the snapshot."""
         for name, value in self._gauges.items():
             snapshot[name].add((), value)
 

@@ -125,12 +125,12 @@ class ModelMetrics:
         self._successor: ModelMetrics | None = None
 
     def set_namespace(self, namespace: str) -> None:
-        """Add the label `namespace`, unless it is empty: model names are local to it."""
+        """Adds the label `namespace`, unless it is empty: model names are local to it."""
         if namespace:
             self.labels = labels_of({**dict(self.labels), "namespace": namespace})
 
     def inherit_from(self, predecessor: ModelMetrics) -> None:
-        """Continue the series of a version that this one replaces, if the labels are the same."""
+        """Continues the series of a version that this one replaces, if the labels are the same."""
         if predecessor.labels != self.labels:
             return
         predecessor._successor = self
@@ -140,7 +140,7 @@ class ModelMetrics:
             self.latencies.inherit_from(predecessor.latencies)
 
     def merge_into_successor(self) -> None:
-        """Add the totals to the successor, if any. Called when this version has ended."""
+        """Adds the totals to the successor, if any. Called when this version has ended."""
         successor, self._successor = self._successor, None
         if successor is None:
             return
@@ -162,7 +162,7 @@ class ModelMetrics:
         return total
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """Add every series of this version to the snapshot."""
+        """Adds every series of this version to the snapshot."""
         labels, totals = self.labels, self.totals()
         snapshot["nv_inference_request_success"].add(labels, totals.success)
         for reason in FailureReason:

@@ -34,7 +34,7 @@ def render_open_metrics(families: Sequence[MetricFamily]) -> bytes:
 
 
 def _open_metrics_family(family: MetricFamily, names: set[str]) -> Metric:
-    """Convert a family to OpenMetrics; every series keeps its name of the text format.
+    """Converts a family to OpenMetrics; every series keeps its name of the text format.
 
     OpenMetrics requires that names of counters end in `_total`. A counter with another name gets
     the type `unknown`: Prometheus prefers OpenMetrics, and dashboards for Triton must still find

@@ -28,7 +28,7 @@ class ProcessMetrics:
         self._booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def collect_into(self, snapshot: MetricsSnapshot) -> None:
-        """Add the numbers of now; reads `/proc`."""
+        """Adds the numbers of now; reads `/proc`."""
         snapshot["pbhost_build_info"].add(self._build, 1)
         max_fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         values = {"max_fds": float(max_fds)}

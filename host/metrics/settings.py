@@ -38,7 +38,7 @@ class MetricsSettings:
 
     @classmethod
     def from_texts(cls, texts: Sequence[str]) -> MetricsSettings:
-        """Parse texts `<setting>=<value>`. The last value of a repeated setting is used."""
+        """Parses texts `<setting>=<value>`. The last value of a repeated setting is used."""
         given = dict(text.split("=", 1) for text in texts)
         quantiles, warnings = _quantiles(given.pop("summary_quantiles", ""))
         made: dict[str, bool] = {}
@@ -56,7 +56,7 @@ class MetricsSettings:
 
 
 def _quantiles(text: str) -> tuple[tuple[float, ...], list[str]]:
-    """Parse `<quantile>:<error>,...`; returns the valid quantiles, and warnings for the others.
+    """Parses `<quantile>:<error>,...`; returns the valid quantiles, and warnings for the others.
 
     The error is the tolerance of Triton's estimate. It is not used here. As in Triton, text after a
     number is ignored.
@@ -79,7 +79,7 @@ def _quantiles(text: str) -> tuple[tuple[float, ...], list[str]]:
 
 
 def _read_number(text: str) -> float:
-    """Read the longest prefix that is a finite number, like `strtod` of C. Raises ValueError."""
+    """Reads the longest prefix that is a finite number, like `strtod` of C. Raises ValueError."""
     found = _NUMBER.match(text)
     if found is None:
         raise ValueError(text)

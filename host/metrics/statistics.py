@@ -18,13 +18,13 @@ class LatencyRecorder(Protocol):
     def record_success(
         self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
-        """Record a request that the model answered."""
+        """Records a request that the model answered."""
 
     def record_cache_hit(self, queue_ns: int, lookup_ns: int) -> None:
-        """Record a request that was answered from the response cache."""
+        """Records a request that was answered from the response cache."""
 
     def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
-        """Record a successful request that was not in the response cache."""
+        """Records a successful request that was not in the response cache."""
 
 
 class InferenceCounters:
@@ -76,7 +76,7 @@ class InferenceCounters:
         self._batches: dict[int, list[int]] = {}  # size: count, input, infer and output ns
 
     def record_batch(self, calls: Sequence[Call], times: ExecutionTimes, late: int = 0) -> None:
-        """Record an execution that has ended, and its calls that did not fail.
+        """Records an execution that has ended, and its calls that did not fail.
 
         Each of these calls is charged with the full times of the batch. Failed calls are recorded
         with `record_failure`. Calls that are answered later are recorded with
@@ -117,7 +117,7 @@ class InferenceCounters:
     def record_execution(
         self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
-        """Record an execution with `batch_size` elements, without its requests."""
+        """Records an execution with `batch_size` elements, without its requests."""
         self._executions += 1
         self._last_inference = time.time_ns() // 1_000_000
         batch = self._batches.get(batch_size)
@@ -137,7 +137,7 @@ class InferenceCounters:
         infer_ns: int,
         output_ns: int,
     ) -> None:
-        """Record a request that the model answered."""
+        """Records a request that the model answered."""
         self._inferences += batch_size
         self._success += 1
         self._success_ns += total_ns
@@ -152,13 +152,13 @@ class InferenceCounters:
             self.latencies.record_success(total_ns, queue_ns, input_ns, infer_ns, output_ns)
 
     def add_compute_times(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """Add compute times to a request that is already recorded."""
+        """Adds compute times to a request that is already recorded."""
         self._input_ns += input_ns
         self._infer_ns += infer_ns
         self._output_ns += output_ns
 
     def record_late_success(self, call: Call, times: ExecutionTimes) -> None:
-        """Record a call whose last response came after the end of its execution."""
+        """Records a call whose last response came after the end of its execution."""
         self.record_success(
             call.request.batch_size,
             time.monotonic_ns() - call.received_ns,
@@ -169,13 +169,13 @@ class InferenceCounters:
         )
 
     def record_failure(self, total_ns: int, reason: FailureReason = FailureReason.OTHER) -> None:
-        """Record a queued request that ended with an error."""
+        """Records a queued request that ended with an error."""
         self.failures[reason] += 1
         self._fail += 1
         self._fail_ns += total_ns
 
     def record_cache_hit(self, total_ns: int, queue_ns: int, lookup_ns: int) -> None:
-        """Record a request that was answered from the response cache, without an inference."""
+        """Records a request that was answered from the response cache, without an inference."""
         self._success += 1
         self._success_ns += total_ns
         self.latency_counts.add_latency(total_ns)
@@ -186,7 +186,7 @@ class InferenceCounters:
             self.latencies.record_cache_hit(queue_ns, lookup_ns)
 
     def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
-        """Record a successful request that was not in the cache: time of lookup and insertion."""
+        """Records a successful request that was not in the cache: time of lookup and insertion."""
         self._misses += 1
         self._miss_ns += lookup_and_insert_ns
         self._success_ns += lookup_and_insert_ns

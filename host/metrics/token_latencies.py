@@ -28,7 +28,7 @@ class TokenLatencies:
         self.inter_token = Histogram(_BETWEEN_BOUNDS)
 
     def histograms(self) -> dict[str, Histogram]:
-        """Return the histograms by the names of their metrics; none if no text was streamed."""
+        """Returns the histograms by the names of their metrics; none if no text was streamed."""
         if not any(self.time_to_first_token.counts):
             return {}
         return {TIME_TO_FIRST_TOKEN: self.time_to_first_token, INTER_TOKEN: self.inter_token}
@@ -65,7 +65,7 @@ class TokenTimer:
         self._last: dict[int, float] = {}
 
     def record_token(self, choice: int) -> None:
-        """Record that the model gave the next piece of a choice."""
+        """Records that the model gave the next piece of a choice."""
         now = self._clock()
         last = self._last.get(choice)
         if last is None:

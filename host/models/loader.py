@@ -1,5 +1,6 @@
 """Loads one version of a model that runs in stubs: completes its configuration and starts
-instances."""
+instances.
+"""
 
 from __future__ import annotations
 

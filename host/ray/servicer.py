@@ -160,6 +160,6 @@ def _report_lost_replica(context: Any) -> None:
 
 
 def set_status(context: Any, code: int, message: str) -> None:
-    """Set the status of a call at its context in a replica. `code`: a number of gRPC."""
+    """Sets the status of a call at its context in a replica. `code`: a number of gRPC."""
     context.set_code(next(status for status in grpc.StatusCode if status.value[0] == code))
     context.set_details(message)

@@ -106,7 +106,8 @@ class Repository:
 
     def qualified_names(self, name: str) -> list[str]:
         """The qualified names of all models of this name; without namespaces the name itself.
-        Blocks."""
+        Blocks.
+        """
         if not self.namespaces:
             return [name]
         return [

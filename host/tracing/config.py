@@ -56,7 +56,7 @@ class TraceConfig:
     def from_settings(
         cls, settings: Iterable[tuple[str, str, str]], environment: Mapping[str, str] = os.environ
     ) -> TraceConfig:
-        """Build the configuration from tuples (mode or "", setting, value).
+        """Builds the configuration from tuples (mode or "", setting, value).
 
         The last value of a repeated setting is used; levels and resource attributes accumulate.
         The caller has validated the values.

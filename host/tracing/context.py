@@ -27,7 +27,7 @@ class RemoteSpan:
 
 
 def parse_trace_context(header: Header) -> RemoteSpan | None:
-    """Parse the headers `traceparent` and `tracestate`; None without a valid `traceparent`."""
+    """Parses the headers `traceparent` and `tracestate`; None without a valid `traceparent`."""
     text = header("traceparent")
     found = None if text is None else _TRACEPARENT.fullmatch(text.strip())
     if found is None:

@@ -60,7 +60,7 @@ class FileSink:
         self._on_complete = on_complete
 
     def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
-        """Buffer a trace; write the buffer every `log_frequency` traces and at the end of `count`.
+        """Buffers a trace; writes the buffer every `log_frequency` traces, and after `count`.
 
         Without a frequency and a count, the traces go to the file without a number in its name, so
         the buffer only saves writes.
@@ -76,7 +76,7 @@ class FileSink:
             self._write_file(setting, self._file.append)
 
     def flush_setting(self, setting: TraceSetting) -> None:
-        """Write the traces that are still in the buffer."""
+        """Writes the traces that are still in the buffer."""
         file = self._file
         self._write_file(setting, file.write_next if setting.values.log_frequency else file.append)
 
@@ -100,24 +100,24 @@ class TraceFile:
         self._thread = ThreadPoolExecutor(1, "pbhost-traces")
 
     def append(self, traces: Sequence[str]) -> None:
-        """Append traces to the file without a number; the first call replaces an old file."""
+        """Appends traces to the file without a number; the first call replaces an old file."""
         write = _append_to_file if self._created else _write_file
         self._created = True
         self._thread.submit(write, self.path, ",".join(traces))
 
     def write_next(self, traces: Sequence[str]) -> None:
-        """Write traces to the next numbered file."""
+        """Writes traces to the next numbered file."""
         path = f"{self.path}.{self._index}"
         self._index += 1
         self._thread.submit(_write_file, path, ",".join(traces))
 
     def close(self) -> None:
-        """Wait until everything is written."""
+        """Waits until everything is written."""
         self._thread.shutdown()
 
 
 def _write_file(path: str, elements: str) -> None:
-    """Create or replace a file that is a JSON array of these elements."""
+    """Creates or replaces a file that is a JSON array of these elements."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(f"[{elements}]")
@@ -126,7 +126,7 @@ def _write_file(path: str, elements: str) -> None:
 
 
 def _append_to_file(path: str, elements: str) -> None:
-    """Append elements to the JSON array in a file."""
+    """Appends elements to the JSON array in a file."""
     try:
         with open(path, "r+b") as file:
             file.seek(-1, os.SEEK_END)

@@ -73,7 +73,7 @@ class TraceSettings:
         return self._models.get(model, self._global).setting
 
     def update(self, model: str, change: SettingChanges) -> None:
-        """Change the setting of a model, or the global setting if `model` is "".
+        """Changes the setting of a model, or the global setting if `model` is "".
 
         Raises HostError INVALID_ARG if no request could be traced then; nothing is changed.
         """
@@ -103,7 +103,7 @@ class TraceSettings:
     def _replace_model(
         self, model: str, overrides: Overrides, defaults: TraceSettingValues
     ) -> None:
-        """Retire the setting of a model. Without overrides, the model has none of its own."""
+        """Retires the setting of a model. Without overrides, the model has none of its own."""
         scope = self._models.pop(model, None)
         if scope is not None:
             scope.setting.retire()
@@ -143,7 +143,7 @@ class TraceSettings:
         return described | {"trace_mode": config.mode} | config.describe()
 
     def retire_all(self) -> None:
-        """Stop tracing requests, and have the sink write every trace that is complete."""
+        """Stops tracing requests, and has the sink write every trace that is complete."""
         self.enabled = False
         for scope in (*self._models.values(), self._global):
             scope.setting.retire()

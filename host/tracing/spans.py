@@ -68,7 +68,7 @@ class SpanSink:
         )
 
     def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
-        """Pass the spans of a complete trace to the exporter."""
+        """Passes the spans of a complete trace to the exporter."""
         self._on_complete(tree)
         # Events have monotonic times and spans need wall-clock times.
         offset = time.time_ns() - time.monotonic_ns()
@@ -77,10 +77,10 @@ class SpanSink:
                 self._processor.on_end(span)
 
     def flush_setting(self, setting: TraceSetting) -> None:
-        """Do nothing: the exporter has no buffer per setting."""
+        """Does nothing: the exporter has no buffer per setting."""
 
     def close(self) -> None:
-        """Send the remaining spans; block until they have arrived or failed."""
+        """Sends the remaining spans; block until they have arrived or failed."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
     def _spans(self, trace: Trace, offset: int) -> Iterator[ReadableSpan]:
@@ -158,7 +158,7 @@ class _HostLog(logging.Handler):
             logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log one record, followed by the message of its exception."""
+        """Logs one record, followed by the message of its exception."""
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             text += f": {record.exc_info[1]}"

@@ -37,7 +37,7 @@ def tensor_json(tensor: Tensor) -> dict[str, str]:
 
 
 def elements(datatype: str, data: Buffer) -> str:
-    """Format the elements of a tensor of a wire datatype, joined by commas.
+    """Formats the elements of a tensor of a wire datatype, joined by commas.
 
     Floats have six significant digits. Strings are in quotation marks, and bytes in them that are
     not UTF-8 are written as backslash escapes.

@@ -32,11 +32,11 @@ class TraceTree:
         self._on_complete = on_complete
 
     def add_pending(self) -> None:
-        """Register work that will still record events."""
+        """Registers work that will still record events."""
         self._pending += 1
 
     def remove_pending(self) -> None:
-        """Unregister work that is finished. The last one completes the tree."""
+        """Unregisters work that is finished. The last one completes the tree."""
         self._pending -= 1
         if not self._pending and not self.ended:
             self.ended = True
@@ -107,7 +107,7 @@ class Trace:
         return self.tree.tensors
 
     def create_child(self) -> Trace:
-        """Create the trace of a BLS request or an ensemble step, for its `InferRequest.trace`.
+        """Creates the trace of a BLS request or an ensemble step, for its `InferRequest.trace`.
 
         It is exported together with this trace. The model that accepts the request starts it.
         """
@@ -119,16 +119,16 @@ class Trace:
     # Called by the endpoint
 
     def start_response(self) -> None:
-        """Record that an endpoint waits for the responses."""
+        """Records that an endpoint waits for the responses."""
         self._awaits_response = True
         self.tree.add_pending()
 
     def record_event(self, name: str, ns: int = 0) -> None:
-        """Record an event of the endpoint, at the time `ns` (0: now)."""
+        """Records an event of the endpoint, at the time `ns` (0: now)."""
         self.endpoint_events.append((name, ns or time.monotonic_ns()))
 
     def finish_response(self) -> None:
-        """Record that the endpoint has finished the request. A second call does nothing."""
+        """Records that the endpoint has finished the request. A second call does nothing."""
         if self._awaits_response:
             self._awaits_response = False
             self.tree.remove_pending()
@@ -136,7 +136,7 @@ class Trace:
     # Called by the model
 
     def start_inference(self, request: InferRequest, model: str, version: int, ns: int) -> None:
-        """Record that a model has accepted the request, which was received at the time `ns`."""
+        """Records that a model has accepted the request, which was received at the time `ns`."""
         if self.tree.ended:
             return  # a BLS request that outlives the request it was made for
         self._inference_started = True
@@ -146,11 +146,11 @@ class Trace:
         self._record_tensors("TENSOR_QUEUE_INPUT", request.inputs)
 
     def reject_inference(self) -> None:
-        """Record that the model has rejected the request after `start_inference`."""
+        """Records that the model has rejected the request after `start_inference`."""
         self._finish_inference()
 
     def start_compute(self) -> TraceLink:
-        """Record that a batch with the request is sent; return the trace context for the stub.
+        """Records that a batch with the request is sent; returns the trace context for the stub.
 
         `finish_compute` must follow.
         """
@@ -169,7 +169,7 @@ class Trace:
         return headers
 
     def finish_compute(self, times: ExecutionTimes | None) -> None:
-        """Record that the batch has ended. `times` is None if the stub process died."""
+        """Records that the batch has ended. `times` is None if the stub process died."""
         if not self._compute_started:
             return
         self._compute_started = False  # the request may be queued and sent again
@@ -183,7 +183,7 @@ class Trace:
         self.tree.remove_pending()
 
     def record_response(self, response: InferResponse | None, final: bool) -> None:
-        """Record a response, or with None only the end of the responses."""
+        """Records a response, or with None only the end of the responses."""
         if response is not None:
             if response.error is not None:
                 self.error = response.error.status_string

@@ -23,10 +23,10 @@ class TraceSink(Protocol):
     """Receives complete traces and writes or sends them."""
 
     def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
-        """Accept a complete trace, which `setting` has sampled."""
+        """Accepts a complete trace, which `setting` has sampled."""
 
     def flush_setting(self, setting: TraceSetting) -> None:
-        """Write what is buffered for a setting: it is replaced, and all its traces are complete."""
+        """Writes what is buffered for a setting that is replaced and whose traces are complete."""
 
 
 class TraceSetting:
@@ -68,7 +68,7 @@ class TraceSetting:
         return TraceSettingValues(values.level, values.rate, self.remaining, values.log_frequency)
 
     def sample_request(self, forced: bool) -> TraceTree | None:
-        """Count a request. Returns a new trace tree if the request is traced, else None.
+        """Counts a request. Returns a new trace tree if the request is traced, else None.
 
         A `forced` request is always traced, whatever the rate and the remaining count are.
         """
@@ -90,7 +90,7 @@ class TraceSetting:
             self._sink.flush_setting(self)
 
     def retire(self) -> None:
-        """Mark the setting as replaced. The sink flushes it when its last trace is complete."""
+        """Marks the setting as replaced. The sink flushes it when its last trace is complete."""
         self._retired = True
         if not self.pending_traces:
             self._sink.flush_setting(self)

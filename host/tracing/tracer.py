@@ -45,7 +45,7 @@ class Tracer:
     # Requests
 
     def start_trace(self, model: str, header: Header) -> Trace | None:
-        """Start the trace of a request to a model; None if the request is not traced."""
+        """Starts the trace of a request to a model; None if the request is not traced."""
         setting = self._settings.find(model)
         if not setting.enabled:
             return None
@@ -79,14 +79,14 @@ class Tracer:
         return self._settings.describe(model)
 
     def update_settings(self, model: str, change: SettingChanges) -> DescribedSettings:
-        """Change settings and return them. Raises HostError, and changes nothing then."""
+        """Changes settings and returns them. Raises HostError, and changes nothing then."""
         self._settings.update(model, change)
         return self._settings.describe(model)
 
     # Shutdown
 
     def close(self) -> None:
-        """Write or send all complete traces. Blocks on the disk or the network."""
+        """Writes or sends all complete traces. Blocks on the disk or the network."""
         self._settings.retire_all()
         if self._file is not None:
             self._file.close()

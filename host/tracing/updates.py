@@ -31,7 +31,7 @@ _INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
 def to_change(
     levels: Sequence[str] | None, numbers: Mapping[str, str | None], *, file: bool, space: str
 ) -> dict[str, Any]:
-    """Convert a client's request to a change for `TraceSettings.update`.
+    """Converts a client's request to a change for `TraceSettings.update`.
 
     `levels` are the level names, None if the request has none; an empty list clears the level.
     A number that is None clears that setting. `file` says whether the request has a trace file.

@@ -25,7 +25,7 @@ class NGrams:
                 self.following[tuple(tokens[end - length : end])][token] += 1
 
     def next_token(self, tokens, generator):
-        """Choose the next token by the longest context that occurs in the text."""
+        """Chooses the next token by the longest context that occurs in the text."""
         for length in range(min(LONGEST, len(tokens)), -1, -1):
             found = self.following.get(tuple(tokens[len(tokens) - length :]))
             if found:
@@ -33,7 +33,7 @@ class NGrams:
         return ""
 
     def generate(self, prompt, seed):
-        """Yield tokens without end."""
+        """Yields tokens without end."""
         generator = random.Random(seed)
         tokens = tokens_of(" " + prompt)
         while True:

@@ -205,7 +205,8 @@ class Arena:
 
     def _punch_free_blocks(self, keep: int) -> None:
         """Punches free blocks out of the file, largest first, until only `keep` bytes keep their
-        memory."""
+        memory.
+        """
         for size in sorted(self._free, reverse=True):
             stack = self._free[size]
             while stack and self.warm > keep:

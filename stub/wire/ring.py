@@ -90,7 +90,8 @@ class RingWriter:
 
     def write_overflow_marker(self) -> bool:
         """Marks that the next frame is sent by ZeroMQ; returns False if even the marker has no
-        room."""
+        room.
+        """
         if self._free_bytes() < _LENGTH.size:
             return False
         _LENGTH.pack_into(self._memory, _START + self._written % _CAPACITY, _OVERFLOW)
@@ -99,7 +100,8 @@ class RingWriter:
 
     def inline_limit(self) -> int:
         """Returns the bytes of inline tensors for the next frame that leave room for further
-        frames."""
+        frames.
+        """
         return max(INLINE_ALWAYS, min(INLINE_LIMIT, self._free_bytes() // 4))
 
     def is_empty(self) -> bool:

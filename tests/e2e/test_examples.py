@@ -90,7 +90,7 @@ class ModelStream(InferStream):
     """A stream to any model."""
 
     def infer(self, model: str, inputs: list[grpcclient.InferInput], **options: Any) -> None:
-        """Send a request."""
+        """Sends a request."""
         self._client.async_stream_infer(model, inputs, **options)
 
 

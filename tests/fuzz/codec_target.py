@@ -48,7 +48,8 @@ SEEDS = [
 
 def check(data: bytes, run: object = None) -> None:
     """Our walk and protobuf agree on which bytes are a message, and on its content; errors are
-    HostErrors."""
+    HostErrors.
+    """
     try:
         expected = pb.ModelInferRequest.FromString(data)
     except DecodeError:

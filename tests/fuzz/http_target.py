@@ -42,7 +42,7 @@ class _Log(logging.Handler):
 
 
 def decode(body: bytes, begin: int) -> None:
-    """Take a body apart whose JSON part has this length."""
+    """Takes a body apart whose JSON part has this length."""
     head = InferenceHeaderReader(JsonInputLimit(MOST)).read(body[:begin])
     request = to_request(head, "m", 1, body, begin, _REGIONS)
     assert all(tensor.name is not None for tensor in request.inputs)

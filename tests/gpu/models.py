@@ -88,6 +88,6 @@ DOUBLES = ASKS.replace("CHANGES", "True")
 
 
 def add(repository: RepositoryBuilder, name: str, model: str, config: str = CONFIG) -> None:
-    """Add a model that finds the library of arrays beside it."""
+    """Adds a model that finds the library of arrays beside it."""
     library = Path(__file__).with_name("producer.py").read_text()
     repository.add(name, model, config, files={"1/producer.py": library})

@@ -26,13 +26,13 @@ class Driver:
         self.call("cuInit", 0)
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call a function that needs no context."""
+        """Calls a function that needs no context."""
         status = getattr(self._library, function)(*arguments)
         if status:
             raise RuntimeError(f"{function} returned {status}")
 
     def run(self, device: int, function: str, *arguments: Any) -> None:
-        """Call a function in the context that everybody uses on that device."""
+        """Calls a function in the context that everybody uses on that device."""
         if device not in self._contexts:
             context = ctypes.c_void_p()
             self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -44,12 +44,12 @@ class Driver:
             self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def write(self, device: int, address: int, array: Any) -> None:
-        """Copy an array to a GPU at once."""
+        """Copies an array to a GPU at once."""
         source, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
         self.run(device, "cuMemcpyHtoD_v2", ctypes.c_uint64(address), source, size)
 
     def read(self, device: int, address: int, like: Any) -> Any:
-        """Return an array like another one from a GPU."""
+        """Returns an array like another one from a GPU."""
         got = np.empty_like(like)
         target, size = ctypes.c_void_p(got.ctypes.data), ctypes.c_size_t(got.nbytes)
         if got.nbytes:
@@ -63,7 +63,7 @@ def _driver(path: str) -> Driver:
 
 
 def driver() -> Driver:
-    """Return the driver of LIBRARY."""
+    """Returns the driver of LIBRARY."""
     return _driver(LIBRARY)
 
 
@@ -106,11 +106,11 @@ class OnGpu:
             self._driver.run(self.device, "cuMemFree_v2", ctypes.c_uint64(self.address))
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return CUDA's device type and the number of the GPU."""
+        """Returns CUDA's device type and the number of the GPU."""
         return (2, self.device)
 
     def __dlpack__(self, stream: int | None = None) -> Any:
-        """Begin to fill the memory, as work of the stream, and return a capsule."""
+        """Begins to fill the memory, as work of the stream, and returns a capsule."""
         current = ctypes.c_int()
         self._driver.call("cuCtxGetDevice", ctypes.byref(current))
         self.streams.append(stream)
@@ -127,11 +127,11 @@ class OnGpu:
         return self.capsule()
 
     def capsule(self) -> Any:
-        """Return a bare capsule, and begin nothing."""
+        """Returns a bare capsule, and begins nothing."""
         return _capsule(self, self._kind)
 
     def fill(self, array: Any = None) -> OnGpu:
-        """Fill the memory at once, with another array of the same size if there is one."""
+        """Fills the memory at once, with another array of the same size if there is one."""
         content = self.source if array is None else np.ascontiguousarray(array)
         self._driver.write(self.device, self.address, content)
         return self
@@ -149,11 +149,11 @@ class Consumed:
         self._address = found.data + found.byte_offset
 
     def read(self, like: Any) -> Any:
-        """Return the content, which is like an array."""
+        """Returns the content, which is like an array."""
         return driver().read(self.place[1], self._address, like)
 
     def write(self, array: Any) -> None:
-        """Overwrite the content."""
+        """Overwrites the content."""
         driver().write(self.place[1], self._address, np.ascontiguousarray(array))
 
 

@@ -1,5 +1,6 @@
 """Instances on GPUs: how they are assigned, and which settings are refused. The driver is
-simulated."""
+simulated.
+"""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ class Page(WebPage):
         super().__init__(browser, host, f"/docs{place}")
 
     def send(self, status: str, **values: str) -> None:
-        """Fill in a form and send it; return once the status is of this pattern."""
+        """Fills in a form and sends it; returns once the status is of this pattern."""
         for label, value in values.items():
             self.fill(label, value)
         self.press("Send")
@@ -565,7 +565,7 @@ class Chat(Page):
         self.press("Send message")
 
     def wait_for_answer(self, turn: int, pattern: str) -> None:
-        """Wait until the answer of a turn, which counts from 1, has such a text and is complete."""
+        """Waits until the answer of a turn (counted from 1) has such a text and is complete."""
         self.wait_for(f".turn:nth-child({2 * turn}) .said", pattern)
         self.wait_for("#turns[aria-busy=false] h4", "^You$")
 

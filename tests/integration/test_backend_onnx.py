@@ -55,7 +55,7 @@ def save(
     opset: int = 17,
     name: str = "model.onnx",
 ) -> None:
-    """Write a graph of nodes (operator, inputs, outputs) as a version's file."""
+    """Writes a graph of nodes (operator, inputs, outputs) as a version's file."""
     helper = onnx.helper
     graph = helper.make_graph(
         [helper.make_node(operator, taken, given) for operator, taken, given in nodes],
@@ -319,7 +319,7 @@ def rows(count: int, start: int = 0) -> Any:
 
 
 def send_request(client: Client, inputs: Any, model: str = "large") -> Future[Any]:
-    """Send a request and do not wait for the answer."""
+    """Sends a request and does not wait for the answer."""
     future: Future[Any] = Future()
 
     def done(result: Any, error: Any) -> None:

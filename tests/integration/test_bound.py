@@ -481,7 +481,7 @@ class Program:
         (self.host,) = psutil.Process(self.process.pid).children()
 
     def send_request(self) -> None:
-        """Assert that the model responds."""
+        """Asserts that the model responds."""
         found = re.search(r"URL (\S+)", self.log.read_text())
         assert found is not None
         with grpcclient.InferenceServerClient(found[1]) as client:

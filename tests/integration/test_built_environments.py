@@ -45,7 +45,7 @@ def add(repository: RepositoryBuilder, name: str, requirements: str) -> Path:
 
 
 def started(host: RunningHost) -> RunningHost:
-    """Wait until the host has built its environments."""
+    """Waits until the host has built its environments."""
     host.wait_for("Started GRPCInferenceService", BUILD_SECONDS)
     return host.wait_started()
 

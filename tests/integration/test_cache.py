@@ -1,5 +1,6 @@
 """The response cache of a real host: which requests are answered without execution, and which are
-not."""
+not.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ PLAIN = 'backend: "python"' + TENSORS
 
 
 def check(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `pbhost check` in `folder`."""
+    """Runs `pbhost check` in `folder`."""
     called = [PBHOST, "check", *arguments]
     return subprocess.run(called, cwd=folder, capture_output=True, text=True, timeout=DEADLINE)
 
@@ -47,7 +47,7 @@ def checked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Checked:
-    """Exit status and lines of a check in the repository's folder, run in this process."""
+    """Exits status and lines of a check in the repository's folder, run in this process."""
     monkeypatch.chdir(repository.path)
 
     def run(*arguments: str) -> tuple[object, list[str]]:

@@ -267,7 +267,7 @@ def test_offset_and_size_of_a_tensor_are_checked(
 
 
 def gone(client: Client, memory: Memory) -> None:
-    """Check that a region that was never used is not mapped."""
+    """Checks that a region that was never used is not mapped."""
     assert memory.name not in client.get_system_shared_memory_status().regions
 
 

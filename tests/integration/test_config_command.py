@@ -44,7 +44,7 @@ def config(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def printed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Printed:
-    """Exit status, output and errors, as `config`, but in no time."""
+    """Exits status, output and errors, as `config`, but in no time."""
     logger = logging.getLogger("pbhost")
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "level", logger.level)

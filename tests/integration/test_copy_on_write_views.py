@@ -1,5 +1,6 @@
 """Large inputs are shown to models without a copy, and neither models nor clients notice a
-difference."""
+difference.
+"""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Terminal:
         return self.process.returncode
 
     def close(self) -> None:
-        """End the process if need be."""
+        """Ends the process if need be."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -522,11 +522,11 @@ class PendingInfer:
         )
 
     def cancel(self) -> None:
-        """Cancel the request."""
+        """Cancels the request."""
         self._call.cancel()
 
     def wait(self) -> Any:
-        """Wait for the response or the error, and return it."""
+        """Waits for the response or the error, and returns it."""
         answer = self._answers.get(timeout=DEADLINE)
         self._client.close()
         return answer

@@ -62,7 +62,7 @@ def serve_dev(serve: Serve, repository: RepositoryBuilder, library: Path) -> Ite
 
 
 def answers(host: RunningHost, name: str, text: str) -> None:
-    """Return once the model answers with this text."""
+    """Returns once the model answers with this text."""
     with host.client() as client:
         wait_until(
             lambda: client.is_model_ready(name) and run_command(client, "name", name) == text,

@@ -115,7 +115,7 @@ class Held:
 
 
 def settled(client: Client) -> None:
-    """Wait until the host has handled all earlier messages."""
+    """Waits until the host has handled all earlier messages."""
     for _ in range(5):
         client.infer("pass", [tensor("X", array_of([0]))])
 

@@ -75,7 +75,7 @@ def client(host: RunningHost) -> Iterator[Client]:
 
 
 def gone(client: Client, name: str) -> None:
-    """Return once the model is unloaded."""
+    """Returns once the model is unloaded."""
     wait_until(lambda: index(client, name) == UNLOADED, f"{name} to be gone")
 
 
@@ -342,7 +342,8 @@ def test_a_running_request_holds_its_members(
     module_repository: RepositoryBuilder, client: Client, host: RunningHost
 ) -> None:
     """A member that is unloaded while a step before it runs still runs its step, and is unloaded
-    then."""
+    then.
+    """
     folder = module_repository.path
     simple(
         module_repository, "slow",

@@ -42,7 +42,7 @@ CLASSES = [{"name": "Y", "parameters": {"classification": 2}}]
 
 
 def _body(data: bytes = NUMBERS, **members: Any) -> tuple[bytes, dict[str, str]]:
-    """Return a body with binary data, and the header with the length of its JSON part."""
+    """Returns a body with binary data, and the header with the length of its JSON part."""
     text = json.dumps({"inputs": [BINARY], **members}).encode()
     return text + data, {"Inference-Header-Content-Length": str(len(text))}
 

@@ -337,7 +337,7 @@ def other_server() -> Iterator[str]:
         do_POST = do_GET
 
         def log_message(self, *_: object) -> None:
-            """Print nothing."""
+            """Prints nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)

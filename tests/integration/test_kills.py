@@ -81,7 +81,7 @@ class Bench:
         ]
 
     async def send_request(self, model: str, count: int) -> str:
-        """Ask for an array back; what became of it."""
+        """Asks for an array back; what became of it."""
         array = np.random.default_rng(count).random(count, dtype=np.float32)
         inputs = {"INPUT0": array}
         if model.startswith("ask"):
@@ -170,7 +170,7 @@ async def some_turns(count: int) -> None:
 
 
 async def one_round(bench: Bench, chance: random.Random) -> None:
-    """Load on two models, a stub of one of them hit at some moment of it."""
+    """Loads on two models, a stub of one of them hit at some moment of it."""
     victim = chance.choice(["identity", "ask"])
     signals = chance.choice(["kill", "kill", "stop and go", "stop and kill"])
     load = [

@@ -98,7 +98,7 @@ class TritonPythonModel:
 
 
 def tensors(kind: str, **entries: str) -> str:
-    """Write tensors; a `?` after the type makes an input optional."""
+    """Writes tensors; a `?` after the type makes an input optional."""
     listed = ", ".join(
         f'{{ name: "{name}" data_type: TYPE_{kind.rstrip("?")} dims: [ -1 ]'
         + (" optional: true }" if kind.endswith("?") else " }")

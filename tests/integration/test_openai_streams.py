@@ -63,7 +63,7 @@ def used_arenas(host: RunningHost) -> list[str]:
 
 
 def open_stream(host: RunningHost, stack: ExitStack, model: str, prompt: str) -> None:
-    """Open a stream and read its first event. The stack closes the connection."""
+    """Opens a stream and reads its first event. The stack closes the connection."""
     connection = http.client.HTTPConnection(host.http_url, timeout=DEADLINE)
     stack.enter_context(closing(connection))
     body = {"model": model, "prompt": prompt, "stream": True}

@@ -51,7 +51,7 @@ class Gate:
         return UNTIL_SOURCE + WAITS.format(go=str(self.path))
 
     def open(self) -> None:
-        """Let the requests continue."""
+        """Lets the requests continue."""
         self.path.touch()
 
 
@@ -80,7 +80,7 @@ def test_two_hosts_share_a_port_if_both_allow_it(
     names = set()
 
     def send_request() -> bool:
-        """Use a new connection; the kernel chooses the server that accepts it."""
+        """Uses a new connection; the kernel chooses the server that accepts it."""
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpcclient.InferenceServerClient(first.url, channel_args=options) as client:
             names.add(client.get_server_metadata().name)
@@ -585,7 +585,7 @@ class Poller:
             return str(error.message())
 
     def wait(self, answer: str) -> None:
-        """Wait until this response was received."""
+        """Waits until this response was received."""
         wait_until(lambda: answer in self.seen, f"health to say {answer!r}, not {self.seen}")
 
     def __enter__(self) -> Poller:

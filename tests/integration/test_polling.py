@@ -36,7 +36,7 @@ def named(client: Client, name: str, answer: str) -> Callable[[], bool]:
 
 
 def two_polls(repository: RepositoryBuilder, client: Client) -> None:
-    """Return when one whole poll has run since the call, and another poll has begun."""
+    """Returns when one whole poll has run since the call, and another poll has begun."""
     for _ in range(2):
         count = int(run_command(client, "name", "beacon")) + 1
         repository.add("beacon", model(str(count)))

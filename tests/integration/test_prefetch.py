@@ -55,7 +55,7 @@ class Busy:
         return self.pool.submit(work)
 
     def pending(self, count: int) -> None:
-        """Wait until so many requests have come and not begun."""
+        """Waits until so many requests have come and not begun."""
 
         def there() -> bool:
             with urlopen(f"http://{self.host.metrics_url}/metrics", timeout=DEADLINE) as answer:
@@ -249,7 +249,8 @@ def test_bls_deadlock_is_detected_with_a_prefetched_request(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     """The prefetched request sends no BLS request, but it does not start before the cycle is
-    broken."""
+    broken.
+    """
     repository.copy("script")
     host = serve(repository).wait_started()
     asked, text = tmp_path / "asked", tmp_path / "text"

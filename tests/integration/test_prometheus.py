@@ -103,7 +103,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
 
 
 def send_requests(host: RunningHost) -> None:
-    """Ask every model."""
+    """Asks every model."""
     with host.client() as client:
         client.infer("identity", [tensor("INPUT0", np.zeros(4, np.float32))])
         client.infer("batched", [tensor("X", np.zeros((1, 4), np.float32))])

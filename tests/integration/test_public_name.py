@@ -112,7 +112,7 @@ assert (host.database.NAME, stub.NAME) == ("mine", "mine")
 
 
 def run_program(folder: Path, source: str, *arguments: str | Path) -> str:
-    """Run a program that lies beside modules of the user; return what it prints."""
+    """Runs a program that lies beside modules of the user; returns what it prints."""
     write(folder, {**OWN, "program.py": source})
     done = subprocess.run(
         [sys.executable, folder / "program.py", *arguments],

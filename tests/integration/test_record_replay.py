@@ -97,7 +97,7 @@ def command(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit status, output and errors."""
+    """Exits status, output and errors."""
     out, error = process.communicate(timeout=DEADLINE)
     return process.returncode, out, error
 

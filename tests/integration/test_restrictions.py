@@ -56,7 +56,7 @@ def channel(host: RunningHost) -> Iterator[grpc.Channel]:
 
 
 def call(channel: grpc.Channel, rpc: str, *metadata: tuple[str, str]) -> str:
-    """Ask with an empty message; the details of the failure, "" if there is none."""
+    """Asks with an empty message; the details of the failure, "" if there is none."""
     method = SERVICE.methods_by_name[rpc]
     request = GetMessageClass(method.input_type)
     path = f"/{SERVICE.full_name}/{rpc}"

@@ -81,7 +81,7 @@ class Pipe:
         os.mkfifo(path)
 
     def open(self) -> None:
-        """Return when the model has come to it; the model goes on."""
+        """Returns when the model has come to it; the model goes on."""
         self.path.open("w").close()
 
     def reached(self) -> bool:
@@ -120,7 +120,7 @@ class Line:
         self.client.async_stream_infer(self._model, inputs, **options)
 
     def send_request(self, name: str, **options: Any) -> str:
-        """Ask beside the line; the answer."""
+        """Asks beside the line; the answer."""
         result = self.client.infer(self._model, [rows_of(name)], **options)
         answer: bytes = result.as_numpy("GROUP")[0][0]
         return answer.decode()
@@ -141,7 +141,7 @@ class Line:
         return int(self.statistics().inference_stats.fail.count)
 
     def busy(self, pipe: Pipe) -> None:
-        """Occupy an instance until `pipe.let_go`."""
+        """Occupies an instance until `pipe.let_go`."""
         self.send(f"busy|{pipe.path}")
         wait_until(pipe.reached, "the model to wait")
 

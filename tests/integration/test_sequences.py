@@ -238,7 +238,7 @@ def send_request(
     text: str = "",
     **options: Any,
 ) -> Any:
-    """Send one request of a sequence; what the model says of its batch."""
+    """Sends one request of a sequence; what the model says of its batch."""
     result = client.infer(
         model,
         name_of(text, model != "single"),

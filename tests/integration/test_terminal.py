@@ -74,13 +74,13 @@ class Terminal:
         return part
 
     def wait_for_more(self, text: bytes) -> None:
-        """Return once the text is in what has been written since the last call."""
+        """Returns once the text is in what has been written since the last call."""
         before = len(self.data)
         while text not in self.data[before:]:
             assert self._read(), f"the host ended without {text!r}: {self.data.decode()}"
 
     def wait_closed(self) -> int:
-        """Read all the rest; the exit status of the host."""
+        """Reads all the rest; the exit status of the host."""
         while self._read():
             pass
         return self._process.wait(DEADLINE)

@@ -153,7 +153,7 @@ class Files:
         self._next = len(list(folder.glob("traces.*")))
 
     def read(self) -> list[dict[str, Any]]:
-        """Wait for the next file and return its elements."""
+        """Waits for the next file and returns its elements."""
         path = self._folder / f"traces.{self._next}"
         self._next += 1
         wait_until(lambda: path.exists() and path.read_text().endswith("]"), f"{path}")

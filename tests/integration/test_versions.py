@@ -88,7 +88,7 @@ class Model:
         self.configure(text)
 
     def configure(self, text: str) -> None:
-        """Write the configuration alone."""
+        """Writes the configuration alone."""
         (self.folder / "config.pbtxt").write_text(text)
 
     def load(self, **options: Any) -> None:

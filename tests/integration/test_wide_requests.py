@@ -42,7 +42,7 @@ class Witness:
         self._answered = threading.Condition()
 
     def run(self) -> None:
-        """Send requests until `stop` is called. Raises if one of them fails."""
+        """Sends requests until `stop` is called. Raises if one of them fails."""
         given = [tensor("INPUT0", np.ones(4, dtype=np.float32))]
         with self._host.client() as client:
             while not self._stop.is_set():
@@ -53,7 +53,7 @@ class Witness:
                     self._answered.notify_all()
 
     def wait_answered(self, count: int) -> None:
-        """Wait until so many more requests are answered."""
+        """Waits until so many more requests are answered."""
         with self._answered:
             expected = self.answered + count
             assert self._answered.wait_for(lambda: self.answered >= expected, DEADLINE)

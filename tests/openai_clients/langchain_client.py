@@ -20,7 +20,7 @@ class Report(BaseModel):
 
 
 def weather(city: str) -> str:
-    """Return the weather in a city."""
+    """Returns the weather in a city."""
     return f"sunny in {city}"
 
 

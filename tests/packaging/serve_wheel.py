@@ -33,7 +33,7 @@ DEADLINE = 60.0
 
 
 def main() -> int:
-    """Serve, ask, stop; the exit status."""
+    """Serves, asks, stops; returns the exit status."""
     import numpy as np
     import tritonclient.grpc as grpcclient
 

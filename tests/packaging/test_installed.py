@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command; fail with its output if it fails."""
+    """Runs a command; fails with its output if it fails."""
     done = subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
     )
@@ -50,7 +50,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve_installed(wheel: Path, version: str, folder: Path, *pip_options: str) -> str:
-    """Install the wheel for a Python, then serve a model and send a request; return the output."""
+    """Installs the wheel for a Python, serves a model, sends a request; returns the output."""
     venv = empty_venv(folder / "venv", interpreter(version))
     python = venv / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--python", python)

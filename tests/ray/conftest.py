@@ -71,7 +71,7 @@ class RayCluster:
         return str(self._cluster.address)
 
     def add_second_node(self) -> None:
-        """Add the node that is not the head."""
+        """Adds the node that is not the head."""
         port = int(METRICS[1].split(":")[1])
         self._second = self._cluster.add_node(
             num_cpus=4,
@@ -81,12 +81,12 @@ class RayCluster:
         )
 
     def remove_second_node(self) -> None:
-        """Kill all processes of that node."""
+        """Kills all processes of that node."""
         self._cluster.remove_node(self._second, allow_graceful=False)
 
     @contextmanager
     def deploy_config(self, config: Mapping[str, Any]) -> Iterator[Replicas]:
-        """Deploy a configuration file; its application is gone after the block."""
+        """Deploys a configuration file; its application is gone after the block."""
         from ray import serve
 
         replicas = Replicas("pbhost")
@@ -98,7 +98,7 @@ class RayCluster:
 
     @contextmanager
     def deploy(self, target: Any, name: str = "pbhost") -> Iterator[Replicas]:
-        """Run an application; it is ready within the block, and gone after it."""
+        """Runs an application; it is ready within the block, and gone after it."""
         from ray import serve
 
         serve.run(target, name=name, route_prefix="/")
@@ -130,7 +130,7 @@ class Replicas:
         self.name = name
 
     def update(self, config: Mapping[str, Any]) -> None:
-        """Deploy a configuration file, as `serve run` does with one."""
+        """Deploys a configuration file, as `serve run` does with one."""
         # Applications that `serve.run` deploys again get new replicas.
         from ray.serve._private.api import _get_global_client
         from ray.serve.schema import ServeDeploySchema
@@ -179,7 +179,7 @@ def haproxy_environment(folder: str) -> dict[str, str]:
 
 @contextmanager
 def ray_cluster(**environment: str) -> Iterator[RayCluster]:
-    """Start a cluster and Ray Serve; stop both."""
+    """Starts a cluster and Ray Serve; stops both."""
     pytest.importorskip("ray", reason="ray is not installed: make test-ray")
     with pytest.MonkeyPatch.context() as patch, loopback_alone():
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short

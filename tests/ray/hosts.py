@@ -137,7 +137,7 @@ class RayHost(RunningHost):
         return found[0]
 
     def wait_started(self) -> RunningHost:
-        """Return once the proxies pass requests to it, also if it refuses them without a key."""
+        """Returns once the proxies pass requests to it, also if it refuses them without a key."""
 
         def answers_grpc() -> bool:
             try:
@@ -189,7 +189,7 @@ class RayHost(RunningHost):
         return [stub for replica in self.replicas() for stub in list_stubs(replica.pid, instance)]
 
     def stop(self, number: int = 0, seconds: float = DEADLINE) -> int:
-        """End the application. It has no status, so this is 0."""
+        """Ends the application. It has no status, so this is 0."""
         from ray import serve
 
         if self._running:

@@ -525,7 +525,7 @@ def running(model: str) -> set[int]:
 
 
 def kill_replica(model: str) -> float:
-    """Kill a replica and wait for another one; return when it was killed, on the clock of Load."""
+    """Kills a replica and waits for another one; returns when it was killed (clock of Load)."""
     before = running(model)
     victim = before.pop()
     killed = kill(victim)

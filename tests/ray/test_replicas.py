@@ -91,7 +91,7 @@ class Load:
             thread.join()
 
     def goes_on(self, requests: int = 100) -> None:
-        """Return once so many more requests are answered."""
+        """Returns once so many more requests are answered."""
         target = self.answered + requests
         wait_until(lambda: self.answered >= target, "requests to be answered")
 
@@ -223,12 +223,12 @@ class WaitingScript:
         return {int(file.name) for file in self._began.iterdir()}
 
     def go_on(self) -> None:
-        """Let all requests end."""
+        """Lets all requests end."""
         self._go_on.touch()
 
 
 def use_each_replica(served: Replicas, folder: Path) -> None:
-    """Let each replica answer a request.
+    """Lets each replica answer a request.
 
     A proxy may send all requests to one replica as long as that has free slots: it chooses among
     those whose queue length it knows, and asks a new one for it with a deadline of 0.1 s. So

@@ -81,7 +81,7 @@ pbhost.bind.Hots  # WRONG
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    """Run a checker as a module of this interpreter, on this checkout."""
+    """Runs a checker as a module of this interpreter, on this checkout."""
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",

@@ -58,7 +58,7 @@ class LargeInput:
 
     @classmethod
     def parse(cls, data: memoryview) -> LargeInput | None:
-        """Parse an InferInputTensor without its contents; None if it has none.
+        """Parses an InferInputTensor without its contents; None if it has none.
 
         Raises IndexError or DecodeError if the message is invalid.
         """
@@ -77,7 +77,7 @@ class LargeInput:
         return cls(message, contents[0] if len(contents) == 1 else b"".join(contents))
 
     def decode(self, model: str, cancelled: Callable[[], bool]) -> None:
-        """Convert the contents, unless cancelled. Takes a second for 16 million elements."""
+        """Converts the contents, unless cancelled. Takes a second for 16 million elements."""
         converter = ContentsConverter(self.name, self.datatype, model)
         converted = bytearray()
         try:
@@ -104,7 +104,7 @@ class LargeInput:
 
 
 async def decode_inputs(inputs: list[LargeInput], model: str) -> None:
-    """Decode inputs, in a thread. Once cancelled, the thread ends at its next part."""
+    """Decodes inputs, in a thread. Once cancelled, the thread ends at its next part."""
     cancelled = False
 
     def decode() -> None:
@@ -118,7 +118,7 @@ async def decode_inputs(inputs: list[LargeInput], model: str) -> None:
 
 
 def split_contents(contents: Buffer) -> Iterator[bytes]:
-    """Split an InferTensorContents into messages of about 16 KiB with the same elements.
+    """Splits an InferTensorContents into messages of about 16 KiB with the same elements.
 
     An element of BYTES stays whole. Raises IndexError if a field runs past the end.
     """

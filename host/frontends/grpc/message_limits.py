@@ -32,7 +32,7 @@ unknown."""
 
 
 def no_tensor_counts(model: str, version: str) -> tuple[int, int]:
-    """Return no counts, as of a model that is unknown."""
+    """Returns no counts, as of a model that is unknown."""
     return 0, 0
 
 
@@ -75,7 +75,7 @@ def check_field_counts(
     tensor_counts: TensorCounts = no_tensor_counts,
     placed: Container[int] = (),
 ) -> None:
-    """Raise HostError INVALID_ARG if the message has too many fields of one name.
+    """Raises HostError INVALID_ARG if the message has too many fields of one name.
 
     `placed`: the positions in `data` of fields whose content is elsewhere. A message that is not
     valid protobuf passes, as its decoder reports that.
@@ -153,7 +153,7 @@ def _too_many_fields(kind: _MessageType, number: int, limit: int) -> HostError:
 
 
 def _read_varint(data: bytes, first: int, position: int) -> tuple[int, int]:
-    """Return a varint of several bytes, and its end."""
+    """Returns a varint of several bytes, and its end."""
     value, shift = first & 127, 7
     while True:
         byte = data[position]

@@ -81,8 +81,9 @@ class StreamWriter(Protocol):
     """Writes to a stream; the engine implements it."""
 
     def write_message(self, message: bytes, more: bool) -> bool:
-        """Send a message; `more` may come soon. Whether the next one may be written at once:
-        otherwise `resume_writing` is called when this one has left, or little enough waits."""
+        """Sends a message; `more` may come soon. Whether the next one may be written at once:
+        otherwise `resume_writing` is called when this one has left, or little enough waits.
+        """
 
     def resume_reading(self) -> None:
         """Lets the next message come, after `message_received` has returned False."""

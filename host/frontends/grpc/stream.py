@@ -35,7 +35,8 @@ class StreamService(Protocol):
     ) -> tuple[InferMessage, str, Call | HostError | InferRequest | None]:
         """Submits a request: returns the message without tensors, its id, and its call or its
         error. None: `submit_large_request` submits it. A request: `submit_when_loaded` submits it.
-        `reserved` is the memory of `data`, if it is counted."""
+        `reserved` is the memory of `data`, if it is counted.
+        """
 
     async def submit_large_request(
         self, message: InferMessage, context: RpcContext, reserved: ReservedBytes | None

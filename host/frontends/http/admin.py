@@ -33,45 +33,45 @@ class AdminHandler:
         self._metadata = json.dump(metadata)
 
     async def live(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with status 200 if the server is live, otherwise 400; the body is empty."""
+        """Answers with status 200 if the server is live, otherwise 400; the body is empty."""
         await _send_health(exchange, self._core.health.live())
 
     async def ready(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with status 200 if the server is ready, otherwise 400; the body is empty."""
+        """Answers with status 200 if the server is ready, otherwise 400; the body is empty."""
         await _send_health(exchange, await self._core.health.ready())
 
     async def model_ready(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with an empty body if the model is ready, otherwise with an error."""
+        """Answers with an empty body if the model is ready, otherwise with an error."""
         if not await self._core.health.model_ready(route.resource, route.version):
             self._core.model_config(route.resource, route.version)  # raises if the model is unknown
             raise invalid_argument("Model version not ready")
         await exchange.send_empty()
 
     async def server_metadata(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with name, versions and extensions of the server."""
+        """Answers with name, versions and extensions of the server."""
         await exchange.send_json(self._metadata)
 
     async def model_metadata(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with versions, inputs and outputs of a model."""
+        """Answers with versions, inputs and outputs of a model."""
         await self._core.refresh_remote(route.resource)
         metadata = self._core.model_metadata(route.resource, route.version)
         await exchange.send_json(json.dump(asdict(metadata)))
 
     async def model_config(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the complete configuration of a model."""
+        """Answers with the complete configuration of a model."""
         await self._core.refresh_remote(route.resource)
         config = self._core.model_config(route.resource, route.version)
         await exchange.send_json(to_json(config).encode())
 
     async def statistics(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the inference statistics of one model or of all models."""
+        """Answers with the inference statistics of one model or of all models."""
         found = await self._core.collect_statistics(route.resource, route.version)
         await exchange.send_json(
             json.dump({"model_stats": [_statistics_json(entry) for entry in found]})
         )
 
     async def repository_index(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the models in the repositories."""
+        """Answers with the models in the repositories."""
         ready = (await read_json_object(exchange, self._max_input_size)).get("ready", False)
         if type(ready) is not bool:
             raise invalid_argument("Invalid value for 'ready': expected a boolean")
@@ -80,7 +80,7 @@ class AdminHandler:
         await exchange.send_json(json.dump(lines))
 
     async def load_model(self, exchange: HttpExchange, route: Route) -> None:
-        """Load or reload a model; the client can send a configuration and files."""
+        """Loads or reloads a model; the client can send a configuration and files."""
         document = await read_json_object(exchange, self._max_input_size)
         parameters: dict[str, Parameter | bytes] = {}
         for key, value in json.members(document.get("parameters", {})):
@@ -95,7 +95,7 @@ class AdminHandler:
         await exchange.send_empty()
 
     async def unload_model(self, exchange: HttpExchange, route: Route) -> None:
-        """Start to unload a model."""
+        """Starts to unload a model."""
         document = await read_json_object(exchange, self._max_input_size)
         parameters = dict(json.members(document.get("parameters", {})))
         dependents = json.as_bool(parameters.get("unload_dependents", False))
@@ -103,7 +103,7 @@ class AdminHandler:
         await exchange.send_empty()
 
     async def control_in_repository(self, exchange: HttpExchange, route: Route) -> None:
-        """Refuse a named repository (docs/reference/protocol.md, "Model repository")."""
+        """Refuses a named repository (docs/reference/protocol.md, "Model repository")."""
         raise unsupported("'repository_name' specification is not supported")
 
 
@@ -121,7 +121,7 @@ def _decode_file(key: str, text: str) -> bytes:
 
 
 def _statistics_json(entry: ModelStatistics) -> dict[str, Any]:
-    """Return the statistics of one version with all members, in the order of Triton."""
+    """Returns the statistics of one version with all members, in the order of Triton."""
     known = asdict(entry)
     batches = known.pop("batch_stats")
     responses = known.pop("response_stats", {})

@@ -110,14 +110,14 @@ class HttpApp:
         return self._open_requests.count
 
     def fast_path(self, method: str, url: bytes, headers: Sequence[Header]) -> FastHandler | None:
-        """Return the handler of a request without a task (`host.frontends.http1.header_cache`)."""
+        """Returns the handler of a request without a task (`host.frontends.http1.header_cache`)."""
         handler = self._find_infer_handler(method, url, headers)
         if handler is None and self._openai is not None:
             handler = self._openai.fast_path(method, url, headers)
         return handler
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request; an ASGI 3 application."""
+        """Answers one request; an ASGI 3 application."""
         exchange = HttpExchange(scope, receive, send, self._receive_budget)
         await answer_exchange(exchange, self._handle_request(exchange, scope["raw_path"]))
 
@@ -172,7 +172,7 @@ class HttpApp:
 def _administration_handlers(
     core: Core, max_input_size: int, recording: bool
 ) -> dict[Endpoint, Handler]:
-    """Return the handlers of the endpoints that send no request to a model."""
+    """Returns the handlers of the endpoints that send no request to a model."""
     admin = AdminHandler(core, max_input_size)
     diagnostics = DiagnosticsHandler(core, max_input_size)
     memory = SharedMemoryHandler(core, max_input_size)

@@ -23,12 +23,12 @@ SUPPORTED_ENCODINGS = ("gzip", "deflate")
 
 
 def max_compressed_size(max_size: int) -> int:
-    """Return the largest size of a compressed body that has at most `max_size` bytes of data."""
+    """Returns the largest size of a compressed body that has at most `max_size` bytes of data."""
     return max_size + max_size // 100 + _COMPRESSION_OVERHEAD
 
 
 def decompressed_too_large(max_size: int) -> HostError:
-    """Return the error for a body with more than `max_size` bytes of decompressed data."""
+    """Returns the error for a body with more than `max_size` bytes of decompressed data."""
     return invalid_argument(
         f"Decompressed data size exceeds the maximum allowed value of {max_size} bytes. Use"
         " --http-max-input-size to increase the limit."
@@ -36,7 +36,7 @@ def decompressed_too_large(max_size: int) -> HostError:
 
 
 async def decompress(body: bytes, max_size: int, reserved: ReservedBytes) -> bytes:
-    """Decompress a gzip or deflate body, whose memory is counted in `reserved`.
+    """Decompresses a gzip or deflate body, whose memory is counted in `reserved`.
 
     Raises HostError INVALID_ARG if the data exceeds `max_size` bytes, or is in neither format, and
     OutOfReceiveMemory if the server has no memory for it.
@@ -59,7 +59,7 @@ async def decompress(body: bytes, max_size: int, reserved: ReservedBytes) -> byt
 
 
 def choose_encoding(accepted: bytes) -> str:
-    """Return the encoding with the highest weight in `Accept-Encoding`, "" for none.
+    """Returns the encoding with the highest weight in `Accept-Encoding`, "" for none.
 
     The first of equal weights counts. Unknown encodings and invalid weights are ignored.
     """
@@ -88,7 +88,7 @@ def _parse_weight(options: str) -> float | None:
 
 
 async def compress(parts: Sequence[Buffer], encoding: str) -> bytes:
-    """Compress the parts of a body into one body."""
+    """Compresses the parts of a body into one body."""
     if sum(len(part) for part in parts) < _MIN_THREAD_BYTES:
         return _compress(parts, encoding)
     return await asyncio.to_thread(_compress, parts, encoding)

@@ -26,39 +26,39 @@ class DiagnosticsHandler:
         self._max_input_size = max_input_size
 
     async def stacks(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with what the instances of one model, or of all models, do now."""
+        """Answers with what the instances of one model, or of all models, do now."""
         found = await self._core.describe_activity(route.resource)
         wanted = [one for one in found if route.version in ("", str(one.version))]
         await exchange.send_json(msgspec.json.encode({"instances": wanted}))
 
     async def overview(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with what the models and their instances do, in numbers."""
+        """Answers with what the models and their instances do, in numbers."""
         await exchange.send_json(msgspec.json.encode(self._core.overview()))
 
     async def log_lines(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the lines of the log that the client does not have yet."""
+        """Answers with the lines of the log that the client does not have yet."""
         after = _read_line_number(exchange.query())
         await exchange.send_json(msgspec.json.encode(self._core.log.lines_after(after)))
 
     async def crashes(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with a line for each record of a crash, the newest first."""
+        """Answers with a line for each record of a crash, the newest first."""
         summaries = [summarize(record) for record in self._core.crash_records.newest()]
         await exchange.send_json(msgspec.json.encode({"crashes": summaries}))
 
     async def crash(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with one record of a crash."""
+        """Answers with one record of a crash."""
         record = self._core.crash_records.find(route.resource)
         if exchange.client is not None:
             exchange.client.check_model(record.model)
         await exchange.send_json(msgspec.json.encode(record))
 
     async def quarantine(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the requests that are refused because they ended processes."""
+        """Answers with the requests that are refused because they ended processes."""
         found = self._core.list_quarantined()
         await exchange.send_json(msgspec.json.encode({"requests": found}))
 
     async def lift_quarantine(self, exchange: HttpExchange, route: Route) -> None:
-        """Accept the requests in quarantine again, of one model or of all."""
+        """Accepts the requests in quarantine again, of one model or of all."""
         model = (await read_json_object(exchange, self._max_input_size)).get("model", "")
         if not isinstance(model, str):
             raise invalid_argument("Invalid value for 'model': expected a string")
@@ -67,7 +67,7 @@ class DiagnosticsHandler:
 
 
 def _read_line_number(query: str) -> int:
-    """Return the number of a query `after=NUMBER`, 0 without one. Raises HostError."""
+    """Returns the number of a query `after=NUMBER`, 0 without one. Raises HostError."""
     text = dict(parse_qsl(query, keep_blank_values=True)).get("after", "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise invalid_argument(f"'after' must be the number of a line of the log, got '{text}'")

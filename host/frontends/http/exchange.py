@@ -40,7 +40,7 @@ Header = tuple[bytes, bytes]
 
 
 def error_headers(error: HostError) -> list[Header]:
-    """Return the headers that belong to an error: how to authenticate, or when to try again."""
+    """Returns the headers that belong to an error: how to authenticate, or when to try again."""
     if error.code is ErrorCode.UNAUTHENTICATED:
         return [(b"www-authenticate", b"Bearer")]
     if isinstance(error, TooManyRequests):
@@ -92,23 +92,23 @@ class HttpExchange:
         self._send = send
 
     def header(self, name: str) -> bytes | None:
-        """Return the value of a header; `name` is in lowercase."""
+        """Returns the value of a header; `name` is in lowercase."""
         return self.headers.get(name.encode("utf-8", "surrogateescape"))
 
     def query(self) -> str:
-        """Return the part of the URL after `?`, not decoded; empty without one."""
+        """Returns the part of the URL after `?`, not decoded; empty without one."""
         query: bytes = self._scope["query_string"]
         return query.decode("latin-1")
 
     def count_request(self) -> AbstractContextManager[None]:
-        """Count an inference request of the client while the context is open.
+        """Counts an inference request of the client while the context is open.
 
         Raises TooManyRequests if the client has reached a limit.
         """
         return _UNCOUNTED if self.client is None else self.client.count_request()
 
     def raw_headers(self) -> Iterable[Header]:
-        """Return all headers; the names have the case that the client sent."""
+        """Returns all headers; the names have the case that the client sent."""
         names: Sequence[bytes] | None = self._scope.get("extensions", {}).get(RAW_HEADER_NAMES)
         headers: list[Header] = self._scope["headers"]
         if names is None:
@@ -116,11 +116,11 @@ class HttpExchange:
         return [(name, value) for name, (_, value) in zip(names, headers, strict=True)]
 
     def content_length(self) -> int | None:
-        """Return the value of `Content-Length`, None without one. Raises HostError INVALID_ARG."""
+        """Returns the value of `Content-Length`, None without one. Raises HostError INVALID_ARG."""
         return self.length_header("Content-Length")
 
     def length_header(self, name: str) -> int | None:
-        """Return a length header, a 32-bit number of bytes; None if it is absent.
+        """Returns a length header, a 32-bit number of bytes; None if it is absent.
 
         Raises HostError INVALID_ARG (docs/reference/protocol.md, "Inference request").
         """
@@ -140,7 +140,7 @@ class HttpExchange:
         return number
 
     async def read_body(self, max_size: int, too_large: Callable[[int], HostError]) -> bytes:
-        """Read the whole body. Raises `too_large(size)` if it exceeds `max_size` bytes.
+        """Reads the whole body. Raises `too_large(size)` if it exceeds `max_size` bytes.
 
         A declared size is checked before the body is read, and the actual size on arrival. Raises
         OutOfReceiveMemory if the server has no memory for the body.
@@ -175,7 +175,7 @@ class HttpExchange:
         return whole
 
     def release_body(self) -> ReservedBytes:
-        """Return the memory of the body, which the caller keeps from here on."""
+        """Returns the memory of the body, which the caller keeps from here on."""
         reserved, self.reserved = self.reserved, ReservedBytes(self._budget)
         return reserved
 
@@ -193,7 +193,7 @@ class HttpExchange:
         headers: Iterable[Header] = (),
         status: int = 200,
     ) -> None:
-        """Send a response whose body has several parts; large parts are not copied."""
+        """Sends a response whose body has several parts; large parts are not copied."""
         size = 0
         for part in parts:
             size += len(part) if type(part) is bytes else memoryview(part).nbytes
@@ -211,11 +211,11 @@ class HttpExchange:
     async def start_response(
         self, kind: bytes, headers: Iterable[Header] = (), status: int = 200
     ) -> None:
-        """Start a response whose body is sent in chunks."""
+        """Starts a response whose body is sent in chunks."""
         await self._send_head(status, kind, list(headers))
 
     async def send_chunk(self, data: bytes, more: bool = True) -> None:
-        """Send the next chunk. Waits while the client does not read."""
+        """Sends the next chunk. Waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _send_head(self, status: int, kind: bytes, headers: list[Header]) -> None:
@@ -225,17 +225,17 @@ class HttpExchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_empty(self) -> None:
-        """Send status 200 with an empty body."""
+        """Sends status 200 with an empty body."""
         await self.send_response(JSON, ())
 
     async def send_json(self, body: bytes) -> None:
-        """Send a JSON response."""
+        """Sends a JSON response."""
         await self.send_response(JSON, (body,))
 
     async def send_error(
         self, error: HostError, headers: Iterable[Header] = (), status: int | None = None
     ) -> None:
-        """Send an error response; by default, the error code gives the status."""
+        """Sends an error response; by default, the error code gives the status."""
         message = error.message or error.code.value
         await self.send_response(
             JSON,

@@ -71,7 +71,7 @@ class FastInference:
     def find_handler(
         self, method: str, url: bytes, headers: Sequence[Header]
     ) -> FastHandler | None:
-        """Return the handler of requests with this head; None if they need the full endpoint."""
+        """Returns the handler of requests with this head; None if they need the full endpoint."""
         if not self._enabled or method != "POST":
             return None
         route = find_route(url.partition(b"?")[0])
@@ -99,7 +99,7 @@ class FastInference:
     def submit_request(
         self, route: Route, version: int, header_length: int, body: bytes
     ) -> _Submitted | None:
-        """Start a request; None if the full endpoint must handle it or report its error."""
+        """Starts a request; None if the full endpoint must handle it or report its error."""
         if self._core.request_tracer is not None or self._open_requests.draining:
             return None
         try:
@@ -115,7 +115,7 @@ class FastInference:
         return call, request.classification, binary_outputs(head), outputs_in_shared_memory
 
     def request_finished(self) -> None:
-        """Count a submitted request as finished."""
+        """Counts a submitted request as finished."""
         self._open_requests.request_finished()
 
 
@@ -133,7 +133,7 @@ class _FastInferHandler:
         self._header_length = header_length
 
     def start_request(self, body: bytes, done: ResponseCallback) -> Call | None:
-        """Start one request; `done` gets the response. None if it needs the full endpoint."""
+        """Starts one request; `done` gets the response. None if it needs the full endpoint."""
         inference = self._inference
         submitted = inference.submit_request(self._route, self._version, self._header_length, body)
         if submitted is None:
@@ -156,7 +156,7 @@ class _FastInferHandler:
 
 
 def _send_in_turns(answer: Steps[_Answer], done: ResponseCallback) -> None:
-    """Pass an answer to `done`: at once if it takes one step, else after some turns of the loop."""
+    """Passes an answer to `done`: at once if it takes one step, else after turns of the loop."""
     try:
         next(answer)
     except StopIteration as ended:
@@ -171,7 +171,7 @@ def _encode_answer(
     binary_names: Container[str],
     outputs_in_shared_memory: Container[str],
 ) -> Steps[_Answer]:
-    """Return the answer to a response, or to its error. Raises nothing."""
+    """Returns the answer to a response, or to its error. Raises nothing."""
     try:
         if isinstance(response, HostError):
             return _encode_error(response)

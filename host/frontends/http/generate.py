@@ -40,7 +40,7 @@ class GenerateHandler:
         self._load_report = load_report
 
     async def generate(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with one response as a JSON object. Raises HostError before that."""
+        """Answers with one response as a JSON object. Raises HostError before that."""
         request, trace = await self._start_request(exchange, route)
         with trace:
             status, body = 200, b""
@@ -55,7 +55,7 @@ class GenerateHandler:
                 await exchange.send_chunk(body or _NOT_ONE_RESPONSE, more=False)
 
     async def generate_stream(self, exchange: HttpExchange, route: Route) -> None:
-        """Send an event for each response. Raises HostError before the first event.
+        """Sends an event for each response. Raises HostError before the first event.
 
         Waits for the client to read before it takes the next response.
         """
@@ -79,7 +79,7 @@ class GenerateHandler:
     async def _start_request(
         self, exchange: HttpExchange, route: Route
     ) -> tuple[InferRequest, AbstractContextManager[None]]:
-        """Return the request, and the context manager that traces it."""
+        """Returns the request, and the context manager that traces it."""
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         config = await self._core.config_when_loaded(route.resource, route.version)
@@ -99,7 +99,7 @@ class GenerateHandler:
 
 
 async def _encode_response(response: InferResponse) -> tuple[int, bytes]:
-    """Return status and JSON of a response, or of its error if it has no JSON form."""
+    """Returns status and JSON of a response, or of its error if it has no JSON form."""
     error = response.error
     if error is None:
         try:

@@ -29,7 +29,7 @@ _NO_LIMIT = JsonInputLimit(MAX_BYTES)  # all inputs have one together
 
 
 def to_request(config: ModelConfig, version: int, text: bytes, max_input_size: int) -> InferRequest:
-    """Convert a flat JSON object to a request with at most `max_input_size` bytes of inputs.
+    """Converts a flat JSON object to a request with at most `max_input_size` bytes of inputs.
 
     Raises HostError with the texts of docs/reference/protocol.md, "Generate and generate_stream".
     """
@@ -101,7 +101,7 @@ class _RequestBuilder:
 
 
 def _encode_input(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
-    """Return the bytes of a scalar or an array, and the length of the outermost array."""
+    """Returns the bytes of a scalar or an array, and the length of the outermost array."""
     refusal = binary_only_error(name, datatype)
     if refusal is not None:
         raise refusal
@@ -118,7 +118,7 @@ def _encode_input(name: str, datatype: str, value: Any) -> tuple[bytes, int]:
 
 
 def _deduce_shape(name: str, count: int, dims: Sequence[int]) -> list[int]:
-    """Return a shape of `count` elements; the innermost variable dimension takes the rest."""
+    """Returns a shape of `count` elements; the innermost variable dimension takes the rest."""
     wrong = invalid_argument(
         f"The schema can not convert input '{name}' to tensor with proper shape"
     )
@@ -139,7 +139,7 @@ def _deduce_shape(name: str, count: int, dims: Sequence[int]) -> list[int]:
 
 
 def to_json(response: InferResponse) -> Steps[bytes]:
-    """Write a successful response as a flat object with sorted names. Raises HostError."""
+    """Writes a successful response as a flat object with sorted names. Raises HostError."""
     fields: dict[str, bytes] = {}
     if response.id:
         fields["id"] = json.dump(response.id)
@@ -155,7 +155,7 @@ def to_json(response: InferResponse) -> Steps[bytes]:
 
 
 def _format_output(tensor: Tensor) -> Steps[bytes]:
-    """Write a tensor of one element as a scalar, and any other tensor as a flat array."""
+    """Writes a tensor of one element as a scalar, and any other tensor as a flat array."""
     array = yield from write_tensor(tensor)
     single = all(dim == 1 for dim in tensor.shape)
     return array[1:-1] if single else array

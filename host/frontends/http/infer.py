@@ -59,7 +59,7 @@ class InferHandler:
         self._header_reader = header_reader
 
     async def infer(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer one request. Raises HostError. When the task is cancelled, so is the request."""
+        """Answers one request. Raises HostError. When the task is cancelled, so is the request."""
         config = await self._core.config_when_loaded(route.resource, route.version)
         if config.model_transaction_policy.decoupled:
             raise unsupported(
@@ -135,7 +135,7 @@ class InferHandler:
         await exchange.send_response(kind, parts, headers)
 
     async def _read_body(self, exchange: HttpExchange) -> tuple[bytes, int | None]:
-        """Return the decompressed body, and the length of its JSON part, None for all.
+        """Returns the decompressed body, and the length of its JSON part, None for all.
 
         A body that declares too large a size is refused before it is read.
         """
@@ -190,7 +190,7 @@ def _check_header_size(size: int | None, whole: int) -> None:
 
 
 def binary_outputs(head: InferenceHeader) -> Container[str]:
-    """Return the names of outputs that the client wants as binary data."""
+    """Returns the names of outputs that the client wants as binary data."""
     if isinstance(head.outputs, list) and head.outputs:
         default = head.binary_output
         return [

@@ -31,7 +31,7 @@ def to_request(
     header_length: int,
     regions: RegionLookup,
 ) -> InferRequest:
-    """Build a request from a JSON part and a body with binary data from byte `header_length`.
+    """Builds a request from a JSON part and a body with binary data from byte `header_length`.
 
     Raises HostError with the texts of docs/reference/protocol.md, "Inference request" and "Shared
     memory".
@@ -76,7 +76,7 @@ def to_request(
 
 
 def _shared_memory_input(head: InputHeader, regions: RegionLookup) -> Tensor:
-    """Return an input that is in client-registered shared memory."""
+    """Returns an input that is in client-registered shared memory."""
     assert head.region is not None
     block = regions.find_block(*head.region)
     return Tensor(head.name, head.datatype, head.shape.copy(), block, block)
@@ -101,7 +101,7 @@ def _add_outputs(head: InferenceHeader, request: InferRequest, regions: RegionLo
 def raw_request(
     config: ModelConfig, version: int, body: bytes, limit: JsonInputLimit
 ) -> InferRequest:
-    """Build a request from a body that is the raw data of the only input of the model.
+    """Builds a request from a body that is the raw data of the only input of the model.
 
     Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md, "Raw binary request".
     """

@@ -30,7 +30,7 @@ ALL_NAMES = AllNames()
 def encode_infer_response(
     response: InferResponse, binary: Container[str], outputs_in_shared_memory: Container[str]
 ) -> Steps[tuple[bytes, list[Buffer]]]:
-    """Return the JSON part, and the data of the outputs named in `binary`, in order.
+    """Returns the JSON part, and the data of the outputs named in `binary`, in order.
 
     Outputs in `outputs_in_shared_memory` have their data there already. Raises
     HostError with the texts of docs/reference/protocol.md, "Inference response".
@@ -79,7 +79,7 @@ def _model_fields(name: str, version: int) -> bytes:
 
 @functools.lru_cache(_CACHE_SIZE)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the JSON of an output without its closing brace."""
+    """Returns the JSON of an output without its closing brace."""
     whole = json.dump({"name": name, "datatype": datatype, "shape": list(shape)})
     return whole[:-1]
 

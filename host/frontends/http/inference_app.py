@@ -59,11 +59,11 @@ class InferenceApp:
         return self._open_requests.count
 
     def fast_path(self, method: str, url: bytes, headers: Sequence[Header]) -> FastHandler | None:
-        """Return the handler of a request without a task (`host.frontends.http1.header_cache`)."""
+        """Returns the handler of a request without a task (`host.frontends.http1.header_cache`)."""
         return self._find_infer_handler(method, url, headers)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request; an ASGI 3 application."""
+        """Answers one request; an ASGI 3 application."""
         exchange = HttpExchange(scope, receive, send, self._receive_budget)
         route = self._find_own_route(exchange, scope["raw_path"])
         if route is None:

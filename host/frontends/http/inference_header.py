@@ -89,7 +89,7 @@ class InferenceHeaderReader:
         self._thread = ThreadPoolExecutor(1, "json")
 
     def read(self, text: bytes) -> InferenceHeader:
-        """Parse a JSON part of at most MAX_INLINE_BYTES bytes.
+        """Parses a JSON part of at most MAX_INLINE_BYTES bytes.
 
         Raises HostError with the texts of docs/reference/protocol.md, "Inference request"; SlowText
         if the text must be read with `read_any`.
@@ -99,7 +99,7 @@ class InferenceHeaderReader:
         return self._read_small(text)
 
     async def read_any(self, text: bytes, inputs: int, outputs: int) -> InferenceHeader:
-        """Parse a JSON part of any size, in a thread if that may take long. Raises HostError.
+        """Parses a JSON part of any size, in a thread if that may take long. Raises HostError.
 
         `inputs` and `outputs` are the numbers that the model has.
         """
@@ -112,7 +112,7 @@ class InferenceHeaderReader:
         return await loop.run_in_executor(self._thread, self.read_large, text, inputs, outputs)
 
     def read_large(self, text: bytes, inputs: int = 0, outputs: int = 0) -> InferenceHeader:
-        """Parse a JSON part of any size. Raises HostError. Blocks, but shares the interpreter."""
+        """Parses a JSON part of any size. Raises HostError. Blocks, but shares the interpreter."""
         most_inputs, most_outputs = max(inputs, MAX_TENSORS), max(outputs, MAX_TENSORS)
         cut = CutText(text, most_inputs)
         _check_size_of_rest(cut.rest, most_inputs + most_outputs)
@@ -190,7 +190,7 @@ class InferenceHeaderReader:
 
 
 def _check_size_of_rest(rest: bytes, tensors: int) -> None:
-    """Raise HostError INVALID_ARG if the JSON without its large arrays takes too long to decode."""
+    """Raises HostError INVALID_ARG if the JSON without its large arrays is slow to decode."""
     if len(rest) > _MAX_REST_BYTES:
         raise invalid_argument(
             f"expected at most {_MAX_REST_BYTES} bytes besides tensor data in the request JSON,"
@@ -265,7 +265,7 @@ def _parse_region(parameters: dict[str, Any]) -> RegionPart | None:
 
 
 def _apply_parameters(value: Any, head: InferenceHeader) -> None:
-    """Store known parameters in their fields, and all others in `parameters`."""
+    """Stores known parameters in their fields, and all others in `parameters`."""
     try:
         pairs = json.members(value)
     except HostError as error:
@@ -303,7 +303,7 @@ def _parse_correlation_id(value: Any) -> int | str:
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
-    """Return a custom parameter. Raises HostError INVALID_ARG for an unsupported type."""
+    """Returns a custom parameter. Raises HostError INVALID_ARG for an unsupported type."""
     if type(value) is str:
         return json.as_text(value)
     if type(value) is bool or json.is_signed(value):

@@ -35,7 +35,7 @@ _PAUSE = 1e-5  # seconds between two pieces, in which the event loop gets the in
 
 
 def _compile(pattern: bytes) -> re.Pattern[bytes]:
-    """Compile a pattern whose quantifiers are possessive, which saves the memory of backtracking.
+    """Compiles a pattern whose quantifiers are possessive, which saves the memory of backtracking.
 
     Python 3.10 does not have them; greedy ones match the same here.
     """
@@ -92,7 +92,7 @@ class LargeArray:
         self._of_strings = of_strings
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Decode the elements, without the nesting, in pieces.
+        """Decodes the elements, without the nesting, in pieces.
 
         Raises HostError INTERNAL for a syntax error.
         """
@@ -104,7 +104,7 @@ class LargeArray:
                 time.sleep(_PAUSE)
 
     def _decode(self, piece: bytes, start: int) -> list[Any]:
-        """Decode a piece at position `start`; the last one may be closing brackets only."""
+        """Decodes a piece at position `start`; the last one may be closing brackets only."""
         if not self._of_strings:
             piece = piece.translate(_TO_SPACES)
         elif b"[" in piece or b"]" in piece:
@@ -146,20 +146,20 @@ class CutText:
         self.rest = b"".join((*parts, text[position:])) if parts else text
 
     def array(self, value: Any) -> LargeArray | None:
-        """Return the array whose placeholder was decoded as `value`; None for another value."""
+        """Returns the array whose placeholder was decoded as `value`; None for another value."""
         if not self._arrays or type(value) is not dict or len(value) != 1:
             return None
         return self._arrays.get(next(iter(value)))
 
     def check_unread_arrays(self) -> None:
-        """Raise HostError INTERNAL if an array that was not decoded has a syntax error."""
+        """Raises HostError INTERNAL if an array that was not decoded has a syntax error."""
         for array in self._arrays.values():
             if not array.was_read:
                 for _ in array:
                     pass
 
     def original_error(self, error: HostError) -> HostError:
-        """Return the first syntax error of the whole text, for one in `rest`."""
+        """Returns the first syntax error of the whole text, for one in `rest`."""
         found = _POSITION.search(error.message)
         if found is None:
             return error
@@ -177,7 +177,7 @@ class CutText:
 
 
 def _blank_brackets(found: re.Match[bytes]) -> bytes:
-    """Return a string as it is, and spaces for brackets, so that positions stay."""
+    """Returns a string as it is, and spaces for brackets, so that positions stay."""
     return found[0] if found[0][0] == _QUOTE else b" " * len(found[0])
 
 
@@ -206,7 +206,7 @@ def _find_arrays(
 
 
 def _array_at(text: bytes, start: int, piece_bytes: int) -> LargeArray | None:
-    """Return the array that starts here; None if it has other elements or misplaced brackets."""
+    """Returns the array that starts here; None if it has other elements or misplaced brackets."""
     first = _FIRST_ELEMENT.match(text, start, start + _MAX_GAP)
     assert first is not None
     of_strings = text[first.end() : first.end() + 1] == b'"'
@@ -236,7 +236,7 @@ def _array_at(text: bytes, start: int, piece_bytes: int) -> LargeArray | None:
 
 
 def _nesting(structure: bytes, depth: int, of_strings: bool) -> npt.NDArray[np.int32] | None:
-    """Return the depth after each byte, up to the end of the array; None if it is not valid."""
+    """Returns the depth after each byte, up to the end of the array; None if it is not valid."""
     kinds = _KINDS[np.frombuffer(structure, np.uint8)]
     depths: npt.NDArray[np.int32] = np.cumsum(_STEPS[kinds], dtype=np.int32) + np.int32(depth)
     ends = np.flatnonzero((depths == 0) & (kinds == _CLOSE))
@@ -251,7 +251,7 @@ def _nesting(structure: bytes, depth: int, of_strings: bool) -> npt.NDArray[np.i
 
 
 def _closing_place(piece: bytes, depth: int, of_strings: bool) -> int:
-    """Return the place of the bracket that ends the array."""
+    """Returns the place of the bracket that ends the array."""
     if of_strings:
         piece = _STRING.sub(lambda found: b"s" * len(found.group()), piece)
     kinds = _KINDS[np.frombuffer(piece, np.uint8)]
@@ -260,7 +260,7 @@ def _closing_place(piece: bytes, depth: int, of_strings: bool) -> int:
 
 
 def _number_runs(text: bytes, start: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield pieces of whole elements, up to the first byte that is in no array of numbers."""
+    """Yields pieces of whole elements, up to the first byte that is in no array of numbers."""
     end = len(text)
     while start < end:
         least = min(start + piece_bytes, end)
@@ -278,7 +278,7 @@ def _number_runs(text: bytes, start: int, piece_bytes: int) -> Iterator[tuple[in
 
 
 def _string_runs(text: bytes, start: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield pieces that end with a whole string, and at last one of closing brackets."""
+    """Yields pieces that end with a whole string, and at last one of closing brackets."""
     size = piece_bytes
     while True:
         found = _STRINGS.match(text, start, start + size)
@@ -295,7 +295,7 @@ def _string_runs(text: bytes, start: int, piece_bytes: int) -> Iterator[tuple[in
 
 
 def _decode_piece(piece: bytes, start: int) -> list[Any]:
-    """Decode elements at position `start` of the text. Raises HostError INTERNAL."""
+    """Decodes elements at position `start` of the text. Raises HostError INTERNAL."""
     elements = piece.lstrip(b", \t\n\r")
     start += len(piece) - len(elements)
     text = b"[%b]" % elements
@@ -311,7 +311,7 @@ def _decode_piece(piece: bytes, start: int) -> list[Any]:
 
 
 def _moved(error: HostError, count: int) -> HostError:
-    """Return a syntax error whose position is `count` bytes further on."""
+    """Returns a syntax error whose position is `count` bytes further on."""
     found = _POSITION.search(error.message)
     if found is None:
         return error

@@ -56,7 +56,7 @@ class JsonTooLarge(HostError):
 
 
 def read(text: bytes) -> Any:
-    """Parse a JSON text; an object with a repeated name becomes a JsonObject.
+    """Parses a JSON text; an object with a repeated name becomes a JsonObject.
 
     Raises HostError INTERNAL.
     """
@@ -81,7 +81,7 @@ class _Reader:
         return value
 
     def _value(self) -> Any:
-        """Parse one value. An explicit stack holds the enclosing arrays and objects."""
+        """Parses one value. An explicit stack holds the enclosing arrays and objects."""
         # An entry is the elements of an array and None, or the members of an object and the name
         # whose value is being parsed.
         stack: list[tuple[list[Any], list[str] | None]] = []
@@ -112,7 +112,7 @@ class _Reader:
                 stack.pop()
 
     def _open_arrays(self, stack: list[tuple[list[Any], list[str] | None]]) -> None:
-        """Push all arrays that begin here and whose first element is an array."""
+        """Pushes all arrays that begin here and whose first element is an array."""
         self._skip_space()
         run = _OPENINGS.match(self._text, self._position)
         if run is None:
@@ -127,7 +127,7 @@ class _Reader:
         stack += [([], None) for _ in range(count)]
 
     def _close_arrays(self, stack: list[tuple[list[Any], list[str] | None]], value: Any) -> Any:
-        """Pop the arrays that end directly after this value; return the outermost one.
+        """Pops the arrays that end directly after this value; returns the outermost one.
 
         Return the value if no array or only one ends here.
         """
@@ -175,7 +175,7 @@ class _Reader:
         return self._number(), None
 
     def _flat_array(self) -> list[Any] | None:
-        """Parse a flat array of numbers at once; None if another value begins here."""
+        """Parses a flat array of numbers at once; None if another value begins here."""
         end = _STRUCTURE.search(self._text, self._position + 1)
         if end is None or end.group() != b"]":
             return None
@@ -191,7 +191,7 @@ class _Reader:
         return flat
 
     def _has_next_element(self, closing: bytes, complaint: str) -> bool:
-        """Return whether another element follows; otherwise skip the closing bracket."""
+        """Returns whether another element follows; otherwise skip the closing bracket."""
         self._skip_space()
         sign = self._text[self._position : self._position + 1]
         if sign not in (b",", closing) or not sign:
@@ -302,7 +302,7 @@ def _unescape(found: re.Match[str]) -> str:
 
 
 def _find_lone_surrogate(text: str) -> int:
-    """Return the byte position of the first escape that is half of a surrogate pair."""
+    """Returns the byte position of the first escape that is half of a surrogate pair."""
     for found in _ESCAPE.finditer(text):
         try:
             _unescape(found)

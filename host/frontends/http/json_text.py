@@ -51,7 +51,7 @@ class SlowText(HostError):
 
 
 def parse(text: bytes, may_be_slow: bool = True) -> Any:
-    """Parse a JSON text; an object with a repeated name becomes a JsonObject.
+    """Parses a JSON text; an object with a repeated name becomes a JsonObject.
 
     Invalid UTF-8 in strings becomes lone surrogates (`surrogateescape`). Raises HostError INTERNAL;
     SlowText if only `json_reader` can read the text, and `may_be_slow` is false.
@@ -98,7 +98,7 @@ _decode_numbers = msgspec.json.Decoder(_NumbersRequest).decode
 
 
 def parse_numbers(text: bytes) -> dict[str, Any] | None:
-    """Parse an inference request in which each `data` is a flat array of numbers.
+    """Parses an inference request in which each `data` is a flat array of numbers.
 
     The types of the numbers need no further check. None for any other text, and for a text with
     other names, repeated names, or a colon in a string: `parse` reads it, or reports its error.
@@ -123,7 +123,7 @@ def _read_leniently(text: bytes) -> Any:
 
 
 def _count_names(text: bytes) -> int:
-    """Count the names of all objects, and the strings that contain `":`."""
+    """Counts the names of all objects, and the strings that contain `":`."""
     if len(text) < _MANY_BYTES:
         names = text.count(b'":')
     else:
@@ -133,7 +133,7 @@ def _count_names(text: bytes) -> int:
 
 
 def _count_members(value: Any) -> int:
-    """Count the members of the objects that a normal request has."""
+    """Counts the members of the objects that a normal request has."""
     if type(value) is not dict:
         return 0
     count = len(value)
@@ -146,14 +146,14 @@ def _count_members(value: Any) -> int:
 
 
 def member(owner: Any, name: str) -> Any:
-    """Return a member of an object. Raises HostError INTERNAL if it is absent."""
+    """Returns a member of an object. Raises HostError INTERNAL if it is absent."""
     if isinstance(owner, dict) and name in owner:
         return owner[name]
     raise internal(f"attempt to access non-existing object member '{name}'")
 
 
 def members(value: Any) -> list[tuple[str, Any]]:
-    """Return all members in order, including repeated names. Raises HostError INTERNAL."""
+    """Returns all members in order, including repeated names. Raises HostError INTERNAL."""
     if not isinstance(value, dict):
         raise internal("attempt to get members for non-object")
     if isinstance(value, JsonObject):
@@ -162,7 +162,7 @@ def members(value: Any) -> list[tuple[str, Any]]:
 
 
 def as_text(value: Any) -> str:
-    """Return a value that is a valid string. Raises HostError INTERNAL."""
+    """Returns a value that is a valid string. Raises HostError INTERNAL."""
     if type(value) is not str:
         raise wrong_type("string")
     if not value.isascii():
@@ -174,48 +174,48 @@ def as_text(value: Any) -> str:
 
 
 def as_bool(value: Any) -> bool:
-    """Return a value that is a boolean. Raises HostError INTERNAL."""
+    """Returns a value that is a boolean. Raises HostError INTERNAL."""
     if type(value) is not bool:
         raise wrong_type("boolean")
     return value
 
 
 def as_unsigned(value: Any) -> int:
-    """Return a value that is an unsigned 64-bit integer. Raises HostError INTERNAL."""
+    """Returns a value that is an unsigned 64-bit integer. Raises HostError INTERNAL."""
     if not is_unsigned(value):
         raise wrong_type("unsigned-integer")
     return int(value)
 
 
 def as_array(value: Any) -> list[Any]:
-    """Return a value that is an array. Raises HostError INTERNAL."""
+    """Returns a value that is an array. Raises HostError INTERNAL."""
     if type(value) is not list:
         raise wrong_type("array")
     return value
 
 
 def is_unsigned(value: Any) -> bool:
-    """Return whether a value is an unsigned 64-bit integer."""
+    """Returns whether a value is an unsigned 64-bit integer."""
     return type(value) is int and 0 <= value < _UINT64
 
 
 def is_signed(value: Any) -> bool:
-    """Return whether a value is a signed 64-bit integer."""
+    """Returns whether a value is a signed 64-bit integer."""
     return type(value) is int and -_INT64 <= value < _INT64
 
 
 def wrong_type(expected: str) -> HostError:
-    """Return the error for a value that does not have the expected type."""
+    """Returns the error for a value that does not have the expected type."""
     return internal(f"attempt to access JSON non-{expected} as {expected}")
 
 
 def with_context(context: str, error: HostError) -> HostError:
-    """Return the error with a context before its message."""
+    """Returns the error with a context before its message."""
     return HostError(error.code, f"{context}: {error.message}")
 
 
 def dump(value: Any) -> bytes:
-    """Write plain data as compact JSON. Lone surrogates become question marks."""
+    """Writes plain data as compact JSON. Lone surrogates become question marks."""
     try:
         return _encode(value)
     except (UnicodeEncodeError, ValueError):
@@ -224,7 +224,7 @@ def dump(value: Any) -> bytes:
 
 
 def dump_numbers(values: npt.NDArray[Any]) -> bytes:
-    """Write a flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`.
+    """Writes a flat array of numbers or booleans, with `NaN`, `Infinity` and `-Infinity`.
 
     Floating-point numbers are FP64. As in Triton, they have an exponent below 1e-6 and from 1e21.
     """
@@ -239,7 +239,7 @@ def dump_numbers(values: npt.NDArray[Any]) -> bytes:
 
 
 def _write_exponents(text: bytes) -> bytes:
-    """Return the text of a flat array with the exponents that Triton writes, without `+`."""
+    """Returns the text of a flat array with the exponents that Triton writes, without `+`."""
     text = text.replace(b"+", b"")  # only exponents have a sign that JSON does not need
     pieces: list[bytes] = []
     written = 0
@@ -260,14 +260,14 @@ def _without_exponent(digits: bytes, exponent: bytes) -> bytes:
 
 
 def _name_not_finite(text: bytes, values: npt.NDArray[Any]) -> bytes:
-    """Return the text with the names of numbers instead of `null`."""
+    """Returns the text with the names of numbers instead of `null`."""
     names = [_NOT_FINITE[str(value)] for value in values[~np.isfinite(values)]]
     head, *parts = text.split(b"null")
     return b"".join([head, *(piece for pair in zip(names, parts, strict=True) for piece in pair)])
 
 
 def dump_strings(values: Sequence[bytes]) -> bytes:
-    """Write a flat array of strings; the bytes can be invalid UTF-8."""
+    """Writes a flat array of strings; the bytes can be invalid UTF-8."""
     try:
         return _encode([value.decode() for value in values])
     except UnicodeDecodeError:
@@ -284,5 +284,5 @@ def _escape(found: re.Match[bytes]) -> bytes:
 
 
 def error_body(message: str) -> bytes:
-    """Return the body of an error response (docs/reference/protocol.md, "Error codes")."""
+    """Returns the body of an error response (docs/reference/protocol.md, "Error codes")."""
     return dump({"error": message})

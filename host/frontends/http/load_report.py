@@ -22,7 +22,7 @@ _log = logging.getLogger("pbhost")
 
 
 def load_report(families: Callable[[], Iterable[MetricFamily]]) -> LoadReport:
-    """Return a function that makes the report from the metrics that `families` returns."""
+    """Returns a function that makes the report from the metrics that `families` returns."""
 
     def report(exchange: HttpExchange) -> Iterable[Header]:
         wanted = exchange.headers.get(LOAD_REPORT_HEADER)
@@ -40,7 +40,7 @@ def load_report(families: Callable[[], Iterable[MetricFamily]]) -> LoadReport:
 
 
 def _kv_cache_blocks(families: Iterable[MetricFamily]) -> dict[str, float]:
-    """Return the counts of KV cache blocks that models report, by kind. Raises ValueError."""
+    """Returns the counts of KV cache blocks that models report, by kind. Raises ValueError."""
     blocks: dict[str, float] = {}
     for family in families:
         if family.name == _FAMILY:
@@ -53,7 +53,7 @@ def _kv_cache_blocks(families: Iterable[MetricFamily]) -> dict[str, float]:
 
 
 def _format_report(wanted: bytes, blocks: dict[str, float]) -> bytes:
-    """Format the report as text or JSON. Raises ValueError for another format."""
+    """Formats the report as text or JSON. Raises ValueError for another format."""
     most = blocks["max"]
     full = blocks["used"] / most if most else 0.0
     tokens = int(most * blocks["tokens_per"])

@@ -33,7 +33,7 @@ class RecordingHandler:
         self._allowed = allowed
 
     async def record(self, exchange: HttpExchange, route: Route) -> None:
-        """Record requests to a model, and stream them; a disconnect of the client ends that.
+        """Records requests to a model, and streams them; a disconnect of the client ends that.
 
         Raises HostError.
         """
@@ -48,7 +48,7 @@ class RecordingHandler:
             await exchange.send_chunk(b"", more=False)
 
     async def crash_requests(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the requests that ran when a stub died, and their tensors as text.
+        """Answers with the requests that ran when a stub died, and their tensors as text.
 
         Raises HostError.
         """
@@ -73,7 +73,7 @@ def _parse_settings(body: bytes) -> RecordingSettings:
 
 
 async def _send(exchange: HttpExchange, parts: Sequence[Buffer]) -> None:
-    """Send a line and its tensors: small ones together, and large ones in pieces."""
+    """Sends a line and its tensors: small ones together, and large ones in pieces."""
     joined: list[Buffer] = []
     size = 0
     for part in parts:

@@ -109,7 +109,7 @@ _SHARED_MEMORY = {
 
 
 def find_route(path: bytes) -> Route | None:
-    """Return the route of a path (not decoded, without its query); None if it is unknown."""
+    """Returns the route of a path (not decoded, without its query); None if it is unknown."""
     return _cached_parse_path(path) if len(path) <= _MAX_CACHED_BYTES else _parse_path(path)
 
 
@@ -158,7 +158,7 @@ def _model_route(model: str, rest: list[str]) -> Route | None:
 
 
 def _unquote(name: str) -> str:
-    """Decode the percent escapes of a name.
+    """Decodes the percent escapes of a name.
 
     Text that is not a valid escape stays as it is. Invalid UTF-8 becomes replacement characters.
     """

@@ -31,7 +31,7 @@ class SettingsHandler:
         self._max_input_size = max_input_size
 
     async def trace_setting(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the trace settings of one model, or with the global ones."""
+        """Answers with the trace settings of one model, or with the global ones."""
         # Reports an unknown model before an invalid body.
         shown = self._core.trace_settings(route.resource)
         if exchange.method == "POST":
@@ -40,7 +40,7 @@ class SettingsHandler:
         await exchange.send_json(json.dump(shown))
 
     async def log_settings(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the log settings."""
+        """Answers with the log settings."""
         log = self._core.log
         if exchange.method == "POST":
             document = await self._read_json_object(exchange)
@@ -48,7 +48,7 @@ class SettingsHandler:
         await exchange.send_json(json.dump(log.describe()))
 
     async def traffic(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with how the requests to a model are split, after a change if there is one."""
+        """Answers with how the requests to a model are split, after a change if there is one."""
         self._core.refuse_while_loading()
         if route.version:
             raise invalid_argument("the requests to a model are split, not those to a version")
@@ -65,7 +65,7 @@ class SettingsHandler:
         await exchange.send_json(msgspec.json.encode(self._core.traffic.describe(route.resource)))
 
     async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
-        """Read the body as a JSON object; the first of equal names counts.
+        """Reads the body as a JSON object; the first of equal names counts.
 
         `null` means an empty object: clients without settings send it.
         """
@@ -78,7 +78,7 @@ class SettingsHandler:
 
 
 def trace_change(document: dict[str, Any]) -> SettingChanges:
-    """Convert a JSON object to a change of trace settings. Raises HostError."""
+    """Converts a JSON object to a change of trace settings. Raises HostError."""
     levels: list[str] | None = None
     if "trace_level" in document:
         given = document["trace_level"]

@@ -21,12 +21,12 @@ class SharedMemoryHandler:
         self._max_input_size = max_input_size
 
     async def system_status(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with the status of one region or of all regions."""
+        """Answers with the status of one region or of all regions."""
         regions = self._core.regions.status(route.resource)
         await exchange.send_json(json.dump([asdict(region) for region in regions]))
 
     async def system_register(self, exchange: HttpExchange, route: Route) -> None:
-        """Register a shared-memory object of the client."""
+        """Registers a shared-memory object of the client."""
         request = await self._read_request(exchange, route, "system")
         _require(request, "key")
         key = json.as_text(request["key"])
@@ -37,17 +37,17 @@ class SharedMemoryHandler:
         await exchange.send_empty()
 
     async def system_unregister(self, exchange: HttpExchange, route: Route) -> None:
-        """Unregister one region or all regions."""
+        """Unregisters one region or all regions."""
         self._core.regions.unregister(route.resource)
         await exchange.send_empty()
 
     async def cuda_status(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer with an empty list; a named region is never found."""
+        """Answers with an empty list; a named region is never found."""
         self._core.regions.cuda_status(route.resource)
         await exchange.send_json(b"[]")
 
     async def cuda_register(self, exchange: HttpExchange, route: Route) -> None:
-        """Validate the request, then refuse it: CUDA regions are not supported."""
+        """Validates the request, then refuses it: CUDA regions are not supported."""
         request = await self._read_request(exchange, route, "cuda")
         _require(request, "raw_handle")
         json.as_text(json.member(request["raw_handle"], "b64"))
@@ -57,7 +57,7 @@ class SharedMemoryHandler:
         await exchange.send_empty()
 
     async def cuda_unregister(self, exchange: HttpExchange, route: Route) -> None:
-        """Succeed without an effect: there are no CUDA regions."""
+        """Succeeds without an effect: there are no CUDA regions."""
         self._core.regions.require_enabled()
         await exchange.send_empty()
 

@@ -13,7 +13,7 @@ Steps = Generator[None, None, _Result]
 
 
 async def run_in_turns(steps: Steps[_Result]) -> _Result:
-    """Return the result of all steps; each one has a turn of the event loop."""
+    """Returns the result of all steps; each one has a turn of the event loop."""
     while True:
         try:
             next(steps)

@@ -49,7 +49,7 @@ class JsonInputLimit:
         self.max_bytes = max_bytes
 
     def check_size(self, name: str, size: int) -> None:
-        """Raise HostError INVALID_ARG if the input is larger than the limit."""
+        """Raises HostError INVALID_ARG if the input is larger than the limit."""
         if size > self.max_bytes:
             raise invalid_argument(
                 f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum"
@@ -58,7 +58,7 @@ class JsonInputLimit:
             )
 
     def raw_too_large(self, size: int) -> HostError:
-        """Return the error for a raw input that is larger than the limit."""
+        """Returns the error for a raw input that is larger than the limit."""
         return invalid_argument(
             f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of"
             f" {self.max_bytes} bytes. Use --http-max-input-size to increase the limit."
@@ -73,7 +73,7 @@ def read_tensor(
     limit: JsonInputLimit,
     flat_numbers: bool = False,
 ) -> bytes:
-    """Return the bytes of an input whose `data` is a JSON array, with any nesting.
+    """Returns the bytes of an input whose `data` is a JSON array, with any nesting.
 
     `data` is a list or a LargeArray; of too long a LargeArray, only the beginning is decoded.
     `flat_numbers`: it is a list of `int` and `float` without any nesting.
@@ -125,7 +125,7 @@ def read_tensor(
 
 
 def binary_only_error(name: str, datatype: str) -> HostError | None:
-    """Return the error for an input of a datatype without a JSON form; None if it has one."""
+    """Returns the error for an input of a datatype without a JSON form; None if it has one."""
     if datatype not in _BINARY_ONLY:
         return None
     return invalid_argument(
@@ -135,7 +135,7 @@ def binary_only_error(name: str, datatype: str) -> HostError | None:
 
 
 def _element_count(name: str, shape: Sequence[int]) -> int:
-    """Return the number of elements. Raises HostError INVALID_ARG for an invalid shape."""
+    """Returns the number of elements. Raises HostError INVALID_ARG for an invalid shape."""
     if any(dim < 0 for dim in shape):
         raise invalid_argument(
             f"invalid shape for input '{name}': shape {_format_shape(shape)} contains one or more"
@@ -156,12 +156,12 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 
 def flatten(data: list[Any]) -> list[Any]:
-    """Return the scalars of nested arrays in order. Raises HostError INVALID_ARG if too deep."""
+    """Returns the scalars of nested arrays in order. Raises HostError INVALID_ARG if too deep."""
     return _flatten(data)[0]
 
 
 def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
-    """Do as `flatten`; return the types of the scalars as well."""
+    """Does as `flatten`; returns the types of the scalars as well."""
     levels = 1
     while True:
         kinds = set(map(type, data))
@@ -179,7 +179,7 @@ def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
 
 
 def _flatten_mixed(data: list[Any], levels: int) -> list[Any]:
-    """Flatten arrays that contain both scalars and arrays; this is slower."""
+    """Flattens arrays that contain both scalars and arrays; this is slower."""
     flat: list[Any] = []
     stack = [iter(data)]
     while stack:
@@ -198,7 +198,7 @@ def _flatten_mixed(data: list[Any], levels: int) -> list[Any]:
 
 
 def read_numbers(datatype: str, values: list[Any]) -> bytes:
-    """Encode scalars of any datatype except BYTES, FP16 and BF16.
+    """Encodes scalars of any datatype except BYTES, FP16 and BF16.
 
     Integers keep their low bytes. Raises HostError INTERNAL for an element of another type.
     """
@@ -206,7 +206,7 @@ def read_numbers(datatype: str, values: list[Any]) -> bytes:
 
 
 def _read_numbers(datatype: str, values: list[Any], kinds: set[type]) -> bytes:
-    """Do as `read_numbers`; `kinds` are the types of the values."""
+    """Does as `read_numbers`; `kinds` are the types of the values."""
     if datatype == "BOOL":
         if kinds - {bool}:
             raise wrong_type("boolean")
@@ -234,7 +234,7 @@ def _read_numbers(datatype: str, values: list[Any], kinds: set[type]) -> bytes:
 
 
 def read_strings(name: str, data: list[Any] | LargeArray, limit: JsonInputLimit) -> bytes:
-    """Encode strings as a BYTES tensor. Raises HostError if not strings, or if too large."""
+    """Encodes strings as a BYTES tensor. Raises HostError if not strings, or if too large."""
     size = 0
     parts: list[bytes] = []
     for piece in data if isinstance(data, LargeArray) else (data,):
@@ -261,8 +261,8 @@ def read_strings(name: str, data: list[Any] | LargeArray, limit: JsonInputLimit)
 
 
 def write_tensor(tensor: Tensor) -> Steps[bytes]:
-    """Write a tensor as a flat JSON array. Raises HostError (docs/reference/protocol.md, "Inference
-    response").
+    """Writes a tensor as a flat JSON array. Raises HostError (docs/reference/protocol.md,
+    "Inference response").
     """
     datatype, data = tensor.datatype, read_bytes(tensor.data)
     prefix = ""
@@ -297,7 +297,7 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
 
 
 def _split_numbers(data: bytes | memoryview, dtype: Any) -> Iterator[npt.NDArray[Any]]:
-    """Yield the elements of a numeric tensor in pieces, without an incomplete last element.
+    """Yields the elements of a numeric tensor in pieces, without an incomplete last element.
 
     Converts FP32 to FP64, because numbers of JSON are written as doubles.
     """
@@ -309,7 +309,7 @@ def _split_numbers(data: bytes | memoryview, dtype: Any) -> Iterator[npt.NDArray
 
 
 def split_strings(data: bytes | memoryview) -> Iterator[list[bytes]]:
-    """Yield the elements of a BYTES tensor in pieces, without an incomplete last element."""
+    """Yields the elements of a BYTES tensor in pieces, without an incomplete last element."""
     whole = bytes(data)
     elements: list[bytes] = []
     at, end = 0, len(whole)

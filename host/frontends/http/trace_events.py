@@ -11,7 +11,7 @@ from host.inference.request import InferRequest, RequestTracer
 
 
 def receive_started(tracing: RequestTracer | None) -> int:
-    """Return the start time of a request in nanoseconds; 0 if tracing is off."""
+    """Returns the start time of a request in nanoseconds; 0 if tracing is off."""
     return 0 if tracing is None else time.monotonic_ns()
 
 
@@ -22,7 +22,7 @@ def trace_request(
     request: InferRequest,
     receive_started_ns: int,
 ) -> Iterator[None]:
-    """Trace a request, whose body is complete, until its response is sent."""
+    """Traces a request, whose body is complete, until its response is sent."""
     if tracing is None:
         yield
         return
@@ -45,7 +45,7 @@ def trace_request(
 
 @contextmanager
 def trace_response(request: InferRequest) -> Iterator[None]:
-    """Record the start and the end of sending a response."""
+    """Records the start and the end of sending a response."""
     trace = request.trace
     if trace is not None:
         trace.record_event("HTTP_SEND_START")

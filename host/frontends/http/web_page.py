@@ -30,12 +30,12 @@ class WebPage:
         ]
 
     async def send(self, exchange: HttpExchange) -> None:
-        """Send the page."""
+        """Sends the page."""
         await exchange.send_response(HTML, (self._page,), self._headers)
 
 
 def _policy(page: bytes) -> bytes:
-    """Return a content security policy that allows only the scripts and styles of the page."""
+    """Returns a content security policy that allows only the scripts and styles of the page."""
     hashes = {
         kind: " ".join(
             f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"

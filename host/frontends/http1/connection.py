@@ -168,7 +168,7 @@ class Http1Connection(asyncio.Protocol):
             self._cancel_receive_timer()
 
     def _try_fast_path(self, data: bytes, may_wait: bool) -> bool:
-        """Start a request on the fast path, or hold it until its body arrives; False for neither.
+        """Starts a request on the fast path, or holds it until its body arrives; False for neither.
 
         Many clients send head and body separately, but few send more than two parts.
         """
@@ -200,7 +200,7 @@ class Http1Connection(asyncio.Protocol):
         return bool(self._error_response) or self.transport.is_closing()
 
     def resume_reading(self) -> None:
-        """Resume reading from the client."""
+        """Resumes reading from the client."""
         if self._reading_paused:
             self._reading_paused = False
             self.transport.resume_reading()
@@ -211,27 +211,27 @@ class Http1Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """Stop writing: the client does not read."""
+        """Stops writing: the client does not read."""
         self._writing_paused = asyncio.Event()
         if self._send_timer is None:
             self._last_unsent_bytes = -1
             self._check_send_progress()
 
     def resume_writing(self) -> None:
-        """Continue writing: the client has read enough, or has disconnected."""
+        """Continues writing: the client has read enough, or has disconnected."""
         if self._writing_paused is not None:
             self._writing_paused.set()
             self._writing_paused = None
 
     async def wait_until_writable(self) -> None:
-        """Wait until the client has read enough of the sent data."""
+        """Waits until the client has read enough of the sent data."""
         if self._writing_paused is not None:
             await self._writing_paused.wait()
 
     # Timeouts
 
     def _check_receive_rate(self) -> None:
-        """Reject the request if its headers are late or its body is too slow."""
+        """Rejects the request if its headers are late or its body is too slow."""
         self._receive_timer = None
         self._parse_held_data()
         keeps_pace = (
@@ -251,7 +251,7 @@ class Http1Connection(asyncio.Protocol):
             self._receive_timer = None
 
     def _check_send_progress(self) -> None:
-        """Abort the connection if the client has read nothing since the last check."""
+        """Aborts the connection if the client has read nothing since the last check."""
         self._send_timer = None
         if self._writing_paused is None or self.transport.is_closing():
             return
@@ -265,7 +265,7 @@ class Http1Connection(asyncio.Protocol):
         )
 
     def _check_idle(self) -> None:
-        """Close an idle connection. This timer is not restarted for each request."""
+        """Closes an idle connection. This timer is not restarted for each request."""
         left = limit = (
             self._timeouts.idle_timeout if self._had_request else self._timeouts.header_timeout
         )
@@ -277,7 +277,7 @@ class Http1Connection(asyncio.Protocol):
         self._idle_timer = self._loop.call_later(left, self._check_idle)
 
     def _parse_held_data(self) -> None:
-        """Parse a held request, so that it no longer waits for the fast path."""
+        """Parses a held request, so that it no longer waits for the fast path."""
         if self._held_data:
             held_data, self._held_data = self._held_data, b""
             self._parse(held_data)
@@ -285,13 +285,13 @@ class Http1Connection(asyncio.Protocol):
     # Events of the parser
 
     def on_request_begin(self) -> None:
-        """Start to receive a request."""
+        """Starts to receive a request."""
         self._receiving_request = self._in_headers = True
         self._overhead_bytes = self._received_bytes = self._chunks = 0
         self._cancel_receive_timer()
 
     def on_head(self, head: RequestHead) -> None:
-        """Start a request, or queue it, when its head is complete."""
+        """Starts a request, or queues it, when its head is complete."""
         if self.closing:
             return
         size, expects_continue = len(head.url), False
@@ -329,11 +329,11 @@ class Http1Connection(asyncio.Protocol):
             self._pause_reading()
 
     def on_chunk(self) -> None:
-        """Count a chunk of a body."""
+        """Counts a chunk of a body."""
         self._chunks += 1
 
     def on_body(self, part: bytes) -> None:
-        """Pass on a part of a body."""
+        """Passes on a part of a body."""
         # The last, empty chunk is counted too, but it causes no call of this method.
         if self._chunks > MAX_CHUNKS:
             self._reject_request(400, _TOO_MANY_CHUNKS)
@@ -346,7 +346,7 @@ class Http1Connection(asyncio.Protocol):
             self._pause_reading()
 
     def on_request_complete(self) -> None:
-        """Finish the body of a request."""
+        """Finishes the body of a request."""
         cycle = self._incoming_cycle
         if cycle is None or self.closing:
             return
@@ -365,7 +365,7 @@ class Http1Connection(asyncio.Protocol):
         task.add_done_callback(self._tasks.discard)
 
     def response_complete(self) -> None:
-        """Start the next request after a complete response."""
+        """Starts the next request after a complete response."""
         self._active_cycle = None
         self._idle_since = self._loop.time()
         if self.transport.is_closing():
@@ -378,7 +378,7 @@ class Http1Connection(asyncio.Protocol):
             self.resume_reading()
 
     def shutdown(self) -> None:
-        """Close the connection after the responses to all received requests."""
+        """Closes the connection after the responses to all received requests."""
         self._parse_held_data()
         last = self._pipelined_cycles[-1] if self._pipelined_cycles else self._active_cycle
         if last is None:
@@ -392,12 +392,12 @@ class Http1Connection(asyncio.Protocol):
         return isinstance(self._active_cycle, FastPathCycle)
 
     def cancel_fast_path(self) -> None:
-        """Cancel the request on the fast path; its client gets an error response."""
+        """Cancels the request on the fast path; its client gets an error response."""
         if isinstance(self._active_cycle, FastPathCycle):
             self._active_cycle.cancel()
 
     def _reject_request(self, status: int, text: str) -> None:
-        """Answer the incoming request with an error, and close the connection.
+        """Answers the incoming request with an error, and closes the connection.
 
         Earlier requests are answered first. A response that has started gets no error.
         """
@@ -417,7 +417,7 @@ class Http1Connection(asyncio.Protocol):
             self._send_error_response()
 
     def _send_error_response(self) -> None:
-        """Send the error response, unless another response has started, and close."""
+        """Sends the error response, unless another response has started, and closes."""
         if self._active_cycle is None or not self._active_cycle.response_started:
             self.transport.write(self._error_response)
         self.transport.close()

@@ -37,13 +37,13 @@ class RequestConnection(Protocol):
     write_small: Callable[[bytes], None]
 
     async def wait_until_writable(self) -> None:
-        """Wait until the client has read enough of the sent data."""
+        """Waits until the client has read enough of the sent data."""
 
     def resume_reading(self) -> None:
-        """Resume reading from the client."""
+        """Resumes reading from the client."""
 
     def response_complete(self) -> None:
-        """Start the next request: this response is complete."""
+        """Starts the next request: this response is complete."""
 
 
 class RequestResponseCycle:
@@ -93,18 +93,18 @@ class RequestResponseCycle:
     # The connection's side
 
     def feed_body(self, part: bytes) -> None:
-        """Add a received part of the body."""
+        """Adds a received part of the body."""
         self._body_parts.append(part)
         self.unread_bytes += len(part)
         self._notify()
 
     def feed_eof(self) -> None:
-        """Mark the body as complete."""
+        """Marks the body as complete."""
         self.more_body = False
         self._notify()
 
     def client_disconnected(self) -> None:
-        """Cancel the request after a disconnect of the client."""
+        """Cancels the request after a disconnect of the client."""
         self.disconnected = True
         self._notify()
         if self.task is not None:
@@ -115,7 +115,7 @@ class RequestResponseCycle:
             self._receive_event.set()
 
     async def run(self, app: App) -> None:
-        """Run the application. Closes the connection if the response is then incomplete."""
+        """Runs the application. Closes the connection if the response is then incomplete."""
         try:
             await app(self.scope, self.receive, self.send)
         except Exception as error:  # a defect of ours
@@ -128,7 +128,7 @@ class RequestResponseCycle:
     # The application's side
 
     async def receive(self) -> Message:
-        """Return the next part of the body; after the last one, `http.disconnect`."""
+        """Returns the next part of the body; after the last one, `http.disconnect`."""
         connection = self._connection
         if self._expects_continue and not connection.transport.is_closing():
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -147,7 +147,7 @@ class RequestResponseCycle:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send a part of the body. The head is sent with the first part."""
+        """Sends a part of the body. The head is sent with the first part."""
         await self._connection.wait_until_writable()
         if self.disconnected:
             return
@@ -183,7 +183,7 @@ class RequestResponseCycle:
         self._response_head = b"".join(lines)
 
     def _write_body(self, body: bytes | memoryview, more: bool) -> None:
-        """Write a part of the body, with its head and its chunk framing."""
+        """Writes a part of the body, with its head and its chunk framing."""
         write = self._connection.transport.write
         head, self._response_head = self._response_head, b""
         if self.scope["method"] == "HEAD":

@@ -37,7 +37,7 @@ class FastPathCycle:
         self._request: FastRequest | None = None
 
     def start_request(self, handler: FastHandler, body: bytes) -> bool:
-        """Call the handler; False if the request needs a task."""
+        """Calls the handler; False if the request needs a task."""
         try:
             request = handler(body, self._send_response)
         except Exception as error:  # a defect of ours
@@ -49,12 +49,12 @@ class FastPathCycle:
         return request is not None
 
     def client_disconnected(self) -> None:
-        """Cancel the request after a disconnect of the client."""
+        """Cancels the request after a disconnect of the client."""
         self._disconnected = True
         self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the request if its response is not sent yet."""
+        """Cancels the request if its response is not sent yet."""
         if self._request is not None and not self.response_complete:
             self._request.cancel()
 

@@ -27,7 +27,7 @@ class FastRequest(Protocol):
     """A started request on the fast path."""
 
     def cancel(self) -> None:
-        """Cancel the request. Its callback then gets an error response."""
+        """Cancels the request. Its callback then gets an error response."""
 
 
 FastHandler = Callable[[bytes, ResponseCallback], FastRequest | None]
@@ -50,7 +50,7 @@ class HeaderCache:
         self._handlers: dict[bytes, tuple[FastHandler, int] | None] = {}
 
     def find_handler(self, data: bytes) -> tuple[FastHandler, int, int] | None:
-        """Return the handler of the request in `data`, the start of its body, and the number of
+        """Returns the handler of the request in `data`, the start of its body, and the number of
         missing bytes, which is negative if there are too many.
 
         None if the head is incomplete, or if the request needs a task.

@@ -50,7 +50,7 @@ class HttpListener:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
-        """Listen, and return the port. Raises HostError UNAVAILABLE if that is not possible."""
+        """Listens, and returns the port. Raises HostError UNAVAILABLE if that is not possible."""
         listening = self._listening or listening_socket(self._address, self._port, self._reuse_port)
         port = int(listening.getsockname()[1])
         try:
@@ -77,7 +77,7 @@ class HttpListener:
         )
 
     async def stop(self, grace: float) -> None:
-        """Stop accepting, wait up to `grace` seconds for running requests, and close."""
+        """Stops accepting, waits up to `grace` seconds for running requests, and closes."""
         server, self._server = self._server, None
         if server is None:
             return

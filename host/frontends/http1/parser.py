@@ -34,7 +34,7 @@ class RequestHead:
     keep_alive: bool = False
 
     def split_url(self) -> tuple[bytes, bytes]:
-        """Return the path, not decoded, and the query."""
+        """Returns the path, not decoded, and the query."""
         url = self.url
         if not url.startswith(b"/"):
             try:
@@ -54,19 +54,19 @@ class RequestHandler(Protocol):
         """Whether the parser must stop."""
 
     def on_request_begin(self) -> None:
-        """Handle the start of a request."""
+        """Handles the start of a request."""
 
     def on_head(self, head: RequestHead) -> None:
-        """Handle a complete head."""
+        """Handles a complete head."""
 
     def on_chunk(self) -> None:
-        """Handle the start of a chunk."""
+        """Handles the start of a chunk."""
 
     def on_body(self, part: bytes) -> None:
-        """Handle a part of the body."""
+        """Handles a part of the body."""
 
     def on_request_complete(self) -> None:
-        """Handle the end of a request."""
+        """Handles the end of a request."""
 
 
 class RequestParser:
@@ -82,7 +82,7 @@ class RequestParser:
         self._in_request_line = False  # the first line of a request is not complete
 
     def feed(self, data: bytes) -> None:
-        """Parse received data. Raises MalformedRequest, or the error of a failed event."""
+        """Parses received data. Raises MalformedRequest, or the error of a failed event."""
         if self._at_request_start or self._in_request_line:
             data = self._normalize_request_line(data)
         try:
@@ -109,7 +109,7 @@ class RequestParser:
                 data = data[upgrade.args[0] :]
 
     def _normalize_request_line(self, data: bytes) -> bytes:
-        """Return the data with a first line that httptools accepts.
+        """Returns the data with a first line that httptools accepts.
 
         httptools rejects unknown methods, and paths that are not ASCII, which some clients send.
         Such bytes are percent-encoded. A second request in the same data is not changed.
@@ -174,7 +174,7 @@ class RequestParser:
 
 
 def parse_head(data: bytes) -> RequestHead | None:
-    """Parse a complete head; None if it is malformed or asks for another protocol."""
+    """Parses a complete head; None if it is malformed or asks for another protocol."""
     reading = _HeadParser()
     parser = httptools.HttpRequestParser(reading)
     try:
@@ -207,7 +207,7 @@ def _complete_head(head: RequestHead, parser: httptools.HttpRequestParser) -> No
 
 
 def _framing_lines(headers: Iterable[Header]) -> bytes:
-    """Return the header lines that frame a body; empty without a body."""
+    """Returns the header lines that frame a body; empty without a body."""
     return b"".join(
         name + b": " + value + b"\r\n" for name, value in headers if name in _FRAMING_HEADERS
     )

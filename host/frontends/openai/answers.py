@@ -30,7 +30,7 @@ class Answer:
         self._started: set[int] = set()  # choices whose role was sent
 
     def whole(self, deltas: Iterable[Delta], usage: dict[str, Any] | None) -> bytes:
-        """Write the complete answer."""
+        """Writes the complete answer."""
         choices: dict[int, _Choice] = {}
         for delta in deltas:
             choices.setdefault(delta.index, _Choice()).add(delta)
@@ -42,7 +42,7 @@ class Answer:
         return json.dump({**self._head(kind), "choices": written, "usage": usage})
 
     def chunks(self, delta: Delta) -> bytes:
-        """Write the events of one delta: the role of a choice first, its finish reason last."""
+        """Writes the events of one delta: the role of a choice first, its finish reason last."""
         events: list[bytes] = []
         if self._is_chat:
             if delta.index not in self._started:
@@ -61,13 +61,13 @@ class Answer:
         return b"".join(events)
 
     def end(self, usage: dict[str, Any] | None) -> bytes:
-        """Write the end of a stream: the usage if it is wanted and known, and `[DONE]`."""
+        """Writes the end of a stream: the usage if it is wanted and known, and `[DONE]`."""
         if not self.streams_usage or usage is None:
             return DONE
         return event({**self._chunk_head(), "choices": [], "usage": usage}) + DONE
 
     def failure(self, error: OpenAIError) -> bytes:
-        """Write the end of a stream that has failed."""
+        """Writes the end of a stream that has failed."""
         return b"data: %b\n\n" % error.body()
 
     def _chunk(
@@ -111,7 +111,7 @@ class _Choice:
         self._reason: str | None = None
 
     def add(self, delta: Delta) -> None:
-        """Add a delta."""
+        """Adds a delta."""
         for name, value in delta.message.items():
             if name == "tool_calls":
                 for call in value:
@@ -133,7 +133,7 @@ class _Choice:
         self._arguments.setdefault(index, []).append(str(function.get("arguments") or ""))
 
     def chat(self, index: int) -> dict[str, Any]:
-        """Return the choice of a chat completion."""
+        """Returns the choice of a chat completion."""
         message: dict[str, Any] = {"role": "assistant", "content": self._text("content")}
         message["refusal"] = self._text("refusal") or None
         if "reasoning_content" in self._texts:
@@ -151,7 +151,7 @@ class _Choice:
         }
 
     def completion(self, index: int) -> dict[str, Any]:
-        """Return the choice of a completion."""
+        """Returns the choice of a completion."""
         return {
             "index": index,
             "text": self._text("content"),
@@ -164,12 +164,12 @@ class _Choice:
 
 
 def event(value: Any) -> bytes:
-    """Write a server-sent event."""
+    """Writes a server-sent event."""
     return b"data: %b\n\n" % json.dump(value)
 
 
 def sum_usage(usages: Sequence[dict[str, Any] | None], per_prompt: int) -> dict[str, Any] | None:
-    """Return the usage of several calls; `per_prompt` calls in a row have the same prompt."""
+    """Returns the usage of several calls; `per_prompt` calls in a row have the same prompt."""
     counted = [usage for usage in usages if usage is not None]
     if not counted:
         return None
@@ -181,7 +181,7 @@ def sum_usage(usages: Sequence[dict[str, Any] | None], per_prompt: int) -> dict[
 
 
 def _count(usage: dict[str, Any] | None, name: str) -> int:
-    """Return a count of a usage object, which the model may have made."""
+    """Returns a count of a usage object, which the model may have made."""
     count = 0 if usage is None else usage.get(name)
     return count if isinstance(count, int) else 0
 

@@ -68,7 +68,7 @@ _ERROR: Schema = {
 
 
 def openai_paths(names: Mapping[str, Sequence[str]], operations: Operations) -> dict[str, Schema]:
-    """Return the path items of the routes; `names` has the models of each route."""
+    """Returns the path items of the routes; `names` has the models of each route."""
     user = [{"role": "user", "content": "Hello"}]
     paths: dict[str, Schema] = {}
     if models := names.get(CHAT):
@@ -121,7 +121,7 @@ def _post(
     example: Mapping[str, object],
     answer: Schema | None = None,
 ) -> Schema:
-    """Return the path item of an inference route; the first property is required."""
+    """Returns the path item of an inference route; the first property is required."""
     schema: Schema = {
         "type": "object",
         "properties": {"model": {"enum": list(models)}, **properties},
@@ -139,7 +139,7 @@ def _post(
 
 
 def _transcriptions(operations: Operations, models: Sequence[str]) -> Schema:
-    """Return the path item of the route whose requests are forms."""
+    """Returns the path item of the route whose requests are forms."""
     schema: Schema = {
         "type": "object",
         "properties": {

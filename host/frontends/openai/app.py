@@ -45,7 +45,7 @@ _GENERATION = {
 
 class _Handler(Protocol):
     async def answer(self, exchange: HttpExchange) -> None:
-        """Answer one request. Raises OpenAIError or HostError."""
+        """Answers one request. Raises OpenAIError or HostError."""
 
 
 class OpenAIApp:
@@ -96,7 +96,7 @@ class OpenAIApp:
         """Finds the handler of a request without a task (`host.frontends.http1.header_cache`)."""
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
-        """Answer one request."""
+        """Answers one request."""
         if route.endpoint is not routes.HEALTH:
             self._cross_origin.add_headers(exchange)
         try:
@@ -117,7 +117,7 @@ class OpenAIApp:
             await _send_error(exchange, from_host_error(unexpected_failure(error)))
 
     def describe_paths(self, operations: Operations) -> dict[str, Schema]:
-        """Return the OpenAPI paths of the routes that models speak now."""
+        """Returns the OpenAPI paths of the routes that models speak now."""
         names: dict[str, list[str]] = {}
         for name in self._models.list_names():
             for route in self._models.find_any(name).contract.routes:

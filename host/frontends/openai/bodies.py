@@ -24,7 +24,7 @@ class BodyReader:
         self._max_size = max_size
 
     async def read(self, exchange: HttpExchange) -> tuple[int, Fields, str]:
-        """Return the size of a body, its fields, and the model that it names.
+        """Returns the size of a body, its fields, and the model that it names.
 
         Raises OpenAIError. A body that declares too large a size is refused before it is read.
         """
@@ -38,7 +38,7 @@ class BodyReader:
     async def read_form(
         self, exchange: HttpExchange, file_field: str
     ) -> dict[str, list[str | bytes]]:
-        """Return the values of the fields of a form; those of `file_field` are bytes.
+        """Returns the values of the fields of a form; those of `file_field` are bytes.
 
         Raises OpenAIError. A body that declares too large a size is refused before it is read.
         """
@@ -49,11 +49,11 @@ class BodyReader:
         return parse_form(content_type, body, file_field)
 
     def allows(self, size: int) -> bool:
-        """Return whether a body of this size is within the limit."""
+        """Returns whether a body of this size is within the limit."""
         return size <= self._max_size
 
     def check_size(self, size: int) -> None:
-        """Raise OpenAIError if the inputs of a request exceed the limit."""
+        """Raises OpenAIError if the inputs of a request exceed the limit."""
         if size > self._max_size:
             raise self._too_large(size)
 
@@ -89,7 +89,7 @@ class BodyReader:
 
 
 def set_request_id(exchange: HttpExchange, default: str) -> str:
-    """Return the id of a request, and answer it as `x-request-id`.
+    """Returns the id of a request, and answers it as `x-request-id`.
 
     The id is that of the client, if it has 1 to 128 visible characters.
     """
@@ -99,7 +99,7 @@ def set_request_id(exchange: HttpExchange, default: str) -> str:
 
 
 def visible_request_id(header: bytes | None) -> str:
-    """Return the value of `x-request-id`, "" unless it has 1 to 128 visible characters."""
+    """Returns the value of `x-request-id`, "" unless it has 1 to 128 visible characters."""
     sent = (header or b"").decode("latin-1")
     visible = sent.isascii() and sent.isprintable() and " " not in sent
     return sent if visible and len(sent) <= 128 else ""

@@ -16,19 +16,19 @@ Check = Callable[[str, Any], None]
 
 
 def string(place: str, value: Any) -> None:
-    """Check that a value is a string."""
+    """Checks that a value is a string."""
     if type(value) is not str:
         raise invalid_type(place, "a string", value)
 
 
 def boolean(place: str, value: Any) -> None:
-    """Check that a value is a boolean."""
+    """Checks that a value is a boolean."""
     if type(value) is not bool:
         raise invalid_type(place, "a boolean", value)
 
 
 def number(low: float, high: float) -> Check:
-    """Return the check of a number from `low` to `high`."""
+    """Returns the check of a number from `low` to `high`."""
 
     def check(place: str, value: Any) -> None:
         if type(value) not in (int, float):
@@ -40,7 +40,7 @@ def number(low: float, high: float) -> Check:
 
 
 def integer(low: int, high: int | None = None) -> Check:
-    """Return the check of an integer from `low` to `high`; None is no limit."""
+    """Returns the check of an integer from `low` to `high`; None is no limit."""
 
     def check(place: str, value: Any) -> None:
         if type(value) is not int:
@@ -53,7 +53,7 @@ def integer(low: int, high: int | None = None) -> Check:
 
 
 def one_of(allowed: Sequence[str]) -> Check:
-    """Return the check of a string that must be one of several."""
+    """Returns the check of a string that must be one of several."""
 
     def check(place: str, value: Any) -> None:
         string(place, value)
@@ -65,14 +65,14 @@ def one_of(allowed: Sequence[str]) -> Check:
 
 
 def not_empty_string(place: str, value: Any) -> None:
-    """Check that a value is a string with at least one character."""
+    """Checks that a value is a string with at least one character."""
     string(place, value)
     if not value:
         raise invalid_value(f"'{place}' must not be empty", place)
 
 
 def array(place: str, value: Any, low: int, high: int | None) -> None:
-    """Check that a value is an array of `low` to `high` elements; None is no limit."""
+    """Checks that a value is an array of `low` to `high` elements; None is no limit."""
     if type(value) is not list:
         raise invalid_type(place, "an array", value)
     if len(value) < low or (high is not None and len(value) > high):
@@ -81,13 +81,13 @@ def array(place: str, value: Any, low: int, high: int | None) -> None:
 
 
 def json_object(place: str, value: Any) -> None:
-    """Check that a value is an object."""
+    """Checks that a value is an object."""
     if not isinstance(value, dict):
         raise invalid_type(place, "an object", value)
 
 
 def check_member(place: str, owner: Any, name: str, check: Check, required: bool = True) -> None:
-    """Check a member of an object, if it is there or `required`."""
+    """Checks a member of an object, if it is there or `required`."""
     value = owner.get(name)
     if value is not None:
         check(f"{place}.{name}", value)

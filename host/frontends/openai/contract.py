@@ -58,15 +58,15 @@ class Contract:
     problems: tuple[Finding, ...] = ()
 
     def takes(self, source: str) -> bool:
-        """Return whether an input has this source."""
+        """Returns whether an input has this source."""
         return any(entry.source == source for entry in self.inputs)
 
     def gives(self, meaning: str) -> bool:
-        """Return whether an output has this meaning."""
+        """Returns whether an output has this meaning."""
         return meaning in self.outputs.values()
 
     def with_adapter(self, name: str) -> Contract:
-        """Return the contract of a name, if it is that of an adapter; otherwise this one."""
+        """Returns the contract of a name, if it is that of an adapter; otherwise this one."""
         adapter = self.adapters.get(name)
         if adapter is None:
             return self

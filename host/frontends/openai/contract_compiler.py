@@ -50,7 +50,7 @@ _FLOATS = ("FP16", "BF16", "FP32", "FP64")
 def compile_contract(
     config: ModelConfig, template: ChatTemplate | None = None, adapters: Sequence[str] = ()
 ) -> Contract:
-    """Compile the contract of a model. `template` and `adapters`: what its folder has."""
+    """Compiles the contract of a model. `template` and `adapters`: what its folder has."""
     chosen = openai_parameter(config, "OPENAI_CHAT_TEMPLATE")
     separator = openai_parameter(config, LORA_SEPARATOR)
     compiler = _Compiler(config, bool(chosen) or template is not None)
@@ -75,7 +75,7 @@ def compile_contract(
 
 
 def check_defaults(config: ModelConfig) -> Findings:
-    """Check the values of the fields of `OPENAI_DEFAULTS`."""
+    """Checks the values of the fields of `OPENAI_DEFAULTS`."""
     try:
         check_known_fields(default_fields(config), asked_routes(config))
     except OpenAIError as error:
@@ -102,7 +102,7 @@ class _Compiler:
         self.outputs = self._find_outputs()
 
     def find_refusals(self) -> dict[str, str]:
-        """Return why the model does not speak a route, by route."""
+        """Returns why the model does not speak a route, by route."""
         wanted = self._asked if self._asked is not None else self._detect_routes()
         refusals: dict[str, str] = {}
         for route in ROUTES:
@@ -193,7 +193,7 @@ class _Compiler:
             self.problems.append(Finding(text, f"parameters[{key}]"))
 
     def _detect_routes(self) -> list[str]:
-        """Return the routes of unmistakable tensor names."""
+        """Returns the routes of unmistakable tensor names."""
         config = self._config
         inputs, outputs = (
             {entry.name.lower() for entry in tensors if wire_name(entry.data_type) == "BYTES"}
@@ -233,7 +233,7 @@ class _Compiler:
         return any(entry.source == source for entry in self.inputs)
 
     def _refusal(self, route: str) -> str:
-        """Return why the model cannot speak a route that it should; "" if it can."""
+        """Returns why the model cannot speak a route that it should; "" if it can."""
         model = f"OPENAI asks for {route}, but model '{self._name}'"
         if route == EMBEDDINGS:
             return self._embedding_refusal(model)
@@ -294,7 +294,7 @@ class _Compiler:
         return ""
 
     def _media_refusal(self, route: str, model: str) -> str:
-        """Return why the model cannot make files of texts; "" if it can."""
+        """Returns why the model cannot make files of texts; "" if it can."""
         sources = ("input", "prompt") if route == SPEECH else ("prompt",)
         texts = [entry for entry in self.inputs if entry.source in sources]
         if not texts:
@@ -316,7 +316,7 @@ class _Compiler:
     def _check_required(
         self, entry: Input, spoken: Sequence[str], refusals: dict[str, str]
     ) -> None:
-        """Refuse the spoken routes whose requests cannot fill a required input."""
+        """Refuses the spoken routes whose requests cannot fill a required input."""
         filled = [route for route in spoken if self._can_fill(entry, route)]
         text = (
             f"input '{entry.name}' of model '{self._name}' is required, and no request of OpenAI's"

@@ -20,7 +20,7 @@ class CrossOrigin:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def add_headers(self, exchange: HttpExchange) -> None:
-        """Add the headers to the response that will be sent."""
+        """Adds the headers to the response that will be sent."""
         if not self._origins:
             return
         exchange.response_headers += ((b"vary", b"Origin"),)
@@ -31,14 +31,14 @@ class CrossOrigin:
             )
 
     def is_preflight(self, exchange: HttpExchange) -> bool:
-        """Return whether a browser asks if a page of an allowed origin may send a request."""
+        """Returns whether a browser asks if a page of an allowed origin may send a request."""
         asks = b"access-control-request-method" in exchange.headers
         return exchange.method == "OPTIONS" and asks and self._allows(exchange)
 
     def preflight_headers(
         self, exchange: HttpExchange, methods: Iterable[str]
     ) -> tuple[Header, ...]:
-        """Return the headers of the answer to a preflight request."""
+        """Returns the headers of the answer to a preflight request."""
         asked = exchange.headers.get(b"access-control-request-headers", b"")
         headers = (
             (b"access-control-allow-methods", ", ".join(methods).encode()),

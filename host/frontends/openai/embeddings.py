@@ -47,7 +47,7 @@ class EmbeddingsHandler(Handler):
     """Answers embeddings requests. Raises OpenAIError or HostError."""
 
     async def answer(self, exchange: HttpExchange) -> None:
-        """Answer one request."""
+        """Answers one request."""
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
@@ -77,7 +77,7 @@ class EmbeddingsHandler(Handler):
     async def _infer_all(
         self, contract: Contract, requests: Sequence[InferRequest]
     ) -> list[InferResponse]:
-        """Return the responses in order. An error of one request cancels the others."""
+        """Returns the responses in order. An error of one request cancels the others."""
         if len(requests) == 1:
             return [await self._infer(contract, requests[0])]
         free = asyncio.Semaphore(_MAX_CALLS)
@@ -94,7 +94,7 @@ class EmbeddingsHandler(Handler):
 
 
 async def _first_response(call: Call) -> InferResponse:
-    """Return the first response with outputs of a decoupled model. Raises OpenAIError."""
+    """Returns the first response with outputs of a decoupled model. Raises OpenAIError."""
     async with aclosing(aiter(call)) as responses:
         async for response in responses:
             raise_error(response)
@@ -104,14 +104,14 @@ async def _first_response(call: Call) -> InferResponse:
 
 
 def new_request_id() -> str:
-    """Return the id of a request whose client gave none."""
+    """Returns the id of a request whose client gave none."""
     return f"embd-{uuid.uuid4().hex}"
 
 
 def prepare_requests(
     contract: Contract, sent: Fields, version: int, bodies: BodyReader
 ) -> tuple[Fields, list[Any], list[InferRequest]]:
-    """Check the fields; return them, the texts, and the requests for the texts.
+    """Checks the fields; returns them, the texts, and the requests for the texts.
 
     Raises OpenAIError.
     """
@@ -160,7 +160,7 @@ def prepare_requests(
 
 
 def _json_request(contract: Contract, fields: Fields, text: Any, version: int) -> InferRequest:
-    """Build the request for one text, or its token ids, in the form of the vLLM backend."""
+    """Builds the request for one text, or its token ids, in the form of the vLLM backend."""
     content: dict[str, Any] = {"input": text}
     if "dimensions" in fields:
         content["pooling_params"] = {"dimensions": [fields["dimensions"]]}
@@ -190,7 +190,7 @@ def _text_input(contract: Contract) -> Input:
 
 
 def _texts_per_request(contract: Contract, entry: Input) -> int:
-    """Return how many texts a request has: a batch, all of them for `[-1]`, or one."""
+    """Returns how many texts a request has: a batch, all of them for `[-1]`, or one."""
     if contract.max_batch_size > 0:
         return contract.max_batch_size
     return 1 << 31 if -1 in entry.dims else 1
@@ -207,7 +207,7 @@ def _encode_texts(entry: Input, texts: list[str], batched: bool) -> Tensor:
 def write_answer(
     contract: Contract, fields: Fields, count: int, name: str, responses: Sequence[InferResponse]
 ) -> bytes:
-    """Write the answer. Raises OpenAIError."""
+    """Writes the answer. Raises OpenAIError."""
     vectors: list[Vectors] = []
     for response in responses:
         for tensor in response.outputs:
@@ -250,7 +250,7 @@ def write_answer(
 
 
 def read_vectors(model: str, tensor: Tensor) -> Vectors:
-    """Return an output as FP32 rows, shape [N, D]; the last dimension is the vector."""
+    """Returns an output as FP32 rows, shape [N, D]; the last dimension is the vector."""
     data = copy_from_shared_memory(tensor).data
     assert isinstance(data, (bytes, memoryview))
     if tensor.datatype == "BF16":
@@ -270,7 +270,7 @@ def read_vectors(model: str, tensor: Tensor) -> Vectors:
 
 
 def _read_json_vectors(model: str, tensor: Tensor) -> list[Vectors]:
-    """Return the vectors of an output whose elements are JSON arrays of numbers."""
+    """Returns the vectors of an output whose elements are JSON arrays of numbers."""
     try:
         return [np.array(json.parse(text), "<f4").reshape(-1) for text in read_texts(tensor)]
     except (HostError, TypeError, ValueError):
@@ -280,7 +280,7 @@ def _read_json_vectors(model: str, tensor: Tensor) -> list[Vectors]:
 
 
 def output_size(response: InferResponse) -> int:
-    """Return the bytes of the outputs of a response."""
+    """Returns the bytes of the outputs of a response."""
     return sum(math.prod(tensor.shape) * 8 for tensor in response.outputs)
 
 

@@ -34,7 +34,7 @@ class OpenAIError(Exception):
         self.headers = headers
 
     def body(self) -> bytes:
-        """Return the JSON form of the error."""
+        """Returns the JSON form of the error."""
         error = {
             "message": self.message,
             "type": self.kind,
@@ -45,7 +45,7 @@ class OpenAIError(Exception):
 
 
 def from_host_error(error: HostError) -> OpenAIError:
-    """Convert an error of the core or of a model; its text stays."""
+    """Converts an error of the core or of a model; its text stays."""
     message = error.message or error.code.value
     match error.code:
         case ErrorCode.UNAVAILABLE:

@@ -62,7 +62,7 @@ class FastEmbeddings:
     def find_handler(
         self, method: str, url: bytes, headers: Sequence[Header]
     ) -> FastHandler | None:
-        """Return the handler of requests with this head; None if they need the full endpoint."""
+        """Returns the handler of requests with this head; None if they need the full endpoint."""
         if not self._enabled or method != "POST":
             return None
         route = find_openai_route(url.partition(b"?")[0])
@@ -82,7 +82,7 @@ class FastEmbeddings:
         return start
 
     def _start_request(self, body: bytes, given_id: str, done: ResponseCallback) -> Call | None:
-        """Start one request; None if the full endpoint must handle it or report its error."""
+        """Starts one request; None if the full endpoint must handle it or report its error."""
         core = self._core
         if core.request_tracer is not None or self._open_requests.draining:
             return None
@@ -137,7 +137,7 @@ class FastEmbeddings:
 def _answer(
     contract: Contract, fields: Fields, name: str, response: InferResponse, request_id: bytes
 ) -> tuple[bytes, Sequence[bytes]]:
-    """Return head and body of the answer to a response. Raises nothing."""
+    """Returns head and body of the answer to a response. Raises nothing."""
     try:
         body = write_answer(contract, fields, 1, name, (response,))
     except (OpenAIError, HostError) as error:

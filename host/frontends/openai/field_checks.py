@@ -31,7 +31,7 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def stop(place: str, value: Any) -> None:
-    """Check a text, or an array of at most 16 texts."""
+    """Checks a text, or an array of at most 16 texts."""
     if type(value) is str:
         not_empty_string(place, value)
         return
@@ -43,28 +43,28 @@ def stop(place: str, value: Any) -> None:
 
 
 def stream_options(place: str, value: Any) -> None:
-    """Check the options of a stream."""
+    """Checks the options of a stream."""
     json_object(place, value)
     for name in ("include_usage", "include_obfuscation"):
         check_member(place, value, name, boolean, required=False)
 
 
 def logit_bias(place: str, value: Any) -> None:
-    """Check an object of numbers from -100 to 100, by token id."""
+    """Checks an object of numbers from -100 to 100, by token id."""
     json_object(place, value)
     for token, bias in value.items():
         number(-100, 100)(f"{place}.{token[:80]}", bias)
 
 
 def metadata(place: str, value: Any) -> None:
-    """Check an object of texts."""
+    """Checks an object of texts."""
     json_object(place, value)
     for name, text in value.items():
         string(f"{place}.{name[:80]}", text)
 
 
 def tools(place: str, value: Any) -> None:
-    """Check an array of at most 128 functions."""
+    """Checks an array of at most 128 functions."""
     array(place, value, 1, _MAX_TOOLS)
     for index, tool in enumerate(value):
         inner = f"{place}[{index}]"
@@ -90,7 +90,7 @@ def _tool_name(place: str, value: Any) -> None:
 
 
 def tool_choice(place: str, value: Any) -> None:
-    """Check `none`, `auto`, `required`, or the choice of one function."""
+    """Checks `none`, `auto`, `required`, or the choice of one function."""
     if type(value) is str:
         one_of(("none", "auto", "required"))(place, value)
         return
@@ -102,7 +102,7 @@ def tool_choice(place: str, value: Any) -> None:
 
 
 def response_format(place: str, value: Any) -> None:
-    """Check the format of the text of an answer, and the form of a schema."""
+    """Checks the format of the text of an answer, and the form of a schema."""
     json_object(place, value)
     check_member(place, value, "type", one_of(("text", "json_object", "json_schema")))
     if value["type"] == "json_schema":
@@ -115,14 +115,14 @@ def response_format(place: str, value: Any) -> None:
 
 
 def messages(place: str, value: Any) -> None:
-    """Check the messages of a chat."""
+    """Checks the messages of a chat."""
     array(place, value, 1, None)
     for index, message in enumerate(value):
         _message(f"{place}[{index}]", message)
 
 
 def _message(place: str, value: Any) -> None:
-    """Check a message, with what other servers write: null and empty members count as absent."""
+    """Checks a message, with what other servers write: null and empty members count as absent."""
     json_object(place, value)
     check_member(place, value, "role", one_of(_ROLES))
     role = value["role"]
@@ -202,7 +202,7 @@ _PARTS: dict[str, tuple[str, Check]] = {
 
 
 def texts(high: int, may_be_empty: bool) -> Check:
-    """Return the check of a text, an array of texts, an array of token ids, or one of such arrays.
+    """Returns the check of a text, an array of texts, an array of token ids, or one of such arrays.
 
     `high`: the maximum number of texts, or of arrays of token ids.
     """
@@ -232,7 +232,7 @@ def _token_ids(place: str, value: Any) -> None:
 
 
 def sound(place: str, value: Any) -> None:
-    """Check a file that a form has sent."""
+    """Checks a file that a form has sent."""
     if type(value) is not bytes:
         raise invalid_type(place, "a file", value)
     if not value:
@@ -240,7 +240,7 @@ def sound(place: str, value: Any) -> None:
 
 
 def image_size(place: str, value: Any) -> None:
-    """Check `auto`, or a width and a height such as `1024x1024`."""
+    """Checks `auto`, or a width and a height such as `1024x1024`."""
     string(place, value)
     if value != "auto" and not _IMAGE_SIZE.fullmatch(value):
         text = f"'{place}' must be auto, or look like 1024x1024; got '{value[:80]}'"
@@ -248,7 +248,7 @@ def image_size(place: str, value: Any) -> None:
 
 
 def granularities(place: str, value: Any) -> None:
-    """Check an array of `word` and `segment`."""
+    """Checks an array of `word` and `segment`."""
     array(place, value, 1, 2)
     for index, entry in enumerate(value):
         one_of(("word", "segment"))(f"{place}[{index}]", entry)

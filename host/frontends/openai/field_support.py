@@ -21,7 +21,7 @@ _NEED_AN_INPUT = ("logit_bias", "suffix", "audio", "prediction", "web_search_opt
 
 
 def prepare_fields(contract: Contract, fields: Fields, route: str) -> Fields:
-    """Return the fields with one name for each meaning. Raises OpenAIError.
+    """Returns the fields with one name for each meaning. Raises OpenAIError.
 
     Refuses the fields that the model does not take, and that change the kind of its answer.
     """
@@ -50,7 +50,7 @@ def prepare_fields(contract: Contract, fields: Fields, route: str) -> Fields:
 
 
 def _check_tools(contract: Contract, fields: Fields) -> None:
-    """Refuse tools, and choices of tools, that the model does not take."""
+    """Refuses tools, and choices of tools, that the model does not take."""
     if not wanted_tools(fields):
         if not contract.takes("tool_choice"):
             fields.pop("tools", None)
@@ -75,7 +75,7 @@ def _check_logprobs(contract: Contract, fields: Fields) -> None:
 
 
 def _takes_format(contract: Contract, value: Any) -> bool:
-    """Return whether the answers of a model can have a format."""
+    """Returns whether the answers of a model can have a format."""
     if value["type"] == "text" or contract.takes("response_format") or contract.takes("sampling"):
         return True
     return contract.takes("schema") and wanted_schema({"response_format": value}) is not None
@@ -104,7 +104,7 @@ def _check_parts(contract: Contract, messages: list[Any]) -> None:
 
 
 def _check_sounds(messages: list[Any]) -> None:
-    """Refuse sounds of assistants without a text, which are sent as the ids of stored ones."""
+    """Refuses sounds of assistants without a text, which are sent as the ids of stored ones."""
     for index, message in enumerate(messages):
         sound = message.get("audio")
         if sound and not isinstance(sound.get("transcript"), str):

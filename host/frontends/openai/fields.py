@@ -44,7 +44,7 @@ _INT64 = 1 << 63
 
 
 def parse_object(body: bytes) -> Fields:
-    """Parse a JSON object in UTF-8; the first of equal names counts. Raises OpenAIError."""
+    """Parses a JSON object in UTF-8; the first of equal names counts. Raises OpenAIError."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -60,7 +60,7 @@ def parse_object(body: bytes) -> Fields:
 
 
 def check_fields(sent: Fields, route: str, defaults: Mapping[str, Any] | None = None) -> Fields:
-    """Check the fields of a request, with the defaults of its model. Raises OpenAIError."""
+    """Checks the fields of a request, with the defaults of its model. Raises OpenAIError."""
     fields = {**_defaults(defaults or {}, sent, route), **sent}
     for name in _REQUIRED[route]:
         if name not in fields:
@@ -73,7 +73,7 @@ def check_fields(sent: Fields, route: str, defaults: Mapping[str, Any] | None = 
 
 
 def _defaults(defaults: Mapping[str, Any], sent: Fields, route: str) -> Fields:
-    """Return the defaults of a route: without the fields that only other routes have."""
+    """Returns the defaults of a route: without the fields that only other routes have."""
     others = _OTHER_FIELDS[route]
     chosen = {name: value for name, value in defaults.items() if name not in others}
     if "max_tokens" in sent:  # a default of the newer name would take its place
@@ -82,7 +82,7 @@ def _defaults(defaults: Mapping[str, Any], sent: Fields, route: str) -> Fields:
 
 
 def check_known_fields(fields: Mapping[str, Any], routes: Collection[str] | None) -> None:
-    """Check the values of fields as default values of `routes`; None means any route.
+    """Checks the values of fields as default values of `routes`; None means any route.
 
     A value must fit one of the routes that have the field. Raises OpenAIError.
     """
@@ -243,13 +243,13 @@ _OTHER_FIELDS = {
 
 
 def scheduling_field(name: str, value: Any) -> int:
-    """Return the value of `priority`, or of `timeout` in microseconds. Raises OpenAIError."""
+    """Returns the value of `priority`, or of `timeout` in microseconds. Raises OpenAIError."""
     integer(0, (1 << 64) - 1)(name, value)
     return int(value)
 
 
 def model_name(fields: Fields) -> str:
-    """Return the model that a request names. Raises OpenAIError."""
+    """Returns the model that a request names. Raises OpenAIError."""
     if "model" not in fields:
         raise missing_field("model")
     string("model", fields["model"])

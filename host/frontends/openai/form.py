@@ -12,7 +12,7 @@ MISSING_PACKAGE = "the package python-multipart is not installed: pip install 'p
 
 
 def can_parse_forms() -> bool:
-    """Return whether the package that parses forms is installed."""
+    """Returns whether the package that parses forms is installed."""
     try:
         import python_multipart  # noqa: F401
     except ImportError:
@@ -21,7 +21,7 @@ def can_parse_forms() -> bool:
 
 
 def parse_form(content_type: bytes, body: bytes, file_field: str) -> dict[str, list[str | bytes]]:
-    """Return the values of each field: texts, and bytes for the field `file_field`. Blocks.
+    """Returns the values of each field: texts, and bytes for the field `file_field`. Blocks.
 
     Raises OpenAIError.
     """
@@ -75,7 +75,7 @@ class _Parts:
         self._size = 0
 
     def begin(self) -> None:
-        """Begin a part."""
+        """Begins a part."""
         self._count += 1
         if self._count > _MAX_PARTS:
             raise _bad_form(f"it has more than {_MAX_PARTS} parts")
@@ -84,23 +84,23 @@ class _Parts:
         self._data = []
 
     def add_header_name(self, data: bytes, start: int, end: int) -> None:
-        """Add a piece of the name of a header."""
+        """Adds a piece of the name of a header."""
         self._count_header(end - start)
         self._header_name += data[start:end]
 
     def add_header_value(self, data: bytes, start: int, end: int) -> None:
-        """Add a piece of the value of a header."""
+        """Adds a piece of the value of a header."""
         self._count_header(end - start)
         self._header_value += data[start:end]
 
     def end_header(self) -> None:
-        """Read a complete header."""
+        """Reads a complete header."""
         if self._header_name.lower() == b"content-disposition":
             self._name = self._read_name(self._header_value).decode("utf-8", "replace")
         self._header_name = self._header_value = b""
 
     def add_data(self, data: bytes, start: int, end: int) -> None:
-        """Add a piece of the value of the part."""
+        """Adds a piece of the value of the part."""
         self._size += end - start
         if self._size > _MAX_VALUE_BYTES and self._name != self._file_field:
             raise invalid_value(
@@ -109,7 +109,7 @@ class _Parts:
         self._data.append(memoryview(data)[start:end])
 
     def end(self) -> None:
-        """Keep the value of a part."""
+        """Keeps the value of a part."""
         if not self._name:
             raise _bad_form("a part has no name")
         value = b"".join(self._data)
@@ -126,7 +126,7 @@ class _Parts:
             ) from None
 
     def end_form(self) -> None:
-        """Note the end of the form."""
+        """Notes the end of the form."""
         self.complete = True
 
     def _count_header(self, size: int) -> None:

@@ -57,16 +57,16 @@ class _Writer(Protocol):
         """Whether streams have the usage."""
 
     def whole(self, deltas: Iterable[Delta], usage: dict[str, Any] | None) -> bytes:
-        """Write the complete answer."""
+        """Writes the complete answer."""
 
     def chunks(self, delta: Delta) -> bytes:
-        """Write the events of one delta."""
+        """Writes the events of one delta."""
 
     def end(self, usage: dict[str, Any] | None) -> bytes:
-        """Write the end of a stream."""
+        """Writes the end of a stream."""
 
     def failure(self, error: OpenAIError) -> bytes:
-        """Write the end of a stream that has failed."""
+        """Writes the end of a stream that has failed."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class GenerationHandler(Handler):
         self._counting = asyncio.Semaphore(_MAX_COUNTING_THREADS)
 
     async def answer(self, exchange: HttpExchange, route: str) -> None:
-        """Answer one request. Raises OpenAIError before the first event of a stream."""
+        """Answers one request. Raises OpenAIError before the first event of a stream."""
         tracing = self._core.request_tracer
         started = time.monotonic()
         receive_started_ns = receive_started(tracing)
@@ -149,7 +149,7 @@ class GenerationHandler(Handler):
     def _check_sizes(
         self, contract: Contract, fields: Fields, prompts: Sequence[Any], size: int
     ) -> None:
-        """Refuse a request whose choices together would take too much memory."""
+        """Refuses a request whose choices together would take too much memory."""
         if contract.takes_whole_request:
             return
         choices = fields.get("n", 1)
@@ -185,7 +185,7 @@ class GenerationHandler(Handler):
         generation: _Generation,
         deltas: AsyncIterator[list[Delta]],
     ) -> None:
-        """Send the events. An error after the head is an event, and the stream has no `[DONE]`."""
+        """Sends the events. An error after the head is an event, and the stream has no `[DONE]`."""
         keep_alive: KeepAlive | None = None
         try:
             async for some in deltas:
@@ -208,7 +208,7 @@ class GenerationHandler(Handler):
         await exchange.send_chunk(end, more=False)
 
     async def _usage(self, generation: _Generation) -> dict[str, Any] | None:
-        """Return the usage that the model counted; if it counted none, that of its tokenizer."""
+        """Returns the usage that the model counted; if it counted none, that of its tokenizer."""
         usages = [reader.usage for reader in generation.readers]
         usage = sum_usage(usages, generation.per_prompt)
         if usage is None and generation.usage is not None:
@@ -216,7 +216,7 @@ class GenerationHandler(Handler):
         return usage
 
     async def _deltas(self, generation: _Generation) -> AsyncGenerator[list[Delta], None]:
-        """Yield the deltas of all choices as they come. Leaving early cancels the calls."""
+        """Yields the deltas of all choices as they come. Leaving early cancels the calls."""
         echoes = [
             Delta(index, {"content": text}) for index, text in enumerate(generation.echoes) if text
         ]
@@ -269,7 +269,7 @@ def build_generation(
     request_id: str,
     counter: TokenCounter | None,
 ) -> _Generation:
-    """Build the requests of all choices, and the readers of their responses."""
+    """Builds the requests of all choices, and the readers of their responses."""
     whole = contract.takes_whole_request
     choices = 1 if whole else fields.get("n", 1)
     prompts = [None] if whole else prompts
@@ -342,14 +342,14 @@ def _logprobs_writer(fields: Fields, route: str) -> LogprobsWriter | None:
 
 
 def _prompts(value: Any) -> list[str | list[int] | None]:
-    """Return the prompts of a completion: texts, or arrays of token ids."""
+    """Returns the prompts of a completion: texts, or arrays of token ids."""
     if isinstance(value, str) or type(value[0]) is int:
         return [value]
     return list(value)
 
 
 async def _run(in_thread: bool, function: Any, *arguments: Any) -> Any:
-    """Run a function in a thread if it has much to do."""
+    """Runs a function in a thread if it has much to do."""
     if in_thread:
         return await asyncio.to_thread(function, *arguments)
     return function(*arguments)
@@ -358,7 +358,7 @@ async def _run(in_thread: bool, function: Any, *arguments: Any) -> Any:
 async def _merge(
     streams: Sequence[AsyncGenerator[list[Delta], None]],
 ) -> AsyncGenerator[list[Delta], None]:
-    """Yield what several streams yield, as it comes. An error of one ends all of them."""
+    """Yields what several streams yield, as it comes. An error of one ends all of them."""
     queue: asyncio.Queue[list[Delta] | Exception | None] = asyncio.Queue(1)
 
     async def forward(stream: AsyncGenerator[list[Delta], None]) -> None:

@@ -32,7 +32,7 @@ class Handler:
         self._forwarding = forwarding
 
     def _forward_headers(self, exchange: HttpExchange, requests: Iterable[InferRequest]) -> None:
-        """Add the headers that the model is to see to the requests' parameters.
+        """Adds the headers that the model is to see to the requests' parameters.
 
         Raises HostError INVALID_ARG if a header has the name of a reserved parameter.
         """
@@ -42,21 +42,21 @@ class Handler:
                 request.parameters.update(forwarded)
 
     async def _start_call(self, request: InferRequest) -> Call:
-        """Start a request, after its model has been loaded. Raises OpenAIError."""
+        """Starts a request, after its model has been loaded. Raises OpenAIError."""
         try:
             return await self._core.infer_when_loaded(request)
         except HostError as error:
             raise from_host_error(error) from None
 
     async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """Yield the responses as they come. Leaving early cancels the call. Raises OpenAIError."""
+        """Yields the responses as they come. Leaving early cancels the call. Raises OpenAIError."""
         async with aclosing(aiter(await self._start_call(request))) as responses:
             async for response in responses:
                 yield response
 
 
 async def gather(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Return the results of all calls in order. An error of one call cancels the others."""
+    """Returns the results of all calls in order. An error of one call cancels the others."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))

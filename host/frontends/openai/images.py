@@ -33,7 +33,7 @@ class ImageHandler(Handler):
     """Answers requests for images. Raises OpenAIError or HostError."""
 
     async def answer(self, exchange: HttpExchange) -> None:
-        """Answer one request."""
+        """Answers one request."""
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         _, sent, name = await self._bodies.read(exchange)
@@ -76,7 +76,7 @@ def _write(images: list[bytes]) -> bytes:
 
 
 def _check_support(contract: Contract, fields: Fields) -> None:
-    """Refuse what the server or the model does not give. Raises OpenAIError."""
+    """Refuses what the server or the model does not give. Raises OpenAIError."""
     if fields.get("response_format") == "url":
         raise invalid_value(
             "'response_format' must be b64_json: this server keeps no images", "response_format"

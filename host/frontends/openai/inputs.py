@@ -78,7 +78,7 @@ def build_request(
     version: int,
     request_id: str,
 ) -> InferRequest:
-    """Build the request for one prompt and one choice. Raises OpenAIError."""
+    """Builds the request for one prompt and one choice. Raises OpenAIError."""
     request = InferRequest(contract.model, [], version, request_id)
     request.requested_outputs = list(contract.outputs)
     filled: set[str] = set()
@@ -99,7 +99,7 @@ def build_request(
 
 
 def set_scheduling(request: InferRequest, contract: Contract, fields: Fields) -> None:
-    """Set priority and timeout of a request as its fields say. Raises OpenAIError."""
+    """Sets priority and timeout of a request as its fields say. Raises OpenAIError."""
     if "priority" in fields and not contract.takes("priority"):
         request.priority = scheduling_field("priority", fields["priority"])
     if "timeout" in fields and not contract.takes("timeout"):
@@ -109,7 +109,7 @@ def set_scheduling(request: InferRequest, contract: Contract, fields: Fields) ->
 def build_parameters(
     contract: Contract, fields: Fields, route: str, filled: Set[str]
 ) -> dict[str, Parameter]:
-    """Return the fields without an input as parameters of a request. Raises OpenAIError.
+    """Returns the fields without an input as parameters of a request. Raises OpenAIError.
 
     `filled`: the sources of the inputs that the request has.
     """
@@ -143,7 +143,7 @@ def build_parameters(
 def _source_value(
     contract: Contract, entry: Input, fields: Fields, route: str, prompt: str | list[int] | None
 ) -> Any:
-    """Return the value of an input as JSON types; None leaves the input out."""
+    """Returns the value of an input as JSON types; None leaves the input out."""
     match entry.source:
         case "prompt":
             return prompt if isinstance(prompt, str) else None
@@ -179,7 +179,7 @@ def _source_value(
 
 
 def _sampling(contract: Contract, fields: Fields, route: str) -> Fields:
-    """Return the content of `sampling_parameters`, as the vLLM backend of Triton reads it."""
+    """Returns the content of `sampling_parameters`, as the vLLM backend of Triton reads it."""
     chosen = {name: fields[name] for name in _SAMPLING if name in fields}
     chosen.setdefault("max_tokens", _DEFAULT_MAX_TOKENS.get(route, _COMPLETION_TOKENS))
     if wants_logprobs(fields):
@@ -209,12 +209,12 @@ def _parameter(value: Any) -> Parameter:
 
 
 def dump_text(value: Any) -> str:
-    """Write a value as JSON text."""
+    """Writes a value as JSON text."""
     return json.dump(value).decode()
 
 
 def encode_input(entry: Input, value: Any) -> Tensor:
-    """Convert a JSON value to a tensor. Raises OpenAIError."""
+    """Converts a JSON value to a tensor. Raises OpenAIError."""
     values = flatten(value) if isinstance(value, list) else [value]
     datatype = entry.datatype
     if datatype == "BYTES":
@@ -239,7 +239,7 @@ def encode_input(entry: Input, value: Any) -> Tensor:
 
 
 def _element(value: Any) -> bytes:
-    """Return an element of a BYTES input: a text as it is, other values as JSON."""
+    """Returns an element of a BYTES input: a text as it is, other values as JSON."""
     if isinstance(value, bytes):
         return value
     return value.encode() if isinstance(value, str) else json.dump(value)
@@ -255,7 +255,7 @@ def _expected(datatype: str) -> str:
 
 
 def _shape(entry: Input, count: int) -> list[int]:
-    """Return a shape of `count` elements; the innermost variable dimension takes them."""
+    """Returns a shape of `count` elements; the innermost variable dimension takes them."""
     dims: Sequence[int] = entry.dims
     shape = [1 if dim == -1 else dim for dim in dims]
     for index in range(len(dims) - 1, -1, -1):
@@ -273,7 +273,7 @@ def _shape(entry: Input, count: int) -> list[int]:
 
 
 def choice_fields(contract: Contract, fields: Fields, count: int) -> list[Fields]:
-    """Return the fields of each of several choices, which differ in their seeds.
+    """Returns the fields of each of several choices, which differ in their seeds.
 
     Choices without a seed get random ones: equal defaults of the model would make equal choices.
     """

@@ -73,7 +73,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._nested = _NestedCalls()
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operation of `intercepted_binops`."""
+        """Computes an operation of `intercepted_binops`."""
         if operator == "+" and type(left) is str and type(right) is str:  # nearly always
             if len(left) + len(right) > _MAX_JOINED:
                 raise _too_large("a joined text")
@@ -82,7 +82,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __function: Any, *args: Any, **named: Any) -> Any:
-        """Call a function or a method of a template."""
+        """Calls a function or a method of a template."""
         owner = getattr(__function, "__self__", None)
         if isinstance(owner, str):
             _check_text_method(owner, __function.__name__, args)
@@ -96,7 +96,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             nested.count -= 1
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return the method `format` of a text, or `format_map`, with a check of its fields."""
+        """Returns the method `format` of a text, or `format_map`, with a check of its fields."""
         format_text = super().wrap_str_format(value)
         if format_text is None:
             return None
@@ -112,7 +112,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Join texts: those of `~`, of macros and of blocks."""
+        """Joins texts: those of `~`, of macros and of blocks."""
         parts = list(parts)
         if sum(map(len, parts)) > _MAX_JOINED:
             raise _too_large("a joined text")
@@ -163,7 +163,7 @@ def _check_format(text: str) -> None:
 
 
 def _check_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that checks its numbers, but not the value that it filters."""
+    """Returns a filter that checks its numbers, but not the value that it filters."""
 
     @wraps(function)  # also the marks of Jinja on the function
     def checked(value: Any, *args: Any, **named: Any) -> Any:
@@ -174,7 +174,7 @@ def _check_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_joining(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return the filter `join` or `replace` with the check of the method of that name."""
+    """Returns the filter `join` or `replace` with the check of the method of that name."""
 
     @wraps(function)
     def checked(context: Any, value: Any, *args: Any, **named: Any) -> Any:

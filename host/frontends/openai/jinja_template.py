@@ -21,7 +21,7 @@ Render = Callable[[Mapping[str, Any]], str]
 
 
 def compile_template(text: str, model: str, max_size: int) -> Render:
-    """Compile a template whose prompts have at most `max_size` characters.
+    """Compiles a template whose prompts have at most `max_size` characters.
 
     Raises ValueError for a syntax error, with its line.
     """
@@ -65,7 +65,7 @@ def _render(template: Template, variables: Mapping[str, Any], model: str, max_si
 
 
 def _line(error: Exception) -> str:
-    """Return the line of a template that raised, in the form `line 3: `; "" if it is unknown."""
+    """Returns the line of a template that raised, in the form `line 3: `; "" if it is unknown."""
     frames = traceback.walk_tb(error.__traceback__)
     lines = [number for frame, number in frames if frame.f_code.co_filename == "<template>"]
     return f"line {lines[-1]}: " if lines else ""
@@ -105,7 +105,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON without escapes of HTML."""
+    """Writes JSON without escapes of HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -116,5 +116,5 @@ def _to_json(
 
 
 def _raise_exception(text: str) -> None:
-    """Refuse the messages: templates call this."""
+    """Refuses the messages: templates call this."""
     raise OpenAIError(str(text), "invalid_value", "messages")

@@ -38,7 +38,7 @@ class JsonReader:
         self._has_response = False
 
     def read(self, response: InferResponse) -> list[Delta]:
-        """Return what a response adds. Raises OpenAIError."""
+        """Returns what a response adds. Raises OpenAIError."""
         raise_error(response)
         deltas: list[Delta] = []
         for tensor in response.outputs:
@@ -51,7 +51,7 @@ class JsonReader:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """Return the finish reason of each choice."""
+        """Returns the finish reason of each choice."""
         if not self._has_response:
             check_decoupled(self._contract, "response")
         return [

@@ -24,11 +24,11 @@ class KeepAlive:
         self._timer = self._loop.call_later(seconds, self._send_if_silent)
 
     def chunk_sent(self) -> None:
-        """Note that the stream is not silent."""
+        """Notes that the stream is not silent."""
         self._last_sent = self._loop.time()
 
     def close(self) -> None:
-        """Send no more comments."""
+        """Sends no more comments."""
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()

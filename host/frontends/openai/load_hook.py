@@ -43,11 +43,11 @@ class OpenAILoadHook:
         self._owners: dict[str, str] = {}  # models by the names of OPENAI_NAMES
 
     def before_load(self, loaded: LoadedConfig) -> None:
-        """Check what is known without the model. Raises HostError."""
+        """Checks what is known without the model. Raises HostError."""
         raise_first(check_defaults(loaded.config), loaded.source)
 
     async def after_load(self, model: LoadedModel, directory: Path, loaded: LoadedConfig) -> None:
-        """Read the files of the model, and keep them with it. Raises HostError."""
+        """Reads the files of the model, and keeps them with it. Raises HostError."""
         version, config = model.version, model.config
         files = OpenAIFiles()
         files.template = await asyncio.to_thread(read_chat_template, directory, version, config)
@@ -92,7 +92,7 @@ class OpenAILoadHook:
             return None
 
     def _claim_names(self, config: ModelConfig) -> Findings:
-        """Check that no other model has the names of `OPENAI_NAMES`, and reserve them."""
+        """Checks that no other model has the names of `OPENAI_NAMES`, and reserves them."""
         entries = dict(self._registry.list_entries())
         for name in other_names(config):
             owner = self._owners.get(name, config.name)
@@ -107,13 +107,13 @@ class OpenAILoadHook:
 
 
 def may_need_counter(contract: Contract) -> bool:
-    """Return whether the host can count the tokens of a model that may not count them itself."""
+    """Returns whether the host can count the tokens of a model that may not count them itself."""
     answers = CHAT in contract.routes or COMPLETIONS in contract.routes
     return answers and contract.takes("prompt") and not contract.gives("num_output_tokens")
 
 
 async def find_template_fault(contract: Contract, template: ChatTemplate | None) -> str:
-    """Return why the chat template cannot be rendered, with file and line; "" if it can."""
+    """Returns why the chat template cannot be rendered, with file and line; "" if it can."""
     needed = CHAT in contract.routes and contract.takes("prompt")
     if template is None or template.complaint or not needed:
         return ""
@@ -124,7 +124,7 @@ async def find_template_fault(contract: Contract, template: ChatTemplate | None)
 def check_tokenizer(
     contract: Contract, directory: Path, version: int, config: ModelConfig
 ) -> Findings:
-    """Check the tokenizer, if the host may count tokens by it. Blocks."""
+    """Checks the tokenizer, if the host may count tokens by it. Blocks."""
     if may_need_counter(contract):
         try:
             read_token_counter(directory, version, config)
@@ -133,7 +133,7 @@ def check_tokenizer(
 
 
 def check_adapters(directory: Path, version: int, config: ModelConfig) -> Findings:
-    """Check the file of the LoRA adapters. Blocks."""
+    """Checks the file of the LoRA adapters. Blocks."""
     try:
         read_lora_adapters(directory, version, config)
     except ValueError as error:
@@ -143,7 +143,7 @@ def check_adapters(directory: Path, version: int, config: ModelConfig) -> Findin
 def check_contract(
     contract: Contract, config: ModelConfig, template: ChatTemplate | None
 ) -> Findings:
-    """Check the parameters against the tensors, and the template that a parameter names."""
+    """Checks the parameters against the tensors, and the template that a parameter names."""
     yield from contract.problems
     if not openai_parameter(config, "OPENAI_CHAT_TEMPLATE") or template is None:
         return

@@ -22,7 +22,7 @@ class LogprobsWriter:
         self._offset = 0  # characters of the tokens so far
 
     def write(self, tokens: list[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any] | None:
-        """Return the log probabilities of the next tokens; None if there are none.
+        """Returns the log probabilities of the next tokens; None if there are none.
 
         Each token is an object of alternatives by token id, which have `decoded_token`, `logprob`
         and `rank`. The first alternative is the token of the text. Raises ValueError.
@@ -59,7 +59,7 @@ class LogprobsWriter:
 
 
 def join_logprobs(first: Any, second: Any) -> Any:
-    """Return the log probabilities of two parts of one choice: their lists are joined."""
+    """Returns the log probabilities of two parts of one choice: their lists are joined."""
     if not (isinstance(first, dict) and isinstance(second, dict)):
         return first if second is None else second
     joined = {**first, **second}
@@ -89,6 +89,6 @@ def _rank(token: Mapping[str, Any]) -> float:
 
 
 def wants_logprobs(fields: Mapping[str, Any]) -> bool:
-    """Return whether the client wants log probabilities; in completions, 0 means yes."""
+    """Returns whether the client wants log probabilities; in completions, 0 means yes."""
     wanted = fields.get("logprobs")
     return wanted is not None and wanted is not False

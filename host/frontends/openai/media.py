@@ -17,7 +17,7 @@ _IMAGE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,")
 
 
 def read_media(messages: list[Any], kind: str, as_base64: bool) -> list[str | bytes]:
-    """Return the images or the sounds of messages in their order; `kind` is a type of parts.
+    """Returns the images or the sounds of messages in their order; `kind` is a type of parts.
 
     They are bytes, or texts of base64. Raises OpenAIError if one is not base64.
     """

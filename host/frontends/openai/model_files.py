@@ -63,7 +63,7 @@ class ChatTemplate:
 
 
 def read_chat_template(directory: Path, version: int, config: ModelConfig) -> ChatTemplate | None:
-    """Return the chat template of a version; None if it has none. Blocks.
+    """Returns the chat template of a version; None if it has none. Blocks.
 
     The file of the parameter comes first, then `chat_template.jinja` and `tokenizer_config.json` of
     the version and of the model; for the vLLM backend, also those of the tokenizer in `model.json`.
@@ -101,7 +101,7 @@ def read_chat_template(directory: Path, version: int, config: ModelConfig) -> Ch
 
 
 def tokenizer_folders(directory: Path, version: int, config: ModelConfig) -> list[Path]:
-    """Return the folders that may have the files of a tokenizer, the first one first. Blocks.
+    """Returns the folders that may have the files of a tokenizer, the first one first. Blocks.
 
     Raises OSError or ValueError if `model.json` of a vLLM model cannot be read.
     """
@@ -129,7 +129,7 @@ def _tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def _named_templates(folder: Path) -> dict[str, str]:
-    """Return the templates of tokenizer_config.json by name; a single one is `default`."""
+    """Returns the templates of tokenizer_config.json by name; a single one is `default`."""
     templates = _tokenizer_config(folder).get("chat_template")
     if isinstance(templates, str):
         return {"default": templates}
@@ -141,7 +141,7 @@ def _named_templates(folder: Path) -> dict[str, str]:
 
 
 def _vllm_folders(version_folder: Path) -> list[Path]:
-    """Return the folder of the tokenizer of a vLLM model, if it is on the disk.
+    """Returns the folder of the tokenizer of a vLLM model, if it is on the disk.
 
     `model.json` names a folder, or a repository of Hugging Face, whose newest snapshot in the cache
     counts.
@@ -170,7 +170,7 @@ def _hub_cache() -> Path:
 
 
 def _special_tokens(folders: Sequence[Path]) -> dict[str, str]:
-    """Return `bos_token` and the like of tokenizer_config.json: texts, or objects of a text."""
+    """Returns `bos_token` and the like of tokenizer_config.json: texts, or objects of a text."""
     tokens: dict[str, str] = {}
     for folder in reversed(folders):
         for name, value in _tokenizer_config(folder).items():
@@ -187,7 +187,7 @@ class TokenCounter:
         self._tokenizer = tokenizer
 
     def count(self, text: str, special_tokens: bool) -> int | None:
-        """Return the number of tokens of a text; None if it has too many characters. Blocks.
+        """Returns the number of tokens of a text; None if it has too many characters. Blocks.
 
         `special_tokens`: whether the tokenizer adds those that it puts around a prompt.
         """
@@ -197,7 +197,7 @@ class TokenCounter:
 
 
 def read_token_counter(directory: Path, version: int, config: ModelConfig) -> TokenCounter | None:
-    """Return the token counter of a version; None if it has no tokenizer. Blocks.
+    """Returns the token counter of a version; None if it has no tokenizer. Blocks.
 
     The file of `OPENAI_TOKENIZER` comes first, then `tokenizer.json` in the folders of the chat
     template. Raises ValueError if the file cannot be used.
@@ -248,7 +248,7 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
 
 def read_lora_adapters(directory: Path, version: int, config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of the adapters in `multi_lora.json` of a version. Blocks.
+    """Returns the names of the adapters in `multi_lora.json` of a version. Blocks.
 
     There are none without `OPENAI_LORA_SEPARATOR`. Raises ValueError if the file cannot be used.
     """

@@ -42,7 +42,7 @@ class ModelDirectory:
         self._owners: dict[str, str] = {}  # models by their other names
 
     def find(self, name: str, route: str) -> FoundModel:
-        """Return the model of a name that speaks the route. Raises OpenAIError."""
+        """Returns the model of a name that speaks the route. Raises OpenAIError."""
         found = self.find_any(name)
         refusal = found.contract.refusals.get(route)
         if refusal is not None:
@@ -81,7 +81,7 @@ class ModelDirectory:
             raise from_host_error(error) from None
 
     def find_any(self, name: str) -> FoundModel:
-        """Return the model of a name, of another name, or of `NAME:VERSION`. Raises OpenAIError."""
+        """Returns the model of a name, another name, or `NAME:VERSION`. Raises OpenAIError."""
         found = self._find_version(name, "")
         if found is None:
             owner, version = _split_version(name)
@@ -103,7 +103,7 @@ class ModelDirectory:
         return FoundModel(contract.with_adapter(name), number)
 
     def _owner(self, name: str) -> str | None:
-        """Return the ready model that has another name, or an adapter of this name."""
+        """Returns the ready model that has another name, or an adapter of this name."""
         known = self._owners.get(name)
         if known is not None and self._other_contract(known, name) is not None:
             return known
@@ -115,14 +115,14 @@ class ModelDirectory:
         return None
 
     def _other_contract(self, owner: str, name: str, version: str = "") -> Contract | None:
-        """Return the contract of `owner`; None if it is not ready, or has not this other name."""
+        """Returns the contract of `owner`; None if it is not ready, or has not this other name."""
         contract = self._contract(owner, version)
         if contract is None or name not in (*contract.other_names, *contract.adapters):
             return None
         return contract
 
     def list_names(self) -> list[str]:
-        """Return the names of all models that speak a route, also other names and adapters."""
+        """Returns the names of all models that speak a route, also other names and adapters."""
         names: list[str] = []
         for name in self._ready_names():
             contract = self._contract(name, "")
@@ -131,7 +131,7 @@ class ModelDirectory:
         return names
 
     def describe(self, name: str) -> dict[str, object]:
-        """Return the model object of OpenAI; `created` is when it became ready.
+        """Returns the model object of OpenAI; `created` is when it became ready.
 
         Raises OpenAIError, or HostError.
         """
@@ -140,7 +140,7 @@ class ModelDirectory:
         return {"id": name, "object": "model", "created": created, "owned_by": "pbhost"}
 
     def withdraw_chat(self, template: ChatTemplate, reason: str) -> None:
-        """Take chat from the version that has this template, until it is loaded again."""
+        """Takes chat from the version that has this template, until it is loaded again."""
         self._withdrawn[id(template)] = (template, reason)
         self._contracts.clear()
 
@@ -151,7 +151,7 @@ class ModelDirectory:
         return ready
 
     def _contract(self, name: str, version: str) -> Contract | None:
-        """Return the contract of a ready version; None if there is none."""
+        """Returns the contract of a ready version; None if there is none."""
         try:
             config = self._core.model_config(name, version)
         except HostError:

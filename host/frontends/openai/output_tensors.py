@@ -10,7 +10,7 @@ from host.inference.request import Tensor, copy_from_shared_memory
 
 
 def read_texts(tensor: Tensor) -> list[bytes]:
-    """Return the elements of a BYTES output. Raises OpenAIError for another datatype."""
+    """Returns the elements of a BYTES output. Raises OpenAIError for another datatype."""
     if tensor.datatype != "BYTES":
         raise model_failure(
             f"the model gave output '{tensor.name}' of {tensor.datatype}, expected BYTES"
@@ -21,7 +21,7 @@ def read_texts(tensor: Tensor) -> list[bytes]:
 
 
 def read_number(tensor: Tensor) -> int | None:
-    """Return the sum of an integer output; None if it is empty."""
+    """Returns the sum of an integer output; None if it is empty."""
     if tensor.datatype not in ("INT32", "INT64", "UINT32", "UINT64"):
         return None
     data = copy_from_shared_memory(tensor).data
@@ -31,7 +31,7 @@ def read_number(tensor: Tensor) -> int | None:
 
 
 def read_float(tensor: Tensor) -> float | None:
-    """Return the first element of a floating-point output; None if it is empty."""
+    """Returns the first element of a floating-point output; None if it is empty."""
     if tensor.datatype not in ("FP32", "FP64"):
         return None
     data = copy_from_shared_memory(tensor).data

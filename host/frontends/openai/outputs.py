@@ -45,14 +45,14 @@ class ResponseReader(Protocol):
         """The token counts of the call."""
 
     def read(self, response: InferResponse) -> list[Delta]:
-        """Return what a response adds. Raises OpenAIError."""
+        """Returns what a response adds. Raises OpenAIError."""
 
     def finish(self) -> list[Delta]:
-        """Return what the end of the call adds: held text, finish reasons."""
+        """Returns what the end of the call adds: held text, finish reasons."""
 
 
 def check_decoupled(contract: Contract, meaning: str) -> None:
-    """Raise OpenAIError for a model that gave no output of a meaning, unless it is decoupled.
+    """Raises OpenAIError for a model that gave no output of a meaning, unless it is decoupled.
 
     A decoupled model may have nothing to say.
     """
@@ -62,20 +62,20 @@ def check_decoupled(contract: Contract, meaning: str) -> None:
 
 
 def raise_error(response: InferResponse) -> None:
-    """Raise the error of a response as OpenAIError, if it has one."""
+    """Raises the error of a response as OpenAIError, if it has one."""
     if response.error is not None:
         raise from_host_error(response.error)
 
 
 def finish_reason(model: str, reason: str) -> str:
-    """Convert a finish reason of a model to OpenAI's. Raises OpenAIError for a failure."""
+    """Converts a finish reason of a model to OpenAI's. Raises OpenAIError for a failure."""
     if reason in ("abort", "error"):
         raise model_failure(f"model '{model}' ended with finish reason '{reason}'")
     return _FINISH_REASONS.get(reason, STOP)
 
 
 def usage_object(prompt: int, completion: int) -> dict[str, Any]:
-    """Return the usage object of OpenAI."""
+    """Returns the usage object of OpenAI."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -84,7 +84,7 @@ def usage_object(prompt: int, completion: int) -> dict[str, Any]:
 
 
 def parse_json(text: bytes) -> Any:
-    """Return the value of a JSON text; None if the text is not JSON."""
+    """Returns the value of a JSON text; None if the text is not JSON."""
     try:
         return json.parse(text)
     except HostError:

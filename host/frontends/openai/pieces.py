@@ -20,7 +20,7 @@ class StopSearch:
         self.found = False
 
     def feed(self, piece: str) -> str:
-        """Return the text that is certain by now; nothing after a stop sequence."""
+        """Returns the text that is certain by now; nothing after a stop sequence."""
         if self.found or not self._stops:
             return "" if self.found else piece
         text = self._held + piece
@@ -34,12 +34,12 @@ class StopSearch:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """Return the text that was held back; the text is complete."""
+        """Returns the text that was held back; the text is complete."""
         held, self._held = self._held, ""
         return held
 
     def _possible_start(self, text: str) -> int:
-        """Return the length of the longest end of the text that begins a stop sequence."""
+        """Returns the length of the longest end of the text that begins a stop sequence."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 return length
@@ -47,7 +47,7 @@ class StopSearch:
 
 
 def utf8_decoder() -> codecs.IncrementalDecoder:
-    """Return a decoder that holds half characters back; invalid bytes become U+FFFD."""
+    """Returns a decoder that holds half characters back; invalid bytes become U+FFFD."""
     return codecs.getincrementaldecoder("utf-8")("replace")
 
 
@@ -63,7 +63,7 @@ class JsonObjectEnd:
         self._in_string = False
 
     def find(self, text: str, start: int = 0) -> int:
-        """Return the place after the object in the next piece, read from `start`.
+        """Returns the place after the object in the next piece, read from `start`.
 
         Returns 0 if the object is not complete.
         """

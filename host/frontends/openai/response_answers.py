@@ -40,25 +40,25 @@ class ResponseAnswer:
         self._reason: str | None = None
 
     def whole(self, deltas: Iterable[Delta], usage: dict[str, Any] | None) -> bytes:
-        """Write the complete response."""
+        """Writes the complete response."""
         for delta in deltas:
             self._add(delta)
         self._complete()
         return json.dump(self._response(self._status(), usage))
 
     def chunks(self, delta: Delta) -> bytes:
-        """Write the events of one delta."""
+        """Writes the events of one delta."""
         return self._write(self._start() + self._add(delta))
 
     def end(self, usage: dict[str, Any] | None) -> bytes:
-        """Write the end of a stream."""
+        """Writes the end of a stream."""
         events = self._start() + self._complete()
         status = self._status()
         events.append({"type": f"response.{status}", "response": self._response(status, usage)})
         return self._write(events)
 
     def failure(self, error: OpenAIError) -> bytes:
-        """Write the end of a stream that has failed."""
+        """Writes the end of a stream that has failed."""
         code = "invalid_prompt" if error.status < 500 else "server_error"
         response = self._response("failed", None)
         response["error"] = {"code": code, "message": error.message}
@@ -119,7 +119,7 @@ class ResponseAnswer:
         return [] if item is None else item.close("completed")
 
     def _complete(self) -> list[_Event]:
-        """Close the items that are still open."""
+        """Closes the items that are still open."""
         status = self._status()
         open_items = [*self._calls.values(), *([self._text] if self._text else [])]
         if self._text is not None and self._text.part_type == "output_text":
@@ -172,10 +172,10 @@ class _Item(ABC):
 
     @abstractmethod
     def document(self) -> dict[str, Any]:
-        """Return the item as it is now."""
+        """Returns the item as it is now."""
 
     def open(self) -> list[_Event]:
-        """Return the events of the beginning."""
+        """Returns the events of the beginning."""
         return [
             {
                 "type": "response.output_item.added",
@@ -186,10 +186,10 @@ class _Item(ABC):
 
     @abstractmethod
     def add(self, fragment: str) -> _Event:
-        """Add a fragment, and return its event."""
+        """Adds a fragment, and returns its event."""
 
     def close(self, status: str) -> list[_Event]:
-        """Return the events of the end."""
+        """Returns the events of the end."""
         self.status = status
         return [
             {
@@ -200,7 +200,7 @@ class _Item(ABC):
         ]
 
     def event(self, kind: str, **members: Any) -> _Event:
-        """Return an event of the item."""
+        """Returns an event of the item."""
         place = {"item_id": self.id, "output_index": self.index}
         return {"type": f"response.{kind}", **place, **members}
 
@@ -250,7 +250,7 @@ class _TextItem(_Item):
         return self._with_logprobs(part, self.logprobs)
 
     def _with_logprobs(self, members: dict[str, Any], logprobs: Sequence[Any]) -> dict[str, Any]:
-        """Add the member that clients expect of output texts."""
+        """Adds the member that clients expect of output texts."""
         if self.part_type == "output_text":
             members["logprobs"] = list(logprobs)
         return members
@@ -284,7 +284,7 @@ class _CallItem(_Item):
 
 
 def _request_members(model: str, sent: Fields) -> dict[str, Any]:
-    """Return the members of a response that repeat the request."""
+    """Returns the members of a response that repeat the request."""
     text = sent.get("text") or {}
     return {
         "model": model,
@@ -306,7 +306,7 @@ def _request_members(model: str, sent: Fields) -> dict[str, Any]:
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Convert the usage of a chat."""
+    """Converts the usage of a chat."""
     return {
         "input_tokens": usage.get("prompt_tokens", 0),
         "input_tokens_details": {"cached_tokens": 0},

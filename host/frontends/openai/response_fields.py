@@ -63,7 +63,7 @@ KNOWN_RESPONSE_FIELDS = (
 
 
 def chat_fields(sent: Fields) -> Fields:
-    """Return the fields of the chat that makes a response. Raises OpenAIError.
+    """Returns the fields of the chat that makes a response. Raises OpenAIError.
 
     Only what differs from a chat is checked here.
     """
@@ -127,7 +127,7 @@ def _messages(sent: Fields) -> list[Fields]:
 
 
 def _add_item(messages: list[Fields], place: str, item: Fields) -> None:
-    """Add an item of `input` to the messages."""
+    """Adds an item of `input` to the messages."""
     match _member(item, "type", "a string", place) or "message":
         case "message":
             role = _member(item, "role", "a string", place, required=True)
@@ -175,7 +175,7 @@ def _add_item(messages: list[Fields], place: str, item: Fields) -> None:
 
 
 def _content(value: Any, place: str) -> Any:
-    """Return the content of a message: a text, or the parts of a chat."""
+    """Returns the content of a message: a text, or the parts of a chat."""
     if isinstance(value, str):
         return value
     if not value:
@@ -208,7 +208,7 @@ def _content(value: Any, place: str) -> Any:
 
 
 def _tools(sent: Fields) -> list[Fields]:
-    """Return the tools of a chat, whose functions are members of their own."""
+    """Returns the tools of a chat, whose functions are members of their own."""
     tools = []
     for index, tool in enumerate(_member(sent, "tools", "an array")):
         place = f"tools[{index}]"
@@ -236,7 +236,7 @@ def _tool_choice(choice: Fields) -> Fields:
 
 
 def _add_text(fields: Fields, text: Fields) -> None:
-    """Add the members of the field `text`."""
+    """Adds the members of the field `text`."""
     verbosity = _member(text, "verbosity", "a string", "text")
     if verbosity is not None:
         fields["verbosity"] = verbosity
@@ -256,7 +256,7 @@ def _add_text(fields: Fields, text: Fields) -> None:
 def _member(
     owner: Mapping[str, Any], name: str, expected: str, place: str = "", required: bool = False
 ) -> Any:
-    """Return a member of an object at a place of the body; None if it is absent."""
+    """Returns a member of an object at a place of the body; None if it is absent."""
     value = owner.get(name)
     inner = f"{place}.{name}" if place else name
     if value is None:

@@ -39,7 +39,7 @@ _UNKNOWN = Route(UNKNOWN)
 
 
 def find_openai_route(path: bytes) -> Route | None:
-    """Return the route of a path (not decoded, without its query).
+    """Returns the route of a path (not decoded, without its query).
 
     The endpoint of other paths under `/v1/` is UNKNOWN; for all other paths, None is returned.
     """

@@ -42,7 +42,7 @@ class SpeechHandler(Handler):
     """Answers requests for speech. Raises OpenAIError or HostError before the first sound."""
 
     async def answer(self, exchange: HttpExchange) -> None:
-        """Answer one request."""
+        """Answers one request."""
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         _, sent, name = await self._bodies.read(exchange)
@@ -60,7 +60,7 @@ class SpeechHandler(Handler):
     async def _pieces(
         self, contract: Contract, request: InferRequest
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the sound as it comes. Leaving early cancels the call."""
+        """Yields the sound as it comes. Leaving early cancels the call."""
         async with aclosing(self._responses(request)) as responses:
             async for response in responses:
                 raise_error(response)
@@ -76,7 +76,7 @@ async def _stream(
     pieces: AsyncGenerator[bytes, None],
     kind: bytes,
 ) -> None:
-    """Send the sound. An error after its start ends the connection: clients notice that."""
+    """Sends the sound. An error after its start ends the connection: clients notice that."""
     try:
         async for piece in pieces:
             if not piece:
@@ -97,7 +97,7 @@ async def _stream(
 
 
 def _check_support(contract: Contract, fields: Fields) -> None:
-    """Refuse what the server or the model does not give. Raises OpenAIError."""
+    """Refuses what the server or the model does not give. Raises OpenAIError."""
     if fields.get("stream_format") == "sse":
         raise invalid_value("'stream_format' must be audio: the sound itself", "stream_format")
     given = contract.defaults.get("response_format", _DEFAULT_FORMAT)

@@ -10,7 +10,7 @@ Segments = Sequence[Mapping[str, Any]]
 
 
 def write_srt(segments: Segments) -> str:
-    """Write SubRip: numbered cues, with a comma before the milliseconds."""
+    """Writes SubRip: numbered cues, with a comma before the milliseconds."""
     return "".join(
         f"{number}\n{_time(segment['start'], ',')} --> {_time(segment['end'], ',')}\n"
         f"{_text(segment)}\n\n"
@@ -19,7 +19,7 @@ def write_srt(segments: Segments) -> str:
 
 
 def write_vtt(segments: Segments) -> str:
-    """Write WebVTT: a head, and cues with a point before the milliseconds."""
+    """Writes WebVTT: a head, and cues with a point before the milliseconds."""
     cues = (
         f"{_time(segment['start'], '.')} --> {_time(segment['end'], '.')}\n{_text(segment)}\n\n"
         for segment in segments
@@ -35,6 +35,6 @@ def _time(seconds: float, point: str) -> str:
 
 
 def _text(segment: Mapping[str, Any]) -> str:
-    """Return the text of a cue: an empty line, or an arrow, would end or break the cue."""
+    """Returns the text of a cue: an empty line, or an arrow, would end or break the cue."""
     lines = str(segment["text"]).replace("-->", "->").splitlines()
     return "\n".join(line for line in map(str.strip, lines) if line)

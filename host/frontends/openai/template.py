@@ -61,7 +61,7 @@ class PromptRenderer:
     async def render(
         self, contract: Contract, fields: Fields, version: int, large: bool = False
     ) -> str:
-        """Return the prompt. Raises OpenAIError.
+        """Returns the prompt. Raises OpenAIError.
 
         `large`: the messages are many, so it is not the template's fault if they take long.
         """
@@ -84,7 +84,7 @@ class PromptRenderer:
                 raise
 
     def _record_timeout(self, model: str, version: int, template: ChatTemplate) -> None:
-        """Withdraw chat from a model whose template ran for too long three times."""
+        """Withdraws chat from a model whose template ran for too long three times."""
         known, count = self._timeouts.get((model, version), (template, 0))
         count = count + 1 if known is template else 1
         self._timeouts[(model, version)] = (template, count)
@@ -111,7 +111,7 @@ class PromptRenderer:
 
 
 def _variables(template: ChatTemplate, text: str, fields: Fields) -> dict[str, Any]:
-    """Return the variables of a template, whose text is `text`. Raises OpenAIError."""
+    """Returns the variables of a template, whose text is `text`. Raises OpenAIError."""
     messages = [
         template_message(message, index, "developer" in text)
         for index, message in enumerate(fields["messages"])
@@ -131,7 +131,7 @@ def _variables(template: ChatTemplate, text: str, fields: Fields) -> dict[str, A
 
 
 async def probe_template(model: str, template: ChatTemplate, seconds: float = _TIME_LIMIT) -> str:
-    """Render two messages; return what is wrong with the template, with file and line.
+    """Renders two messages; returns what is wrong with the template, with file and line.
 
     Returns "" if it renders, or if it refuses these messages by `raise_exception`.
     """
@@ -164,7 +164,7 @@ class _TimeLimitExceeded(SystemExit):
 
 
 async def run_with_time_limit(render: Callable[[], str], seconds: float, model: str) -> str:
-    """Return what `render` returns, run in a thread of its own, which the time limit ends.
+    """Returns what `render` returns, run in a thread of its own, which the time limit ends.
 
     Raises OpenAIError if the time is over.
     """
@@ -208,7 +208,7 @@ async def run_with_time_limit(render: Callable[[], str], seconds: float, model: 
 
 
 def render_built_in(name: str, messages: list[dict[str, Any]]) -> str:
-    """Render messages by a built-in template."""
+    """Renders messages by a built-in template."""
     if name == "chatml":
         turns = [
             f"<|im_start|>{message['role']}\n{message_text(message)}<|im_end|>\n"
@@ -223,7 +223,7 @@ def render_built_in(name: str, messages: list[dict[str, Any]]) -> str:
 
 
 def message_text(message: dict[str, Any]) -> str:
-    """Return the text of a message; the parts of an array are joined by newlines.
+    """Returns the text of a message; the parts of an array are joined by newlines.
 
     Without content, the text is its refusal, or the transcript of its sound.
     """
@@ -237,7 +237,7 @@ def message_text(message: dict[str, Any]) -> str:
 
 
 def _template_content(message: dict[str, Any]) -> str | list[dict[str, Any]]:
-    """Return the text of a message; its parts, as vision templates take them, if it has images."""
+    """Returns the text of a message; its parts, as vision templates take them, if it has images."""
     content = message.get("content")
     if not isinstance(content, list) or not any(part["type"] in _MEDIA for part in content):
         return message_text(message)
@@ -258,7 +258,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def template_message(message: dict[str, Any], index: int, knows_developer: bool) -> dict[str, Any]:
-    """Return a message as Jinja templates expect it: with no member that is null or empty.
+    """Returns a message as Jinja templates expect it: with no member that is null or empty.
 
     Raises OpenAIError.
     """
@@ -285,7 +285,7 @@ def template_message(message: dict[str, Any], index: int, knows_developer: bool)
 
 
 def _template_call(call: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return a call with its arguments as an object; `place` is that of its function."""
+    """Returns a call with its arguments as an object; `place` is that of its function."""
     function = call["function"]
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):

@@ -70,7 +70,7 @@ class TextReader:
         return usage_object(self._prompt_tokens or 0, self._completion_tokens or 0)
 
     def read(self, response: InferResponse) -> list[Delta]:
-        """Return what a response adds. Raises OpenAIError."""
+        """Returns what a response adds. Raises OpenAIError."""
         raise_error(response)
         message: dict[str, Any] = {}
         reason: str | None = None
@@ -126,7 +126,7 @@ class TextReader:
             message["content"] = piece
 
     def _check_calls(self, message: dict[str, Any]) -> None:
-        """Refuse calls of functions that are not among the required ones."""
+        """Refuses calls of functions that are not among the required ones."""
         for call in message.get("tool_calls", ()) if self._required else ():
             name = call["function"].get("name", self._required[0])  # absent in later fragments
             if name not in self._required:
@@ -136,7 +136,7 @@ class TextReader:
                 )
 
     def finish(self) -> list[Delta]:
-        """Return the held text and the finish reason."""
+        """Returns the held text and the finish reason."""
         if not (self._has_text or self._has_tool_calls):
             check_decoupled(self._contract, "text")
         message: dict[str, Any] = {}
@@ -174,7 +174,7 @@ class TextReader:
             self._completion_tokens = (self._completion_tokens or 0) + count
 
     def _single(self, tensor: Tensor) -> bytes:
-        """Return the only element of an output; an empty output is an empty text."""
+        """Returns the only element of an output; an empty output is an empty text."""
         values = read_texts(tensor)
         if len(values) > 1:
             raise model_failure(
@@ -208,6 +208,6 @@ class TextReader:
 
 
 def _join(message: dict[str, Any], rest: dict[str, Any]) -> None:
-    """Append the members of a delta to those of another one."""
+    """Appends the members of a delta to those of another one."""
     for name, value in rest.items():
         message[name] = message[name] + value if name in message else value

@@ -18,10 +18,10 @@ class ToolParser(Protocol):
         """Whether the text has a call."""
 
     def feed(self, piece: str) -> Message:
-        """Return what the next piece of the text adds."""
+        """Returns what the next piece of the text adds."""
 
     def finish(self) -> Message:
-        """Return what the end of the text adds: what looked like the start of a call."""
+        """Returns what the end of the text adds: what looked like the start of a call."""
 
 
 class ForcedCall:
@@ -32,7 +32,7 @@ class ForcedCall:
         self._name = name
 
     def feed(self, piece: str) -> Message:
-        """Return the next part of the arguments."""
+        """Returns the next part of the arguments."""
         if not piece:
             return {}
         if self.found:
@@ -41,7 +41,7 @@ class ForcedCall:
         return {"tool_calls": [tool_call(0, self._name, piece)]}
 
     def finish(self) -> Message:
-        """Return nothing: no text is held back."""
+        """Returns nothing: no text is held back."""
         return {}
 
 
@@ -53,12 +53,12 @@ class ForcedChoice:
         self._pieces: list[str] = []
 
     def feed(self, piece: str) -> Message:
-        """Hold the piece back."""
+        """Holds the piece back."""
         self._pieces.append(piece)
         return {}
 
     def finish(self) -> Message:
-        """Return the call; the text, if it is none."""
+        """Returns the call; the text, if it is none."""
         text = "".join(self._pieces)
         try:
             call = json.loads(text)
@@ -76,7 +76,7 @@ class ForcedChoice:
 
 
 def tool_call(index: int, name: str, arguments: str) -> Message:
-    """Return a call with a new id, as a member of `tool_calls`; `arguments` is JSON text."""
+    """Returns a call with a new id, as a member of `tool_calls`; `arguments` is JSON text."""
     return {
         "index": index,
         "id": f"call_{uuid.uuid4().hex[:24]}",

@@ -9,12 +9,12 @@ from host.frontends.openai.fields import Fields
 
 
 def wanted_tools(fields: Fields) -> list[dict[str, Any]] | None:
-    """Return the tools that the answer may call; None if it may call none."""
+    """Returns the tools that the answer may call; None if it may call none."""
     return fields.get("tools") if fields.get("tool_choice") != "none" else None
 
 
 def demanded_functions(contract: Contract, fields: Fields) -> list[dict[str, Any]]:
-    """Return the functions of which the answer must call one, as a schema says to the model.
+    """Returns the functions of which the answer must call one, as a schema says to the model.
 
     Returns none if the model takes tools itself, or cannot follow a schema.
     """
@@ -25,7 +25,7 @@ def demanded_functions(contract: Contract, fields: Fields) -> list[dict[str, Any
 
 
 def required_functions(fields: Fields) -> list[dict[str, Any]]:
-    """Return the functions of which the answer must call one; none if it may be a text."""
+    """Returns the functions of which the answer must call one; none if it may be a text."""
     functions = [tool["function"] for tool in wanted_tools(fields) or ()]
     choice = fields.get("tool_choice")
     if isinstance(choice, dict):
@@ -35,13 +35,13 @@ def required_functions(fields: Fields) -> list[dict[str, Any]]:
 
 
 def wanted_schema(fields: Fields) -> Any:
-    """Return the JSON schema of `response_format`; None if it has none."""
+    """Returns the JSON schema of `response_format`; None if it has none."""
     form = fields.get("response_format", {})
     return form["json_schema"].get("schema") if form.get("type") == "json_schema" else None
 
 
 def demanded_schema(contract: Contract, fields: Fields) -> Any:
-    """Return the JSON schema that the text of the answer must follow; None if there is none."""
+    """Returns the JSON schema that the text of the answer must follow; None if there is none."""
     functions = demanded_functions(contract, fields)
     if not functions:
         return wanted_schema(fields)

@@ -17,7 +17,7 @@ from host.frontends.openai.tool_calls import Message, ToolParser, tool_call
 
 
 def make_parser(name: str) -> ToolParser:
-    """Return a new parser; `name` is a value of `OPENAI_TOOL_PARSER`."""
+    """Returns a new parser; `name` is a value of `OPENAI_TOOL_PARSER`."""
     parsers: dict[str, Callable[[], ToolParser]] = {
         "hermes": HermesParser,
         "llama3": LlamaParser,
@@ -51,7 +51,7 @@ class _MarkedParser(ABC):
         return self._count > 0
 
     def feed(self, piece: str) -> Message:
-        """Return what the next piece of the text adds."""
+        """Returns what the next piece of the text adds."""
         if self._pieces:
             end = self._object.find(piece)
             self._pieces.append(piece)
@@ -66,7 +66,7 @@ class _MarkedParser(ABC):
         return self._message()
 
     def finish(self) -> Message:
-        """Return what was held back as content."""
+        """Returns what was held back as content."""
         self._join_pieces()
         rest = (self._marker if self._marked else "") + self._text
         if not self._after_call or rest.strip() not in ("", self._marker):
@@ -86,7 +86,7 @@ class _MarkedParser(ABC):
         return message
 
     def _read_content(self) -> bool:
-        """Pass on the text before the next marker; return whether the marker was read."""
+        """Passes on the text before the next marker; returns whether the marker was read."""
         text = self._text
         if self._after_call:  # white space between calls is no content
             text = text.lstrip()
@@ -104,10 +104,10 @@ class _MarkedParser(ABC):
 
     @abstractmethod
     def _read_marked(self) -> bool:
-        """Read a part of what follows the marker; return whether something was read."""
+        """Reads a part of what follows the marker; returns whether something was read."""
 
     def _read_object(self, start: int) -> int:
-        """Read a call, which is a JSON object that begins at `start`.
+        """Reads a call, which is a JSON object that begins at `start`.
 
         Returns the place after it; 0 if it is not complete, -1 if it is no call.
         """
@@ -117,7 +117,7 @@ class _MarkedParser(ABC):
         return end if self._add_call(self._text[start:end]) else -1
 
     def _find_end(self, start: int) -> int:
-        """Return the place after the object that begins at `start`; 0 if it is not complete."""
+        """Returns the place after the object that begins at `start`; 0 if it is not complete."""
         end = self._object_end or self._object.find(self._text, start)
         if end:
             self._object, self._object_end = JsonObjectEnd(), 0
@@ -131,7 +131,7 @@ class _MarkedParser(ABC):
             self._pieces.clear()
 
     def _add_call(self, text: str) -> bool:
-        """Add a call from its JSON text; return whether it is one."""
+        """Adds a call from its JSON text; returns whether it is one."""
         try:
             call = json.loads(text)
         except (ValueError, RecursionError):
@@ -150,7 +150,7 @@ class _MarkedParser(ABC):
         self._after_call = True
 
     def _give_up(self) -> bool:
-        """Pass on the marker as content: no call follows it."""
+        """Passes on the marker as content: no call follows it."""
         self._contents.append(self._marker)
         self._marked = False
         return True
@@ -192,7 +192,7 @@ class HermesParser(_MarkedParser):
         return True
 
     def finish(self) -> Message:
-        """Return what was held back as content; a missing end marker is no content."""
+        """Returns what was held back as content; a missing end marker is no content."""
         if self._after_object:
             self._after_object = self._marked = False
             self._text = ""
@@ -244,7 +244,7 @@ class LlamaParser(_MarkedParser):
         return True
 
     def finish(self) -> Message:
-        """Return what was held back as content."""
+        """Returns what was held back as content."""
         self._join_pieces()
         self._marked = False
         if self.found and not self._text.strip("; \n\t\r"):
@@ -313,7 +313,7 @@ class MistralParser(_MarkedParser):
 
 
 def _possible_start(text: str, marker: str) -> int:
-    """Return the length of the longest end of the text that begins the marker."""
+    """Returns the length of the longest end of the text that begins the marker."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[-length:]):
             return length

@@ -41,7 +41,7 @@ class TranscriptionHandler(Handler):
     """Answers transcription requests. Raises OpenAIError or HostError."""
 
     async def answer(self, exchange: HttpExchange) -> None:
-        """Answer one request."""
+        """Answers one request."""
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         sent = _read_form(await self._bodies.read_form(exchange, "file"))
@@ -73,7 +73,7 @@ class TranscriptionHandler(Handler):
     async def _pieces(
         self, request: InferRequest, transcript: _Transcript
     ) -> AsyncGenerator[str, None]:
-        """Yield the text as it comes. Leaving early cancels the call."""
+        """Yields the text as it comes. Leaving early cancels the call."""
         async with aclosing(self._responses(request)) as responses:
             async for response in responses:
                 yield transcript.read(response)
@@ -81,7 +81,7 @@ class TranscriptionHandler(Handler):
 
 
 async def _stream(exchange: HttpExchange, pieces: AsyncGenerator[str, None]) -> None:
-    """Send the text as events. An error after the head is an event, and nothing follows it."""
+    """Sends the text as events. An error after the head is an event, and nothing follows it."""
     texts: list[str] = []
     headers = ((b"cache-control", b"no-cache"),)
     try:
@@ -100,7 +100,7 @@ async def _stream(exchange: HttpExchange, pieces: AsyncGenerator[str, None]) -> 
 
 
 def _read_form(values: dict[str, list[str | bytes]]) -> Fields:
-    """Return the fields of a form with their JSON types. Raises OpenAIError."""
+    """Returns the fields of a form with their JSON types. Raises OpenAIError."""
     fields: Fields = {}
     for name, found in values.items():
         plain = name.removesuffix("[]")
@@ -127,7 +127,7 @@ def _read_form(values: dict[str, list[str | bytes]]) -> Fields:
 
 
 def _check_support(contract: Contract, fields: Fields) -> None:
-    """Refuse what the model does not give. Raises OpenAIError."""
+    """Refuses what the model does not give. Raises OpenAIError."""
     form = fields.get("response_format", "json")
     if form in _NEED_SEGMENTS and not contract.gives("segments"):
         raise _not_given(contract, "response_format", form, "segments")
@@ -163,7 +163,7 @@ class _Transcript:
         self._duration: float | None = None
 
     def read(self, response: InferResponse) -> str:
-        """Return the text that a response adds. Raises OpenAIError."""
+        """Returns the text that a response adds. Raises OpenAIError."""
         raise_error(response)
         text = ""
         for tensor in response.outputs:
@@ -183,11 +183,11 @@ class _Transcript:
         return text
 
     def finish(self) -> str:
-        """Return the text that the end adds: a character that is not complete."""
+        """Returns the text that the end adds: a character that is not complete."""
         return self._decoder.decode(b"", True)
 
     def write(self, fields: Fields, text: str) -> bytes:
-        """Write the transcription in the format of the request."""
+        """Writes the transcription in the format of the request."""
         segments = self._lists["segments"]
         match fields.get("response_format"):
             case "text":
@@ -214,7 +214,7 @@ class _Transcript:
         return json.dump({"text": text})
 
     def _timed(self, output: str, text: bytes) -> list[dict[str, Any]]:
-        """Return the texts with times of an output. Raises OpenAIError."""
+        """Returns the texts with times of an output. Raises OpenAIError."""
         member = "word" if self._contract.outputs[output] == "words" else "text"
         try:
             entries = json.parse(text)

@@ -33,7 +33,7 @@ class UsageCounter:
         self._rendered = rendered
 
     async def count(self, free_threads: asyncio.Semaphore) -> dict[str, Any] | None:
-        """Return the usage; None if a text is too long. Counts long texts in a thread."""
+        """Returns the usage; None if a text is too long. Counts long texts in a thread."""
         prompts = sum(len(prompt) for prompt in self._prompts if prompt is not None)
         if prompts + sum(len(piece) for text in self.texts for piece in text) <= (
             _MAX_INLINE_CHARACTERS

@@ -28,7 +28,8 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 class Block:
     """Stands for a block of shared memory; tests check by a weak reference whether it is kept
-    alive."""
+    alive.
+    """
 
 
 def received(tensor: Tensor, owner: object = None) -> Tensor:

@@ -58,7 +58,7 @@ class TritonPythonModel:
         sender.send(flags=FINAL)
 
     async def generate(self, request, sender):
-        """Yield one response for the whole text, or one for each piece of it."""
+        """Yields one response for the whole text, or one for each piece of it."""
         prompt, streams = request.text("text_input"), request.flag("stream")
         excludes = request.flag("exclude_input_in_output", default=streams)
         if not prompt:
@@ -97,7 +97,7 @@ class TritonPythonModel:
 
 
 def read_loras(file):
-    """Return the adapters of `multi_lora.json`, which has their folders by name."""
+    """Returns the adapters of `multi_lora.json`, which has their folders by name."""
     folders = json.loads(file.read_text()) if file.exists() else {}
     return {
         name: LoRARequest(name, number, folder)
@@ -121,7 +121,7 @@ def pooling_parameters(fields):
 
 
 def triton_error(error):
-    """Return what a client is told: whether the request was wrong, or the engine has failed."""
+    """Returns what a client is told: whether the request was wrong, or the engine has failed."""
     codes = pb_utils.TritonError
     if isinstance(error, EngineDeadError):
         return codes(f"the engine has died: {error}", codes.UNAVAILABLE)

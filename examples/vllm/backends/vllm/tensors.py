@@ -61,7 +61,7 @@ class Text:
         self._prompt_tokens = 0
 
     def add(self, piece):
-        """Add an output of the engine, which has what is new."""
+        """Adds an output of the engine, which has what is new."""
         self._prompt_tokens = len(piece.prompt_token_ids or ())
         for new in piece.outputs:
             self._texts[new.index] += new.text
@@ -71,7 +71,7 @@ class Text:
             self._reasons[new.index] = new.finish_reason
 
     def take(self):
-        """Return a response with what was added since the last one."""
+        """Returns a response with what was added since the last one."""
         wants = self._request.flag
         outputs = [strings("text_output", self._texts)]
         if wants("return_finish_reason"):
@@ -91,7 +91,7 @@ class Text:
 
 
 def alternatives(tokens):
-    """Return the alternatives of one place by token id; the sampled token is the first one."""
+    """Returns the alternatives of one place by token id; the sampled token is the first one."""
     return {
         str(token): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.decoded_token}
         for token, one in tokens.items()

@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 
 def read(path):
-    """Read the columns of a table by name, as text."""
+    """Reads the columns of a table by name, as text."""
     with open(path, newline="", encoding="utf-8") as file:
         names, *rows = csv.reader(file)
     columns = zip(*rows, strict=True)
@@ -22,7 +22,7 @@ def read(path):
 
 
 def typed(column, data_type):
-    """Convert the text of a column to an array of a Triton data type."""
+    """Converts the text of a column to an array of a Triton data type."""
     dtype = pb_utils.triton_string_to_numpy(data_type)
     if dtype == np.object_:
         column = [text.encode() for text in column]

@@ -21,7 +21,7 @@ _OBJECTS = array_schema({"type": "object"})
 
 
 def component_schemas() -> dict[str, Schema]:
-    """Return the component schemas that do not depend on the loaded models."""
+    """Returns the component schemas that do not depend on the loaded models."""
     return {
         "Error": object_schema({"error": STRING}, ["error"]),
         **_metadata(),

@@ -18,7 +18,7 @@ _MODEL = path_parameter("model", "The name of a model.")
 
 
 def diagnostics_paths(operations: Operations) -> dict[str, Schema]:
-    """Return the path items by path; they do not depend on the loaded models."""
+    """Returns the path items by path; they do not depend on the loaded models."""
     return {
         **_activity(operations),
         **_recordings(operations),

@@ -20,7 +20,7 @@ DescribePaths = Callable[[Operations], dict[str, Schema]]
 def openapi_document(
     core: Core, restrictions: Restrictions, describe_others: DescribePaths | None = None
 ) -> Schema:
-    """Return the OpenAPI 3.1 document for the models that are loaded now.
+    """Returns the OpenAPI 3.1 document for the models that are loaded now.
 
     The extension `x-models` lists the model versions in the form that the page shows; `x-failures`
     has the reasons why models could not be read, by their names. The document contains no values of

@@ -90,11 +90,11 @@ class DescribedModel:
         return bool(self.config.HasField("sequence_batching"))
 
     def parameters(self) -> dict[str, object]:
-        """Return the parameters that a request needs: a new sequence for a sequence model."""
+        """Returns the parameters that a request needs: a new sequence for a sequence model."""
         return dict(_SEQUENCE_PARAMETERS) if self.sequential else {}
 
     def summary(self) -> Schema:
-        """Return the entry of `x-models` that the page shows."""
+        """Returns the entry of `x-models` that the page shows."""
         optional = self.optional
         return {
             "name": self.name,
@@ -113,7 +113,7 @@ class DescribedModel:
 
 
 def model_paths(model: DescribedModel, operations: Operations) -> dict[str, Schema]:
-    """Return the path items of a model version by path."""
+    """Returns the path items of a model version by path."""
     tag = model.tag
     title = f"{model.name} version {model.version}"
 

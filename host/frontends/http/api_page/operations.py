@@ -26,7 +26,7 @@ _ERRORS = {
 
 
 def object_schema(properties: Schema, required: Iterable[str] = ()) -> Schema:
-    """Return the schema of an object whose members have these schemas; others may come too."""
+    """Returns the schema of an object whose members have these schemas; others may come too."""
     made: Schema = {"type": "object", "properties": properties}
     if required := list(required):
         made["required"] = required
@@ -34,17 +34,17 @@ def object_schema(properties: Schema, required: Iterable[str] = ()) -> Schema:
 
 
 def array_schema(items: Schema) -> Schema:
-    """Return the schema of an array of any length."""
+    """Returns the schema of an array of any length."""
     return {"type": "array", "items": items}
 
 
 def reference(name: str) -> Schema:
-    """Return a reference to a schema of the components."""
+    """Returns a reference to a schema of the components."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def json_body(schema: Schema, required: bool, example: object = None) -> Schema:
-    """Return a JSON request body."""
+    """Returns a JSON request body."""
     media: Schema = {"schema": schema}
     if example is not None:
         media["example"] = example
@@ -52,7 +52,7 @@ def json_body(schema: Schema, required: bool, example: object = None) -> Schema:
 
 
 def path_parameter(name: str, description: str) -> Schema:
-    """Return a path parameter that is any text except the empty one."""
+    """Returns a path parameter that is any text except the empty one."""
     return {
         "name": name,
         "in": "path",
@@ -80,7 +80,7 @@ class Operations:
         parameters: Iterable[Schema] = (),
         details: str = "",
     ) -> Schema:
-        """Return one operation.
+        """Returns one operation.
 
         `answer` is the schema of a successful JSON response, None for an empty body, or a whole
         `content` by media type. `errors` are the error statuses.
@@ -105,7 +105,7 @@ class Operations:
         return made
 
     def security_schemes(self) -> dict[str, Schema]:
-        """Return the security schemes: one header per restricted category."""
+        """Returns the security schemes: one header per restricted category."""
         return {
             category: {
                 "type": "apiKey",
@@ -118,7 +118,7 @@ class Operations:
 
 
 def error_responses() -> dict[str, Schema]:
-    """Return the error responses that operations refer to."""
+    """Returns the error responses that operations refer to."""
     return {
         f"Error{status}": {
             "description": description,

@@ -46,14 +46,14 @@ class ApiPageHandler:
         self._page = WebPage(Path(__file__).with_name("page.html"), without)
 
     async def docs(self, exchange: HttpExchange, route: Route) -> None:
-        """Send the page. It is the same for all servers, and reads the OpenAPI document."""
+        """Sends the page. It is the same for all servers, and reads the OpenAPI document."""
         await self._page.send(exchange)
 
     async def root(self, exchange: HttpExchange, route: Route) -> None:
-        """Send the client to the page; relative, as a proxy may have added a prefix."""
+        """Sends the client to the page; relative, as a proxy may have added a prefix."""
         await exchange.send_response(HTML, (), [(b"location", b"docs")], 307)
 
     async def openapi(self, exchange: HttpExchange, route: Route) -> None:
-        """Send the OpenAPI document of the models that are loaded now."""
+        """Sends the OpenAPI document of the models that are loaded now."""
         body = json.dump(openapi_document(self._core, self._restrictions, self._describe_others))
         await exchange.send_response(JSON, (body,), [NO_CACHE])

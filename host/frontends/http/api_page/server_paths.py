@@ -27,7 +27,7 @@ TAGS = {
 
 
 def server_paths(operations: Operations) -> dict[str, Schema]:
-    """Return the path items by path; they do not depend on the loaded models."""
+    """Returns the path items by path; they do not depend on the loaded models."""
     make = operations.operation
     return {
         "/v2/health/live": {"get": _health(operations, "Check whether the server is live")},

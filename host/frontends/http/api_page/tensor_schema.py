@@ -33,22 +33,22 @@ _ELEMENTS: dict[str, Schema] = {
 
 
 def has_json_form(tensor: TensorMetadata) -> bool:
-    """Return whether a tensor has a JSON form; FP16 and BF16 have only a binary form."""
+    """Returns whether a tensor has a JSON form; FP16 and BF16 have only a binary form."""
     return tensor.datatype in _ELEMENTS
 
 
 def element_schemas() -> dict[str, Schema]:
-    """Return the schema of one element, for each datatype with a JSON form."""
+    """Returns the schema of one element, for each datatype with a JSON form."""
     return _ELEMENTS
 
 
 def example_shape(shape: Sequence[int]) -> list[int]:
-    """Return the shape with each variable dimension replaced by 1."""
+    """Returns the shape with each variable dimension replaced by 1."""
     return [1 if dim < 0 else dim for dim in shape]
 
 
 def example_values(tensor: TensorMetadata) -> list[object] | None:
-    """Return flat example elements; None if there are too many, or without a JSON form."""
+    """Returns flat example elements; None if there are too many, or without a JSON form."""
     count = math.prod(example_shape(tensor.shape)) if tensor.shape else 0
     if not has_json_form(tensor) or count > _MAX_EXAMPLE_ELEMENTS:
         return None
@@ -63,7 +63,7 @@ def example_values(tensor: TensorMetadata) -> list[object] | None:
 
 
 def input_schema(tensor: TensorMetadata, max_batch_size: int) -> Schema:
-    """Return the schema of an input in JSON form.
+    """Returns the schema of an input in JSON form.
 
     `max_batch_size` is the maximum of the first dimension; 0 if the model does not batch.
     """
@@ -84,7 +84,7 @@ def input_schema(tensor: TensorMetadata, max_batch_size: int) -> Schema:
 
 
 def values_schema(tensor: TensorMetadata) -> Schema:
-    """Return the schema of a flat array; a fixed shape gives its length."""
+    """Returns the schema of a flat array; a fixed shape gives its length."""
     schema: Schema = {"type": "array", "items": reference(f"{tensor.datatype}-element")}
     if all(dim >= 0 for dim in tensor.shape):
         schema["minItems"] = schema["maxItems"] = math.prod(tensor.shape)
@@ -92,7 +92,7 @@ def values_schema(tensor: TensorMetadata) -> Schema:
 
 
 def output_schema(tensor: TensorMetadata) -> Schema:
-    """Return the schema of an output: JSON data, binary data, or classes as text."""
+    """Returns the schema of an output: JSON data, binary data, or classes as text."""
     return {
         "type": "object",
         "description": f"{tensor.datatype} {tensor.shape}",
@@ -108,7 +108,7 @@ def output_schema(tensor: TensorMetadata) -> Schema:
 
 
 def _shape(shape: Sequence[int], max_batch_size: int) -> Schema:
-    """Return the schema of an array of dimensions that fits the shape."""
+    """Returns the schema of an array of dimensions that fits the shape."""
     if all(dim >= 0 for dim in shape):
         return {"const": list(shape)}
     dims: list[Schema] = [COUNT if dim < 0 else {"const": dim} for dim in shape]

@@ -24,5 +24,5 @@ class DashboardHandler:
         self._page = WebPage(Path(__file__).with_name("page.html"), without)
 
     async def dashboard(self, exchange: HttpExchange, route: Route) -> None:
-        """Send the page. It is the same for all servers."""
+        """Sends the page. It is the same for all servers."""
         await self._page.send(exchange)

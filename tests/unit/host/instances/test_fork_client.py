@@ -1,5 +1,6 @@
 """Stubs that another process starts: the messages of that process, and launches without a waiting
-caller."""
+caller.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ class FakeBoundProcess:
         os.close(pidfd)
 
     async def serves(self, number: int) -> None:
-        """Check that a launch, and the end of its stub, go as they should."""
+        """Checks that a launch, and the end of its stub, go as they should."""
         launching = asyncio.create_task(self.stubs.launch(f"t{number}"))
         self.started(await self.asked(), number)
         stub = await launching
@@ -121,7 +122,7 @@ class FakeBoundProcess:
 
 
 def with_bound_process(test: Callable[[FakeBoundProcess], Awaitable[None]]) -> None:
-    """Run a test in a loop, after which no descriptor may be open that was not before."""
+    """Runs a test in a loop, after which no descriptor may be open that was not before."""
 
     async def run() -> None:
         await asyncio.to_thread(int)  # what a loop opens on its way

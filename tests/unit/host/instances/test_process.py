@@ -58,7 +58,7 @@ class Pipe:
         os.write(self.write_fd, data)
 
     def hear(self) -> None:
-        """Have all that was said handled."""
+        """Has all that was said handled."""
         while self.output.read():
             pass
 

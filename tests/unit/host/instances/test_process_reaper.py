@@ -53,12 +53,12 @@ def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Let the loop run until it holds."""
+    """Lets the loop run until it holds."""
     await asyncio.to_thread(wait_until, condition, what)
 
 
 def kill(pid: int) -> None:
-    """Return when it is dead, and not yet reaped."""
+    """Returns when it is dead, and not yet reaped."""
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 

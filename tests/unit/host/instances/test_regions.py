@@ -46,7 +46,7 @@ class Client:
         return self.regions.find_block("r", offset, len(data))
 
     def cut(self, size: int = 0) -> None:
-        """Shrink the region to this size."""
+        """Shrinks the region to this size."""
         os.ftruncate(self.fd, PAGE + size)
 
 

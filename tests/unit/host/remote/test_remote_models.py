@@ -67,7 +67,7 @@ def loop() -> Iterator[FakeClockLoop]:
 
 
 async def turns() -> None:
-    """Let everything run that can."""
+    """Lets everything run that can."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -23,7 +23,7 @@ def test_a_cancellation_takes_effect_at_the_end_also_of_work_that_fails(fails: b
                 raise failure
 
         async def stop() -> BaseException | None:
-            """Return the cause of the cancellation, which a task of Python 3.10 leaves out."""
+            """Returns the cause of the cancellation, which a task of Python 3.10 leaves out."""
             with pytest.raises(asyncio.CancelledError) as caught:
                 await _run_to_end(work())
             return caught.value.__cause__

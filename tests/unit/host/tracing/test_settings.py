@@ -38,7 +38,7 @@ def settings_with(sink: RecordingSink, **values: Any) -> TraceSettings:
 
 
 def trace(settings: TraceSettings, model: str, requests: int = 1) -> list[TraceTree]:
-    """Send requests to a model; return the traces that are started."""
+    """Sends requests to a model; returns the traces that are started."""
     trees = [settings.find(model).sample_request(forced=False) for _ in range(requests)]
     return [tree for tree in trees if tree is not None]
 

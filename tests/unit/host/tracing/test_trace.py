@@ -24,7 +24,7 @@ class Traced:
         self.trace.start_response()
 
     def serve(self, trace: Trace) -> None:
-        """Record everything that a model does with a request."""
+        """Records everything that a model does with a request."""
         trace.start_inference(REQUEST, "m", 1, 5)
         trace.start_compute()
         trace.finish_compute(TIMES)

@@ -58,7 +58,7 @@ class Loop:
         return result
 
     def call(self, function: Callable[[], object]) -> None:
-        """Run a function in the loop, and return when it has run."""
+        """Runs a function in the loop, and returns when it has run."""
 
         async def run() -> None:
             function()

@@ -64,14 +64,14 @@ in_bytes = of_numbers(NUMBERS) | of_strings(st.binary(max_size=8))
 
 
 def decode(body: bytes, length: int | None = None) -> InferRequest:
-    """Decode a body whose JSON part has this length."""
+    """Decodes a body whose JSON part has this length."""
     begin = len(body) if length is None else length
     head = InferenceHeaderReader(JsonInputLimit(MOST)).read(body[:begin])
     return to_request(head, "m", 1, body, begin, NO_REGIONS)
 
 
 def array_of(tensor: Tensor) -> Array:
-    """Return the array of a tensor."""
+    """Returns the array of a tensor."""
     data = bytes(tensor.data)
     if tensor.datatype == "BYTES":
         elements, at = [], 0
@@ -105,7 +105,7 @@ sent = st.tuples(in_json, st.just(False)) | st.tuples(in_bytes, st.just(True))
 
 
 def written(inputs: list[tuple[Array, bool]], **options: Any) -> tuple[bytes, int | None]:
-    """Return a request of tritonclient and the length of its JSON part.
+    """Returns a request of tritonclient and the length of its JSON part.
 
     The second value of each input selects binary data.
     """
@@ -183,7 +183,7 @@ def test_request_options_round_trip(
 
 @st.composite
 def nested(draw: st.DrawFn, values: list[Any]) -> list[Any]:
-    """Put the values in order into arrays of any nesting."""
+    """Puts the values in order into arrays of any nesting."""
     if not values or draw(st.integers(0, 3)) == 0:
         return values
     parts: list[Any] = []

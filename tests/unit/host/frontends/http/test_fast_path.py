@@ -114,7 +114,7 @@ def served(
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    """Read the body of the next response on an open connection."""
+    """Reads the body of the next response on an open connection."""
     head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"connection: close" not in head
@@ -123,7 +123,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 async def closing_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Read status line and body of the last response on a connection."""
+    """Reads status line and body of the last response on a connection."""
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert b"\r\nconnection: close" in head
     return head.split(b"\r\n")[0], body
@@ -170,7 +170,7 @@ def test_the_fast_path_serves_a_body_that_arrives_after_its_head() -> None:
 
 
 async def turns() -> None:
-    """Let the server, which runs in the same event loop, read the sent bytes."""
+    """Lets the server, which runs in the same event loop, read the sent bytes."""
     for _ in range(5):
         await asyncio.sleep(0)
 

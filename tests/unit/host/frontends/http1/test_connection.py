@@ -25,7 +25,7 @@ Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[_Resul
 
 
 def served(app: App, timeouts: Timeouts, client: Client[_Result]) -> _Result:
-    """Run an application and a client that is connected to it; return the client's result."""
+    """Runs an application and a client that is connected to it; returns the client's result."""
 
     async def main() -> _Result:
         listener = HttpListener(app, "127.0.0.1", 0, timeouts=timeouts)
@@ -48,7 +48,7 @@ def served(app: App, timeouts: Timeouts, client: Client[_Result]) -> _Result:
 
 
 async def passes(writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Wait for the sent data to arrive, let the time pass, then wait for the results to arrive."""
+    """Waits for the sent data to arrive, lets the time pass, then waits for the results."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, FakeClockLoop)
     transport = writer.transport
@@ -59,7 +59,7 @@ async def passes(writer: asyncio.StreamWriter, seconds: float) -> None:
 
 
 async def turns(arrived: Callable[[], bool] = lambda: True) -> None:
-    """Run the loop until `arrived` is true, and some more turns; its clock does not advance."""
+    """Runs the loop until `arrived` is true, and some more turns; its clock does not advance."""
     until = time.monotonic() + DEADLINE
     while not arrived():
         assert time.monotonic() < until

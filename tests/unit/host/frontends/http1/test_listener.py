@@ -27,7 +27,7 @@ Answer = tuple[int, dict[str, str], str]
 
 
 def send_request(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
-    """Return status, headers and body of the response."""
+    """Returns status, headers and body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)
     with closing(connection):
         connection.request(method, path, headers=headers)
@@ -37,7 +37,7 @@ def send_request(port: int, path: str, method: str = "GET", **headers: str) -> A
 
 
 def serving(app: App, work: Callable[[int, HttpListener], Awaitable[_Result]]) -> _Result:
-    """Return the result of `work`, called with the port of a listener and the listener."""
+    """Returns the result of `work`, called with the port of a listener and the listener."""
 
     async def main() -> _Result:
         listener = HttpListener(app, "127.0.0.1", 0)

@@ -24,7 +24,7 @@ WRONG_OPENAI = (
 
 
 def tensors(kind: str, *entries: str) -> str:
-    """Write tensors of `NAME:TYPE`, with `?` after the type of an optional input."""
+    """Writes tensors of `NAME:TYPE`, with `?` after the type of an optional input."""
     parts = (entry.split(":") for entry in entries)
     listed = ", ".join(
         f'{{ name: "{name}" data_type: TYPE_{kind.rstrip("?")} dims: [ 1 ]'

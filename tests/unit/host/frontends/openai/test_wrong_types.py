@@ -158,7 +158,7 @@ def changed(document: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict
 
 
 def answer(contract: Contract, document: dict[str, Any], route: str) -> None:
-    """Do what a handler does with a document before it asks the model."""
+    """Does what a handler does with a document before it asks the model."""
     if route == RESPONSES:
         sent, document, route = document, chat_fields(document), CHAT
         ResponseAnswer("m", sent)

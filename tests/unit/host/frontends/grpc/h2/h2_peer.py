@@ -256,11 +256,11 @@ class Server:
         return self.run(count())
 
     def wait_until_alone(self) -> None:
-        """Wait until the engine has forgotten every connection."""
+        """Waits until the engine has forgotten every connection."""
         wait_until(lambda: not self.frontend._connections, "no connections")
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run a function in the loop, and return when it has run."""
+        """Runs a function in the loop, and returns when it has run."""
 
         async def run() -> None:
             function(*arguments)
@@ -354,7 +354,7 @@ class Peer:
             self.send(WindowUpdateFrame(0, size), WindowUpdateFrame(frame.stream_id, size))
 
     def until(self, wanted: Callable[[Frame], bool]) -> Frame:
-        """Read to the first frame that is wanted."""
+        """Reads to the first frame that is wanted."""
         while True:
             frame = self.read()
             assert frame is not None, f"the connection ended after {self.frames[-5:]}"
@@ -398,13 +398,13 @@ class Peer:
         return frame
 
     def ended(self) -> bool:
-        """Read to the end of the connection."""
+        """Reads to the end of the connection."""
         while self.read() is not None:
             pass
         return True
 
     def settle(self, data: bytes = b"settled!") -> None:
-        """Return when the server has handled everything sent before."""
+        """Returns when the server has handled everything sent before."""
         self.send(PingFrame(0, data))
         self.until(lambda frame: isinstance(frame, PingFrame) and frame.opaque_data == data)
 

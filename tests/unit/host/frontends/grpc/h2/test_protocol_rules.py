@@ -183,7 +183,8 @@ def test_a_new_initial_window_must_not_make_one_too_large(server: Server, peer: 
 
 def test_a_window_may_become_negative(server: Server, connect: Connect) -> None:
     """6.9.2: a smaller window takes granted bytes back; nothing is sent until the window is
-    positive."""
+    positive.
+    """
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 100})
     peer.auto_window = False
     stream = peer.call("Echo", bytes(150))
