@@ -1,7 +1,7 @@
 """The API for Python models: tensors, requests, responses, errors, logs and metrics.
 
 Models import it as ``triton_python_backend_utils``. ``pbhost.testing`` runs a model in a test,
-without a server. ``docs/reference/model_api.md`` describes all rules and error texts.
+without a server. ``docs/reference/model-api.md`` describes all rules and error texts.
 """
 
 import typing as _typing

@@ -27,7 +27,7 @@ def serialize_byte_tensor(
 
     Returns:
         The elements in C order, each as its length (four little-endian bytes) and its data; ``()``
-        for an empty array; None for another dtype (docs/reference/model_api.md, "Functions").
+        for an empty array; None for another dtype (docs/reference/model-api.md, "Functions").
 
     Examples:
         >>> pb_utils.serialize_byte_tensor(np.array([b"ab"], dtype=np.object_))

@@ -86,7 +86,7 @@ def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
     """Returns the numpy type of a data type.
 
     Args:
-        data_type: code of the data type, from 1 (BOOL) to 13 (BYTES) (docs/reference/model_api.md,
+        data_type: code of the data type, from 1 (BOOL) to 13 (BYTES) (docs/reference/model-api.md,
             "Constants").
 
     Returns:

@@ -16,7 +16,7 @@ class TritonError(metaclass=SuggestingType):
     """An error that makes one request fail.
 
     It is not an exception: a model puts it into an ``InferenceResponse``
-    (docs/reference/model_api.md, "Errors").
+    (docs/reference/model-api.md, "Errors").
 
     Examples:
         >>> error = pb_utils.TritonError("X must be positive", pb_utils.TritonError.INVALID_ARG)

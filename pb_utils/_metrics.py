@@ -82,7 +82,7 @@ class Metric(metaclass=SuggestingType):
 
     ``MetricFamily.Metric()`` returns it. It can be used as long as the ``MetricFamily`` object
     exists. Deleting the ``Metric`` object does not remove the time series from the server. The
-    rules are in ``docs/reference/model_api.md``, 3.13.
+    rules are in ``docs/reference/model-api.md``, 3.13.
     """
 
     __slots__ = ("__weakref__", "_family", "_number")
@@ -196,7 +196,7 @@ class MetricFamily(metaclass=SuggestingType):
 
     The server exports the metrics as long as this object exists, so a model keeps it in an
     attribute. Families with the same name and kind, also in other instances and models, are the
-    same family (docs/reference/model_api.md, "Metrics").
+    same family (docs/reference/model-api.md, "Metrics").
 
     Attributes:
         COUNTER: a metric that only increases.

@@ -18,7 +18,7 @@ def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | No
     """Loads or reloads a model, and waits until it is loaded.
 
     A loaded version goes on serving if the reload fails. The server must run with ``--model-
-    control-mode=explicit`` (docs/reference/model_api.md, "Model control").
+    control-mode=explicit`` (docs/reference/model-api.md, "Model control").
 
     Args:
         model_name: name of the model.
@@ -53,7 +53,7 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
     """Starts to unload a model. When the call returns, the model is not ready any more.
 
     The model completes its requests first. A model that is unknown or already unloaded is not an
-    error (docs/reference/model_api.md, "Model control").
+    error (docs/reference/model-api.md, "Model control").
 
     Args:
         model_name: name of the model.
@@ -73,7 +73,7 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
 
 @_arguments.with_argument_errors
 def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
-    """Returns whether a model is ready for requests (docs/reference/model_api.md, "Model control").
+    """Returns whether a model is ready for requests (docs/reference/model-api.md, "Model control").
 
     Args:
         model_name: name of the model.

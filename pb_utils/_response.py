@@ -16,7 +16,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 class InferenceResponse(metaclass=SuggestingType):
     """An inference response: output tensors or an error, and custom parameters.
 
-    The rules are in ``docs/reference/model_api.md``, 3.8.
+    The rules are in ``docs/reference/model-api.md``, 3.8.
     """
 
     __slots__ = ("__weakref__", "_error", "_output_tensors", "_parameters")
@@ -91,7 +91,7 @@ class InferenceResponse(metaclass=SuggestingType):
         """Returns the custom parameters as JSON text; ``{}`` if there are none.
 
         The text is empty for a received error, and for the empty final response of a decoupled
-        model (docs/reference/model_api.md, "Calls").
+        model (docs/reference/model-api.md, "Calls").
 
         Raises:
             TritonModelException: the value of a received parameter is not a bool, int, float or

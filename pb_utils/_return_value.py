@@ -1,4 +1,4 @@
-"""Checks what ``execute`` of a model returned (docs/reference/model_api.md, "execute: returned
+"""Checks what ``execute`` of a model returned (docs/reference/model-api.md, "execute: returned
 responses").
 """
 

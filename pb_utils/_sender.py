@@ -48,7 +48,7 @@ class Responder(ABC):
 
         Raises:
             TritonModelException: the request cannot have this response now
-                (docs/reference/model_api.md, "Response sender"), or the response cannot be
+                (docs/reference/model-api.md, "Response sender"), or the response cannot be
                 delivered.
         """
         self._check_open(response)
@@ -102,7 +102,7 @@ class InferenceResponseSender(metaclass=SuggestingType):
     """Sends the responses to one request, from any thread, during and after ``execute``.
 
     ``InferenceRequest.get_response_sender()`` returns it. The rules are in
-    ``docs/reference/model_api.md``, 2.6.
+    ``docs/reference/model-api.md``, 2.6.
     """
 
     __slots__ = ("__weakref__", "_cancelled", "_responder")

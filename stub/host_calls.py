@@ -71,7 +71,7 @@ class HostCalls:
             call.done.release()
 
     def error_message(self, text: str) -> str:
-        """Returns the text of an error of the host (docs/reference/model_api.md, "Metrics")."""
+        """Returns the text of an error of the host (docs/reference/model-api.md, "Metrics")."""
         return f"Failed to process the request for model '{self._name}', message: {text}"
 
     def _call(self, message: MessageFactory) -> Value:

@@ -5,7 +5,7 @@ import logging
 from pb_utils import _runtime
 
 _ERROR, _WARNING, _INFO, _VERBOSE = 2, 1, 0, 3
-"""Levels as in docs/reference/model_api.md, "Logger"."""
+"""Levels as in docs/reference/model-api.md, "Logger"."""
 
 
 class HostHandler(logging.Handler):

@@ -52,7 +52,7 @@ from stub.wire.payload import (
 )
 
 _WARNING = 1
-"""A level of log lines, as in docs/reference/model_api.md, "Logger"."""
+"""A level of log lines, as in docs/reference/model-api.md, "Logger"."""
 
 WireResponseReceiver = Callable[[Optional[WireResponse], bool], None]
 """Receives a response and whether it is final; called on the thread that reads responses."""

@@ -270,6 +270,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert fragment in _anchors(there), f"{target}: no such heading"
 
 
+def test_names_of_pages_have_hyphens_between_words() -> None:
+    names = [page.stem for page in (ROOT / "docs").rglob("*.md")]
+    assert [name for name in names if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name)] == []
+
+
 SOURCES = [
     path
     for folder in (*module_table.PACKAGES, "tests", "benchmarks", "examples")

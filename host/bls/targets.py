@@ -36,7 +36,7 @@ class BlsTargets:
         """Starts a BLS request.
 
         Returns a coroutine for it if its target model defines `is_ready`, or has to be loaded
-        first. Raises HostError, at once or when awaited (docs/reference/model_api.md, "Errors").
+        first. Raises HostError, at once or when awaited (docs/reference/model-api.md, "Errors").
         """
         try:
             model = self._find_bls_target(request)

@@ -1,4 +1,4 @@
-"""Computes the keys of the response cache (docs/reference/configuration_and_scheduling.md,
+"""Computes the keys of the response cache (docs/reference/configuration-and-scheduling.md,
 "Response cache").
 """
 

@@ -16,7 +16,7 @@ _OVERHEAD_BYTES = 256  # estimated bytes of a tensor besides its data
 
 class LocalStore:
     """Holds at most `size` bytes for all models together
-    (docs/reference/configuration_and_scheduling.md, "Response cache").
+    (docs/reference/configuration-and-scheduling.md, "Response cache").
     """
 
     def __init__(self, size: int) -> None:

@@ -26,7 +26,7 @@ class ResponseCache:
     """Answers requests from a store, and inserts the model's responses to all others.
 
     `version` and `namespace` identify the model. Hits and misses are counted in `counters`
-    (docs/reference/configuration_and_scheduling.md, "Response cache").
+    (docs/reference/configuration-and-scheduling.md, "Response cache").
     """
 
     def __init__(

@@ -19,7 +19,7 @@ def merge_completed(
     """Returns a copy of `config` with the completed fields; `completed` may be JSON.
 
     Takes the inputs, the outputs, the maximum batch size and the transaction policy of `completed`,
-    and its scheduler if `config` has none (docs/reference/configuration_and_scheduling.md, "From
+    and its scheduler if `config` has none (docs/reference/configuration-and-scheduling.md, "From
     the directory to a served model"). All other fields of `completed` are ignored. Raises HostError
     for invalid JSON or another scheduler.
     """

@@ -36,7 +36,7 @@ class _Framework:
         return {"file": entry.is_file, "directory": entry.is_dir, "any": entry.exists}[self.kind]()
 
 
-# In the order of docs/reference/configuration_and_scheduling.md, "Known frameworks" and "How
+# In the order of docs/reference/configuration-and-scheduling.md, "Known frameworks" and "How
 # backend, platform and file name are found".
 _FRAMEWORKS = (
     _Framework("tensorflow", "tensorflow_graphdef", "model.graphdef", "file"),
@@ -59,7 +59,7 @@ PLATFORMS_OF_BACKEND = {
 def resolve_backend(config: ModelConfig, model: str, model_dir: Path) -> None:
     """Fills in backend, platform and default file name where they are missing. Blocks.
 
-    The rules are in docs/reference/configuration_and_scheduling.md, "How backend, platform and file
+    The rules are in docs/reference/configuration-and-scheduling.md, "How backend, platform and file
     name are found"; the version policy must be set. Raises HostError INVALID_ARG if nothing in the
     configuration, the files or the model name tells the backend, or if the selected versions have
     files of different frameworks.
@@ -149,7 +149,7 @@ def _set_from_model_name(config: ModelConfig, model: str) -> None:
 def normalise_config(config: ModelConfig) -> None:
     """Fills in version policy, schedulers and pinned memory.
 
-    The rules are in docs/reference/configuration_and_scheduling.md, "Normalisation".
+    The rules are in docs/reference/configuration-and-scheduling.md, "Normalisation".
     """
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1

@@ -34,7 +34,7 @@ _ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 _REQUOTED = {"\\'": "'", '"': '\\"'}
 
 # Triton prints these 64-bit fields as strings and all others as numbers
-# (docs/reference/configuration_and_scheduling.md, "JSON form").
+# (docs/reference/configuration-and-scheduling.md, "JSON form").
 _NUMBERS_AS_STRINGS = {
     "inference.ModelInstanceGroup.SecondaryDevice.device_id",
     "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",

@@ -63,7 +63,7 @@ class LoadedConfig:
     `source` is None if no file was read. `instance_error` is the reason why the model's versions
     cannot be loaded on this server; other errors are raised by `load_config`. `namespace` is the
     repository's path if model names are local to repositories
-    (docs/reference/configuration_and_scheduling.md, "Namespaces").
+    (docs/reference/configuration-and-scheduling.md, "Namespaces").
     """
 
     config: ModelConfig
@@ -98,7 +98,7 @@ def load_config(
     `least_capability`. `cpu_fallback`: without GPUs, instance groups of KIND_GPU use the CPU.
     `variables` are values for the template variables of the file. `adapt` changes what was read.
 
-    These are steps 2 to 8 of docs/reference/configuration_and_scheduling.md, "From the directory to
+    These are steps 2 to 8 of docs/reference/configuration-and-scheduling.md, "From the directory to
     a served model". Raises HostError, but keeps an error of steps 10 and 11 as `instance_error`.
     """
     directory = name if name is not None else model_dir.name
@@ -188,7 +188,7 @@ def _changed_fields(before: ModelConfig, after: ModelConfig) -> list[str]:
 
 def config_file(model_dir: Path, config_name: str | None = None) -> Path:
     """The path of the configuration file, which may be missing
-    (docs/reference/configuration_and_scheduling.md, "Alternative configuration files").
+    (docs/reference/configuration-and-scheduling.md, "Alternative configuration files").
     """
     if config_name is not None:
         custom = model_dir / "configs" / f"{config_name}.pbtxt"

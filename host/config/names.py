@@ -6,14 +6,14 @@ from host.config.findings import Finding, Findings
 from host.config.schema import ModelConfig
 from host.errors import invalid_argument
 
-# Names are passed to stub processes on the command line (docs/reference/model_api.md, "Names of
+# Names are passed to stub processes on the command line (docs/reference/model-api.md, "Names of
 # models and instance groups").
 _FORBIDDEN_CHARACTERS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 
 def check_directory_name(config: ModelConfig, directory: str) -> Findings:
     """Checks that the model is named like its directory
-    (docs/reference/configuration_and_scheduling.md, "Names").
+    (docs/reference/configuration-and-scheduling.md, "Names").
     """
     if config.name != directory:
         yield Finding(

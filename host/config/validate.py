@@ -22,7 +22,7 @@ _CUSTOMISABLE_FAMILY = "nv_inference_first_response_histogram_ms"
 
 
 def check_config(config: ModelConfig) -> Findings:
-    """Checks everything except the tensors (docs/reference/configuration_and_scheduling.md, "Checks
+    """Checks everything except the tensors (docs/reference/configuration-and-scheduling.md, "Checks
     of a configuration").
     """
     return chain(
@@ -41,7 +41,7 @@ def check_config(config: ModelConfig) -> Findings:
 
 def check_tensors(config: ModelConfig) -> Findings:
     """Checks the inputs, outputs and batch tensors
-    (docs/reference/configuration_and_scheduling.md, "Checks of tensors").
+    (docs/reference/configuration-and-scheduling.md, "Checks of tensors").
     """
     findings = chain(check_inputs(config), check_outputs(config), check_batch_tensors(config))
     suffix = f" for {config.name}"

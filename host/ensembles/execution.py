@@ -40,7 +40,7 @@ class EnsembleExecution(CallHolder):
 
     Tensors have an iteration number: a decoupled step numbers its responses, and whatever is
     computed from one has its number. One response of the ensemble consists of tensors with the same
-    number (docs/reference/configuration_and_scheduling.md, "Execution").
+    number (docs/reference/configuration-and-scheduling.md, "Execution").
     """
 
     def __init__(

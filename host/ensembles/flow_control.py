@@ -46,7 +46,7 @@ class FlowControl:
     ended, so that a step model runs ahead by its usual number of outstanding responses. With it, a
     response is acknowledged as soon as no step waits for a permit, and a step model may have one
     outstanding response: it stops as soon as a step waits
-    (docs/reference/configuration_and_scheduling.md, "Execution"). The same holds if the caller is
+    (docs/reference/configuration-and-scheduling.md, "Execution"). The same holds if the caller is
     an ensemble with that limit.
     """
 

@@ -13,7 +13,7 @@ _log = logging.getLogger("pbhost")
 _MAX_WAIT_NS = 300 * 1_000_000_000
 """A permit is granted after this time, whatever is in flight.
 
-Source: docs/reference/configuration_and_scheduling.md, "Execution".
+Source: docs/reference/configuration-and-scheduling.md, "Execution".
 """
 
 

@@ -49,7 +49,7 @@ class Route:
 class EnsemblePlan:
     """The graph of one configuration that has passed its checks.
 
-    Source: docs/reference/configuration_and_scheduling.md, "Checks of the configuration".
+    Source: docs/reference/configuration-and-scheduling.md, "Checks of the configuration".
     """
 
     def __init__(self, config: ModelConfig) -> None:

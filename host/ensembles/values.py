@@ -27,7 +27,7 @@ class SequencePosition:
     def updated_by(self, parameters: Mapping[str, Parameter]) -> SequencePosition:
         """The position after the parameters of a response. Raises HostError INVALID_ARG.
 
-        Source: docs/reference/configuration_and_scheduling.md, "Execution".
+        Source: docs/reference/configuration-and-scheduling.md, "Execution".
         """
         if parameters.keys().isdisjoint(_NAMES):
             return self
@@ -76,7 +76,7 @@ class EnsembleTensor:
         """The tensor as input `name` of a model with shape `dims`. Copies no bytes.
 
         A batch dimension of one is added or removed where only one side has it
-        (docs/reference/configuration_and_scheduling.md, "Execution").
+        (docs/reference/configuration-and-scheduling.md, "Execution").
         """
         tensor = self.tensor
         if tensor is None:

@@ -13,7 +13,7 @@ _log = logging.getLogger("pbhost")
 async def is_model_ready(model: Model | None) -> bool:
     """Whether a version is ready, by its instances and by its own `is_ready`.
 
-    The reason why it is not goes to the log. Source: docs/reference/model_api.md, "is_ready".
+    The reason why it is not goes to the log. Source: docs/reference/model-api.md, "is_ready".
     """
     if model is None:
         return False

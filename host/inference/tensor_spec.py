@@ -29,7 +29,7 @@ class TensorSpec:
     """The two shapes of one tensor: `dims` for clients, `shape` for the model.
 
     A shape tensor has no batch dimension but one more value, in front: the batch size
-    (docs/reference/configuration_and_scheduling.md, "Shape tensors, non-linear formats, format").
+    (docs/reference/configuration-and-scheduling.md, "Shape tensors, non-linear formats, format").
     """
 
     __slots__ = ("dims", "shape", "reshapes", "_lead")
@@ -193,7 +193,7 @@ def wire_name(data_type: int) -> str:
 def byte_size(datatype: str) -> int:
     """Bytes of an element; for BYTES, of an empty one.
 
-    Source: docs/reference/configuration_and_scheduling.md, "Data types".
+    Source: docs/reference/configuration-and-scheduling.md, "Data types".
     """
     return SIZES.get(datatype, 4)
 

@@ -112,7 +112,7 @@ class Signature:
         """An output in the client's shape: undoes the reshape of the configuration.
 
         A tensor that does not have the reshaped form is returned unchanged
-        (docs/reference/configuration_and_scheduling.md, "Reshape").
+        (docs/reference/configuration-and-scheduling.md, "Reshape").
         """
         if not self._reshapes_output:
             return tensor
@@ -124,7 +124,7 @@ class Signature:
     def can_share_batch(self, first: Call, other: Call) -> bool:
         """Whether two validated calls may share a batch.
 
-        Source: docs/reference/configuration_and_scheduling.md, "Which requests may share a batch".
+        Source: docs/reference/configuration-and-scheduling.md, "Which requests may share a batch".
         """
         ours = first.request.inputs
         theirs = other.request.inputs

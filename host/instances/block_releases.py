@@ -45,7 +45,7 @@ class ReleaseTimer:
 def arena_full_error(full: ArenaFull) -> HostError:
     """The error with its documented text and advice.
 
-    Source: docs/reference/model_api.md, "Options and shared memory".
+    Source: docs/reference/model-api.md, "Options and shared memory".
     """
     return internal(
         "Failed to increase the shared memory pool size for key 'pbhost-host' to"

@@ -1,6 +1,6 @@
 """Readiness of one instance, by the model's own `is_ready`.
 
-Source: docs/reference/model_api.md, "is_ready".
+Source: docs/reference/model-api.md, "is_ready".
 """
 
 from __future__ import annotations

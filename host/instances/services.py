@@ -42,7 +42,7 @@ class Models(Protocol):
 class ModelControl(Protocol):
     """Model control for models. Every method raises HostError.
 
-    Source: docs/reference/model_api.md, "Model control".
+    Source: docs/reference/model-api.md, "Model control".
     """
 
     async def load(self, name: str, config: str, files: dict[str, bytes], requester: str) -> None:
@@ -62,7 +62,7 @@ class ModelControl(Protocol):
 class Metrics(Protocol):
     """Metrics of models. `owner` is one stub; it chooses the numbers of families and metrics.
 
-    Source: docs/reference/model_api.md, "Metrics".
+    Source: docs/reference/model-api.md, "Metrics".
     """
 
     def new_family(

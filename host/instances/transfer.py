@@ -29,7 +29,7 @@ from stub.wire.payload import (
     WireTensor,
 )
 
-# TritonError codes by number.  Source: docs/reference/model_api.md, "Errors".
+# TritonError codes by number.  Source: docs/reference/model-api.md, "Errors".
 _ERRORS = (
     ErrorCode.UNKNOWN,
     ErrorCode.INTERNAL,

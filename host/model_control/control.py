@@ -1,6 +1,6 @@
 """Model control: loading, unloading and the index, for clients and models.
 
-Source: docs/reference/configuration_and_scheduling.md, "Control modes" to "Unload requests".
+Source: docs/reference/configuration-and-scheduling.md, "Control modes" to "Unload requests".
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class ModelControl:
     async def _resolve_model(self, name: str, override: Override | None) -> list[str]:
         """The qualified names of all models of this name; unloads those that are gone from disk.
 
-        Source: docs/reference/configuration_and_scheduling.md, "Namespaces".
+        Source: docs/reference/configuration-and-scheduling.md, "Namespaces".
         """
         if override is not None and override.files:
             return [name]  # its files are in no repository
@@ -221,7 +221,7 @@ class ModelControl:
     async def is_ready(self, name: str, version: str) -> bool:
         """Whether a model is ready. Raises HostError if there is no such model.
 
-        Source: docs/reference/model_api.md, "Model control".
+        Source: docs/reference/model-api.md, "Model control".
         """
         self._raise_unless_serving()
         if self.remote is not None:

@@ -24,7 +24,7 @@ class EnsembleDependencies:
 
     Step models load before their ensemble. When a step model changes, its ensembles are reloaded;
     when it is unloaded, they are unloaded, and they are loaded again when it comes back
-    (docs/reference/configuration_and_scheduling.md, "How a load proceeds", "Load requests", "Unload
+    (docs/reference/configuration-and-scheduling.md, "How a load proceeds", "Load requests", "Unload
     requests").
     """
 
@@ -73,7 +73,7 @@ class EnsembleDependencies:
     async def unload_in_turn(self, name: str, dependents: bool = False) -> None:
         """Waits for the loads in progress that concern the model, then as `unload`.
 
-        Source: docs/reference/configuration_and_scheduling.md, "Load requests".
+        Source: docs/reference/configuration-and-scheduling.md, "Load requests".
         """
         while loads := self._loads_of(name, dependents):
             await asyncio.wait(loads)
@@ -281,7 +281,7 @@ class LoadOrder:
     async def _prepare(self, name: str, config: ModelConfig) -> None:
         """Loads the step models of an ensemble before it. Raises HostError.
 
-        Source: docs/reference/configuration_and_scheduling.md, "Checks against the composing
+        Source: docs/reference/configuration-and-scheduling.md, "Checks against the composing
         models".
         """
         steps = config.ensemble_scheduling.step

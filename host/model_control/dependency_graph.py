@@ -84,7 +84,7 @@ class DependencyGraph:
         """Checks that an ensemble fits its step models, and sets whether it is decoupled.
 
         `failures`: the errors of step models that did not load. Raises HostError INVALID_ARG
-        (docs/reference/configuration_and_scheduling.md, "Checks against the composing models").
+        (docs/reference/configuration-and-scheduling.md, "Checks against the composing models").
         """
         last = self.find_cycle_end(name)
         if last:

@@ -1,6 +1,6 @@
 """Keeps the memory of all models within a budget: loads wait for room, and idle models make it.
 
-Source: docs/reference/configuration_and_scheduling.md, "The memory budget".
+Source: docs/reference/configuration-and-scheduling.md, "The memory budget".
 """
 
 from __future__ import annotations

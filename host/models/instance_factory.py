@@ -268,7 +268,7 @@ class InstanceChange:
 def _instance_fingerprint(group: ConfigPart, spec: InstanceSpec) -> bytes:
     """Identifies what an instance is made from; instances with equal values are interchangeable.
 
-    Source: docs/reference/configuration_and_scheduling.md, "Updating instances in place".
+    Source: docs/reference/configuration-and-scheduling.md, "Updating instances in place".
     """
     rest = type(group)()
     rest.CopyFrom(group)
@@ -295,7 +295,7 @@ def _permit_of(supervisor: InstanceSlot) -> Permit:
 class InitializeArguments:
     """The arguments of the model's `initialize`.
 
-    Source: docs/reference/model_api.md, "initialize".
+    Source: docs/reference/model-api.md, "initialize".
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class Model(Protocol):
     async def why_not_ready(self) -> str:
         """The reason why the model is not ready, "" if it is.
 
-        Source: docs/reference/model_api.md, "is_ready".
+        Source: docs/reference/model-api.md, "is_ready".
         """
 
     def statistics(self) -> ModelStatistics:
@@ -120,7 +120,7 @@ class SplitModel(LoadedModel, Protocol):
 class VersionState(enum.Enum):
     """The states in the repository index.
 
-    Source: docs/reference/configuration_and_scheduling.md, "States in the repository index".
+    Source: docs/reference/configuration-and-scheduling.md, "States in the repository index".
     """
 
     LOADING = "LOADING"
@@ -187,7 +187,7 @@ class Registry:
     """Finds models for requests. Only the lifecycle changes it.
 
     The keys are qualified names; requests use names. The two are the same without `namespaces`
-    (docs/reference/configuration_and_scheduling.md, "Namespaces").
+    (docs/reference/configuration-and-scheduling.md, "Namespaces").
     """
 
     def __init__(self, namespaces: bool = False) -> None:

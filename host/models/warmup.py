@@ -1,6 +1,6 @@
 """Warm-up requests, which each instance runs before it takes work.
 
-Source: docs/reference/configuration_and_scheduling.md, "Warm-up".
+Source: docs/reference/configuration-and-scheduling.md, "Warm-up".
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Warmup:
     def _batch_too_large_error(self, size: int, instance: str) -> list[HostError]:
         """The errors of a batch that is larger than the model allows; at most a thousand.
 
-        One request is always allowed (docs/reference/model_api.md, "Batch checks").
+        One request is always allowed (docs/reference/model-api.md, "Batch checks").
         """
         if size <= max(1, self._most):
             return []

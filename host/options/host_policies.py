@@ -1,6 +1,6 @@
 """Host policies: CPUs and NUMA nodes of instances, `--host-policy`.
 
-Source: docs/reference/configuration_and_scheduling.md, "Instance groups".
+Source: docs/reference/configuration-and-scheduling.md, "Instance groups".
 """
 
 from __future__ import annotations

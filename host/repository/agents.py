@@ -1,6 +1,6 @@
 """Repository agents, which check a model's files before it is loaded.
 
-Source: docs/reference/configuration_and_scheduling.md, "Repository agents".
+Source: docs/reference/configuration-and-scheduling.md, "Repository agents".
 """
 
 from __future__ import annotations

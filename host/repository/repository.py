@@ -64,7 +64,7 @@ class Repository:
     def __init__(self, paths: Iterable[Path], namespaces: bool = False) -> None:
         """`namespaces`: models of several repositories may share a name.
 
-        Source: docs/reference/configuration_and_scheduling.md, "Namespaces". Raises HostError
+        Source: docs/reference/configuration-and-scheduling.md, "Namespaces". Raises HostError
         without paths.
         """
         self.paths = sorted(set(paths))
@@ -202,7 +202,7 @@ def list_versions(model_dir: Path, filename: str = "") -> list[int]:
     """The versions in the model directory, ascending. Logs which other directories are ignored.
 
     `filename`: the model's file, in addition to those that frameworks have. Source:
-    docs/reference/configuration_and_scheduling.md, "Version directories". Blocks. Raises HostError
+    docs/reference/configuration-and-scheduling.md, "Version directories". Blocks. Raises HostError
     INTERNAL if the directory cannot be read.
     """
     for name in find_subdirectories(model_dir):
@@ -226,7 +226,7 @@ def list_served_versions(model_dir: Path, config: ModelConfig) -> list[int]:
     """As `list_versions`; an ensemble without a version directory has version 1.
 
     An ensemble has no files of its own, and tools such as git keep no empty directories. Source:
-    docs/reference/configuration_and_scheduling.md, "Ensembles".
+    docs/reference/configuration-and-scheduling.md, "Ensembles".
     """
     found = list_versions(model_dir, config.default_model_filename)
     return found or ([1] if is_ensemble(config) else [])
@@ -268,7 +268,7 @@ def compute_fingerprint(model_dir: Path) -> Fingerprint:
     """The fingerprint of a model directory. Blocks.
 
     Files that running or editing a model leaves behind do not count. Names are compared as well as
-    times, so that a removed file is a change (docs/reference/configuration_and_scheduling.md,
+    times, so that a removed file is a change (docs/reference/configuration-and-scheduling.md,
     "Change detection"). Raises HostError INTERNAL if the directory cannot be read.
     """
     try:
@@ -334,7 +334,7 @@ def model_file_path(model_dir: Path, version: int, config: ModelConfig) -> Path:
 
     Its name must not lead out of the model directory. Links may: the owner of the repository makes
     them, and they are common where files come from a store
-    (docs/reference/configuration_and_scheduling.md, "Files of a model"). Raises HostError
+    (docs/reference/configuration-and-scheduling.md, "Files of a model"). Raises HostError
     INVALID_ARG for a name that leads out, and for a pipe, a socket or a device.
     """
     path = Path(os.path.normpath(model_dir / str(version) / config.default_model_filename))
@@ -354,7 +354,7 @@ def model_file_path(model_dir: Path, version: int, config: ModelConfig) -> Path:
 def read_labels(model_dir: Path, config: ModelConfig) -> dict[str, list[str]]:
     """The labels of each output that has a label file, one per line.
 
-    Source: docs/reference/configuration_and_scheduling.md, "Files of a model". Raises HostError
+    Source: docs/reference/configuration-and-scheduling.md, "Files of a model". Raises HostError
     UNSUPPORTED for a file outside of the model directory, INTERNAL for one that cannot be read.
     """
     labels = {}

@@ -17,7 +17,7 @@ class QueuePolicy:
 
     `timeout_us`: microseconds, 0 for none. `max_size`: requests, 0 for no limit. `may_shorten`: a
     request may set a shorter timeout. `delays`: a request that timed out is served after the others
-    of its level instead of being refused. Source: docs/reference/configuration_and_scheduling.md,
+    of its level instead of being refused. Source: docs/reference/configuration-and-scheduling.md,
     "Queue policies".
     """
 
@@ -46,7 +46,7 @@ class QueuePolicies:
     def priority_level(self, request: InferRequest) -> int:
         """The level of a request; 1 is served first.
 
-        Source: docs/reference/configuration_and_scheduling.md, "Priorities".
+        Source: docs/reference/configuration-and-scheduling.md, "Priorities".
         """
         if 0 < request.priority <= self.levels:
             return request.priority

@@ -1,6 +1,6 @@
 """The rate limiter: grants resources to executions when there are not enough for all.
 
-Source: docs/reference/configuration_and_scheduling.md, "Rate limiter".
+Source: docs/reference/configuration-and-scheduling.md, "Rate limiter".
 """
 
 from __future__ import annotations

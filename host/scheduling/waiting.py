@@ -78,7 +78,7 @@ class _Level:
 class PolicyQueue:
     """Calls by priority, with limits on number and time.
 
-    Source: docs/reference/configuration_and_scheduling.md, "Priorities" and "Queue policies".
+    Source: docs/reference/configuration-and-scheduling.md, "Priorities" and "Queue policies".
     """
 
     def __init__(self, policies: QueuePolicies) -> None:

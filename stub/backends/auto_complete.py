@@ -1,6 +1,6 @@
 """Completes a configuration with the tensors that a model's file describes.
 
-See docs/reference/configuration_and_scheduling.md, "From the directory to a served model".
+See docs/reference/configuration-and-scheduling.md, "From the directory to a served model".
 """
 
 from typing import Any, Dict, List, Sequence

@@ -13,7 +13,7 @@ class ConfiguredTensor:
     `shape` includes the batch dimension, as -1, if there is one. `is_batch_tensor`: one tensor for
     all requests of a batch, of any shape. `is_control`: a control input of a sequence.
     `is_shape_tensor`: the values are sizes; the first is the batch size if the model supports
-    batching (docs/reference/configuration_and_scheduling.md, "Shape tensors, non-linear formats,
+    batching (docs/reference/configuration-and-scheduling.md, "Shape tensors, non-linear formats,
     format"). `is_non_linear`: the layout of the bytes is specific to the model.
     """
 
@@ -66,7 +66,7 @@ class ModelContract:
 
     `supports_batching`: whether they have a batch dimension. `has_only_plain_tensors`: whether none
     needs special treatment, so that a single request takes the fast path. The inputs include batch
-    inputs (docs/reference/configuration_and_scheduling.md, "batch_input and batch_output") and
+    inputs (docs/reference/configuration-and-scheduling.md, "batch_input and batch_output") and
     sequence controls.
     """
 
@@ -114,7 +114,7 @@ class ModelContract:
     def check_model(self, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> None:
         """Compares the configuration with the tensors of the model.
 
-        See docs/reference/configuration_and_scheduling.md, "Checks of tensors". A configuration may
+        See docs/reference/configuration-and-scheduling.md, "Checks of tensors". A configuration may
         omit outputs and optional inputs. Raises ModelFailure.
         """
         provided = [tensor.name for tensor in inputs]

@@ -103,7 +103,7 @@ def model_path(config: Mapping[str, Any], version_dir: str, capability: str = ""
     """Returns the path of the model's file or folder, which may be missing.
 
     `capability` is the compute capability of the instance's GPU, such as "8.6": a configuration may
-    name a file for it (docs/reference/configuration_and_scheduling.md, "Files of a model").
+    name a file for it (docs/reference/configuration-and-scheduling.md, "Files of a model").
     """
     name: str = config["default_model_filename"]
     name = config.get("cc_model_filenames", {}).get(capability, name)

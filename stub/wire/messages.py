@@ -273,7 +273,7 @@ class IsModelReady(_Message, tag="is_ready"):
 class NewMetricFamily(_Message, tag="family"):
     """Registers a metric family under a number chosen by the stub.
 
-    For `kind` see docs/reference/model_api.md, "Metrics".
+    For `kind` see docs/reference/model-api.md, "Metrics".
     """
 
     number: int
@@ -344,7 +344,7 @@ class ImportedFiles(_Message, tag="imports"):
 class LogLine(_Message, tag="log"):
     """A log line of a model; `batch` is 0 if it is not known.
 
-    For `level` see docs/reference/model_api.md, "Logger".
+    For `level` see docs/reference/model-api.md, "Logger".
     """
 
     level: int

@@ -37,7 +37,7 @@ OutputPlacement = Tuple[int, int, int]
 
 
 class WireError(msgspec.Struct, array_like=True, gc=False):
-    """An error: the number of a `TritonError` code (docs/reference/model_api.md, "Errors"), and the
+    """An error: the number of a `TritonError` code (docs/reference/model-api.md, "Errors"), and the
     text.
     """
 

@@ -1,6 +1,6 @@
 """Control tensors, which tell a model where in its sequence a request is.
 
-Source: docs/reference/configuration_and_scheduling.md, "Control tensors".
+Source: docs/reference/configuration-and-scheduling.md, "Control tensors".
 """
 
 from __future__ import annotations

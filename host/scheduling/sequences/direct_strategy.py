@@ -1,6 +1,6 @@
 """The direct strategy of sequences: row i of a batch is slot i of the instance.
 
-Source: docs/reference/configuration_and_scheduling.md, "Direct strategy".
+Source: docs/reference/configuration-and-scheduling.md, "Direct strategy".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes the sequence scheduler of a configuration.
 
-Source: docs/reference/configuration_and_scheduling.md, "Direct strategy" and "Oldest strategy".
+Source: docs/reference/configuration-and-scheduling.md, "Direct strategy" and "Oldest strategy".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The oldest strategy of sequences: a dynamic batcher forms batches of one request of each slot.
 
-Source: docs/reference/configuration_and_scheduling.md, "Oldest strategy".
+Source: docs/reference/configuration-and-scheduling.md, "Oldest strategy".
 """
 
 from __future__ import annotations

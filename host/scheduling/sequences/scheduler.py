@@ -1,6 +1,6 @@
 """The scheduler of sequences: correlation ids, slots and the backlog.
 
-Source: docs/reference/configuration_and_scheduling.md, "Identity of a sequence" and "Slots,
+Source: docs/reference/configuration-and-scheduling.md, "Identity of a sequence" and "Slots,
 backlog, idle sequences".
 """
 

@@ -1,6 +1,6 @@
 """Implicit states: tensors kept between the requests of a sequence.
 
-Source: docs/reference/configuration_and_scheduling.md, "Implicit state".
+Source: docs/reference/configuration-and-scheduling.md, "Implicit state".
 """
 
 from __future__ import annotations

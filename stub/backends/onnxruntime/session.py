@@ -57,7 +57,7 @@ Provider = Tuple[str, Dict[str, str]]
 def session_options(config: Mapping[str, Any], settings: Settings) -> Any:
     """Returns the SessionOptions of a configuration.
 
-    See docs/reference/configuration_and_scheduling.md, "Optimization settings" and "Parameters with
+    See docs/reference/configuration-and-scheduling.md, "Optimization settings" and "Parameters with
     a meaning". Raises ModelFailure.
     """
     options = onnxruntime.SessionOptions()

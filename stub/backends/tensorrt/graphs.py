@@ -1,7 +1,7 @@
 """The CUDA graphs of a configuration, and the choice of a graph for a batch.
 
 A graph replays a recorded run, for inputs of one size. A graph with a lower bound also serves
-smaller inputs, padded with zeros (docs/reference/configuration_and_scheduling.md, "Messages
+smaller inputs, padded with zeros (docs/reference/configuration-and-scheduling.md, "Messages
 inside").
 """
 

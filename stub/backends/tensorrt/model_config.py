@@ -69,7 +69,7 @@ def _check_flag(
 def complete_config(config: Dict[str, Any], plan: Plan, profiles: Sequence[int]) -> None:
     """Adds tensors, batch size and scheduler to `config`, in place. Raises ModelFailure.
 
-    See docs/reference/configuration_and_scheduling.md, "From the directory to a served model".
+    See docs/reference/configuration-and-scheduling.md, "From the directory to a served model".
     """
     model, size = config["name"], config.get("max_batch_size", 0)
     largest = plan.max_batch(profiles)

@@ -1,4 +1,4 @@
-"""Checks of arguments: types and error texts (docs/reference/model_api.md, "Arguments")."""
+"""Checks of arguments: types and error texts (docs/reference/model-api.md, "Arguments")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of the response sender (docs/reference/model_api.md, "Response sender")."""
+"""The checks of the response sender (docs/reference/model-api.md, "Response sender")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compares the rate limiter under random events with a simple reference.
 
-The rules are those of docs/reference/configuration_and_scheduling.md, "Rate limiter".
+The rules are those of docs/reference/configuration-and-scheduling.md, "Rate limiter".
 """
 
 from __future__ import annotations
