@@ -18,6 +18,7 @@ differs from run to run (times, process ids, ports, folders) is not compared.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -307,18 +308,43 @@ def test_the_changelog_dates_the_current_release() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
 
 
+def _definitions() -> tuple[set[str], dict[str, set[str]]]:
+    """Returns the names that the code defines, and those of the members of each class."""
+    names: set[str] = set()
+    members: dict[str, set[str]] = {}
+    for folder in module_table.PACKAGES:
+        for path in (ROOT / folder).rglob("*.py"):
+            names.update(path.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.walk(ast.parse(path.read_text())):
+                names.update(_defined_names(node))
+                if isinstance(node, ast.ClassDef):
+                    for inner in ast.walk(node):
+                        members.setdefault(node.name, set()).update(_defined_names(inner))
+    return names, members
+
+
+def _defined_names(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield node.name
+        case ast.Name(ctx=ast.Store()):
+            yield node.id
+        case ast.Attribute(ctx=ast.Store()) | ast.arg():
+            yield node.attr if isinstance(node, ast.Attribute) else node.arg
+
+
 def test_the_tour_names_what_exists() -> None:
-    text = module_table.PAGE.read_text().split(module_table.BEGIN)[0]
-    code = "\n".join(
-        path.read_text()
-        for package in (*module_table.PACKAGES, "tests", "benchmarks")
-        for path in (ROOT / package).rglob("*.py")
-    )
-    known = set(re.findall(r"\w+", code))
-    named = set(re.findall(r"`([A-Za-z_][\w./]*)`", text))
-    paths = {name for name in named if "/" in name}
+    text = re.sub(r"```.*?```", "", module_table.PAGE.read_text(), flags=re.DOTALL)
+    text = text.split(module_table.BEGIN)[0]
+    names, members = _definitions()
+    shown = set(re.findall(r"`([A-Za-z_][\w./]*)`", text))
+    paths = {name for name in shown if "/" in name}
     assert [path for path in paths if not (ROOT / path).exists()] == []
-    assert [name for name in named - paths if not known.issuperset(name.split("."))] == []
+    for name in shown - paths:
+        *owner, last = name.split(".")
+        known = members[owner[-1]] if owner and owner[-1] in members else names
+        assert last in known, f"the code has no {name}"
+        assert names.issuperset(owner), f"the code has no {name}"
 
 
 def test_the_tour_lists_every_module_with_its_summary() -> None:
