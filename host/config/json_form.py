@@ -6,7 +6,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from google.protobuf import json_format
@@ -27,9 +27,15 @@ from host.errors import invalid_argument
 _WHOLE = 1e15
 """Whole numbers below this limit are written without a fraction or an exponent."""
 
-# Also matches a string without its closing quote; otherwise a failed match would be retried from
-# every character, in quadratic time.
-_STRING = re.compile(r""" "(?:[^"\\]|\\.?)*(?:"|\Z) | '(?:[^'\\]|\\.?)*(?:'|\Z) """, re.X | re.S)
+# What Triton's parser takes and JSON does not have: single quotes, names of fields without quotes,
+# and a comma after the last element. Also matches a string without its closing quote; otherwise a
+# failed match would be retried from every character, in quadratic time.
+_LENIENT = re.compile(
+    r""" "(?:[^"\\]|\\.?)*(?:"|\Z) | '(?:[^'\\]|\\.?)*(?:'|\Z)
+    | ,(?=\s*[}\]]) | (?<![\w.$+-])[A-Za-z_]\w*(?=\s*:) """,
+    re.X | re.S,
+)
+_NUMBER = re.compile("-?[0-9]{1,10}")
 _ESCAPE_OR_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 _REQUOTED = {"\\'": "'", '"': '\\"'}
 
@@ -96,8 +102,10 @@ def _number(value: float, single: bool) -> float | str:
 def from_json(form: str | Mapping[str, Any]) -> ModelConfig:
     """Converts JSON text or JSON-ready data to a configuration.
 
-    Strings in the text may have single quotes, as in `str(dict)`: Triton accepts them. Field names
-    may be snake_case or camelCase, enum values have any case, 64-bit numbers may be strings.
+    As in Triton, strings in the text may have single quotes, as in `str(dict)`, names of fields
+    none, and the last element a comma. Field names may be snake_case or camelCase, enum values have
+    any case, numbers may be strings. A value that is no list is the only element of a repeated
+    field.
     Raises HostError INVALID_ARG for everything else that the schema does not allow.
     """
     try:
@@ -114,22 +122,27 @@ def from_json(form: str | Mapping[str, Any]) -> ModelConfig:
 
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, strict=False)
     except json.JSONDecodeError:
-        requoted = _STRING.sub(_with_double_quotes, text)
-        if requoted == text:
+        strict = _LENIENT.sub(_to_json_token, text)
+        if strict == text:
             raise
     try:
-        return json.loads(requoted)
+        return json.loads(strict, strict=False)
     except json.JSONDecodeError as error:
-        text = f"{error}; json.dumps writes a Python dict as JSON, str does not"
-        raise ValueError(text) from None
+        hint = "; json.dumps writes a Python dict as JSON, str does not" if "'" in text else ""
+        raise ValueError(f"{error}{hint}") from None
 
 
-def _with_double_quotes(string: re.Match[str]) -> str:
-    if string[0].startswith('"'):
-        return string[0]
-    inner = _ESCAPE_OR_QUOTE.sub(lambda found: _REQUOTED.get(found[0], found[0]), string[0][1:-1])
+def _to_json_token(found: re.Match[str]) -> str:
+    token = found[0]
+    if token == ",":
+        return ""
+    if token.startswith('"'):
+        return token
+    if not token.startswith("'"):
+        return f'"{token}"'
+    inner = _ESCAPE_OR_QUOTE.sub(lambda part: _REQUOTED.get(part[0], part[0]), token[1:-1])
     return f'"{inner}"'
 
 
@@ -155,22 +168,41 @@ def _message(descriptor: Any, data: Any, path: str) -> Any:
 def _named(field: Field, value: Any, path: str) -> Any:
     if is_map(field) and isinstance(value, Mapping):
         element = field.message_type.fields_by_name["value"]
-        return {key: _named(element, value[key], f"{path}[{key}]") for key in value}
-    if is_repeated(field) and isinstance(value, list):
-        return [_single(field, element, f"{path}[{i}]") for i, element in enumerate(value)]
+        return {key: _map_value(element, value[key], f"{path}[{key}]") for key in value}
+    if is_repeated(field) and not is_map(field):
+        # As in Triton, a value that is no list is the only element, and null is none.
+        elements = enumerate(_flatten(value))
+        return [_single(field, element, f"{path}[{i}]") for i, element in elements]
     return _single(field, value, path)
+
+
+def _map_value(field: Field, value: Any, path: str) -> Any:
+    if value is None:  # as in Triton, the entry has the default value
+        return {} if field_kind(field) == "message" else field.default_value
+    return _named(field, value, path)
+
+
+def _flatten(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for element in value:
+            yield from _flatten(element)
+    elif value is not None:
+        yield value
 
 
 def _single(field: Field, value: Any, path: str) -> Any:
     if field_kind(field) == "message":
         return _message(field.message_type, value, path)
+    if field_kind(field) == "bool" and value in ("true", "false"):
+        return value == "true"
     if field_kind(field) != "enum" or value is None:
         return value
     names = enum_names(field)
     known = [name for name in names if isinstance(value, str) and name == value.upper()]
     if known:
         return known[0]
-    if type(value) is int and value in field.enum_type.values_by_number:
-        return value
+    number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+    if type(number) is int and number in field.enum_type.values_by_number:
+        return number
     hint = suggestion(str(value), names)
     raise ValueError(f"field '{path}': expected one of {', '.join(names)}, got {value!r}{hint}")

@@ -63,13 +63,8 @@ class Options(ServerFlags):
         self.exit_timeout_secs = max(0, self.exit_timeout_secs)
         self.log_verbose = max(0, self.log_verbose)
         self.model_load_thread_count = max(1, self.model_load_thread_count)
-        if self.model_control_mode != "poll":
-            self.repository_poll_secs = 0
-        elif self.repository_poll_secs <= 0:
-            raise UsageError(
-                "--repository-poll-secs must be greater than 0 with --model-control-mode=poll, got"
-                f" {self.repository_poll_secs}"
-            )
+        polls = self.model_control_mode == "poll"
+        self.repository_poll_secs = max(0, self.repository_poll_secs) if polls else 0
         self.warnings += values.unused_settings(self.backend_config)
         self.warnings += self.metrics_settings.warnings
         self.warnings += self.tracing.warnings
@@ -154,7 +149,6 @@ class Options(ServerFlags):
                     f"--dev listens on the loopback interface only, got --{flag}={address}"
                 )
         self.model_control_mode = "poll"
-        self.repository_poll_secs = self.repository_poll_secs or 1  # `poll_interval` counts
         self.exit_on_error = False
 
     def _check_combinations(self) -> None:

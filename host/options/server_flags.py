@@ -112,7 +112,8 @@ class ServerFlags:
         " request it. on-demand: as explicit; also, an inference request loads its model. Triton"
         " does not have on-demand.", check=values.control_mode, kind=LOWERCASE)
     repository_poll_secs: int = _models(
-        15, "Seconds between two polls of the model repositories in mode poll.", integer(0))
+        15, "Seconds between two polls of the model repositories in mode poll; 0: never"
+        " polls.", integer())
     load_model: list[str] = _models(
         [], "Model to load at start-up in modes explicit and on-demand; * loads all. You can repeat"
         " this flag.")

@@ -67,7 +67,7 @@ class StartupModels:
             if options.exit_on_error:
                 raise error
             _log.error("%s", error.status_string)
-        if options.model_control_mode != "poll":
+        if not options.poll_interval:
             return None
         return RepositoryPoller(
             self._registry,

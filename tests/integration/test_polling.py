@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients import Client, infer_error, run_command
-from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, index, model
 
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=1")
@@ -201,7 +201,13 @@ def test_models_of_a_repository_that_cannot_be_read_serve_on(
     assert run_command(client, "pid", "x") == pid
 
 
-def test_the_interval_must_be_positive(repository: RepositoryBuilder, serve: Serve) -> None:
+def test_an_interval_of_zero_loads_the_models_once(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.add("x", model("x"), CONFIG)
     host = serve(repository, "--model-control-mode=poll", "--repository-poll-secs=0")
-    assert host.process.wait(DEADLINE) == 1
-    host.wait_for("--repository-poll-secs must be greater than 0 with --model-control-mode=poll")
+    with host.wait_started().client() as client:
+        assert run_command(client, "name", "x") == "x"
+        assert infer_error(client.load_model, "x")[1] == (
+            "explicit model load / unload is not allowed if polling is enabled"
+        )

@@ -164,6 +164,44 @@ def test_json_accepts_the_text_of_a_python_dict(value: str) -> None:
     assert from_json(str(config)) == from_json(config)
 
 
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ('{"instance_group":{"count":2}}', "instance_group { count: 2 }"),
+        ('{"instance_group":{}}', "instance_group { }"),
+        ('{"instance_group":null,"input":[null]}', ""),
+        (
+            '{"instance_group":[[{"count":2}],null,[[{"count":3}]]]}',
+            "instance_group { count: 2 } instance_group { count: 3 }",
+        ),
+        ('{"instance_group":{"gpus":1,"profile":"a"}}', 'instance_group { gpus: 1 profile: "a" }'),
+        (
+            '{"input":{"dims":"1","reshape":{"shape":2}},"output":{"dims":[[1,null],2]}}',
+            "input { dims: 1 reshape { shape: 2 } } output { dims: [1, 2] }",
+        ),
+        (
+            '{"sequence_batching":{"control_input":{"control":{"int32_false_true":0}}}}',
+            "sequence_batching { control_input { control { int32_false_true: 0 } } }",
+        ),
+        (
+            '{"model_warmup":{"inputs":{"I":{"dims":1},"J":null}},"metric_tags":{"a":null}}',
+            """model_warmup { inputs { key: "I" value { dims: 1 } } inputs { key: "J" value { } } }
+            metric_tags { key: "a" value: "" }""",
+        ),
+        (
+            '{"dynamic_batching":{"preferred_batch_size":4,"preserve_ordering":"true"}}',
+            "dynamic_batching { preferred_batch_size: 4 preserve_ordering: true }",
+        ),
+        ('{"input":{"data_type":"8"}}', "input { data_type: TYPE_INT32 }"),
+        ('{"max_batch_size":4,"input":[{"dims":[1,],},],}', "max_batch_size: 4 input { dims: 1 }"),
+        ('{max_batch_size:4,"input":{ dims :1}}', "max_batch_size: 4 input { dims: 1 }"),
+        ('{"name":"a,}\\tb:c\t"}', r'name: "a,}\tb:c\t"'),
+    ],
+)
+def test_json_accepts_what_triton_accepts(form: str, expected: str) -> None:
+    assert from_json(form) == parse_pbtxt(expected, "config.pbtxt")
+
+
 def test_python_literals_that_are_not_json_are_refused_with_their_position() -> None:
     with pytest.raises(HostError) as caught:
         from_json(str({"name": "m", "dynamic_batching": None}))
@@ -236,9 +274,19 @@ def test_an_error_in_json_names_the_field(form: str, expected: str) -> None:
         '{"name":"\\ud800"}',
         '{"max_batch_size":3000000000}',
         '{"max_batch_size":1.5}',
-        '{"input":{}}',
-        '{"input":[null]}',
+        '{"input":1}',
+        '{"input":""}',
         '{"input":[1]}',
+        '{"input":{"dims":{}}}',
+        '{"input":{"dims":true}}',
+        '{"max_batch_size":[4]}',
+        '{"dynamic_batching":[{}]}',
+        '{"dynamic_batching":{"preserve_ordering":1}}',
+        '{"parameters":{"k":[{}]}}',
+        '{"parameters":[{"key":"k","value":{}}]}',
+        '{"name":"m",,}',
+        '{"name":m}',
+        '{"na-me":"m"}',
         '{"optimization":[]}',
         '{"parameters":[]}',
         '{"instance_group":[{"kind":99}]}',

@@ -737,11 +737,9 @@ def test_polls_have_an_interval() -> None:
     assert options("--model-control-mode=poll").repository_poll_secs == 15
     made = options("--model-control-mode=poll", "--repository-poll-secs=3")
     assert made.repository_poll_secs == 3
-    with pytest.raises(UsageError) as caught:
-        Options(model_repository=[HERE], model_control_mode="poll", repository_poll_secs=0)
-    assert caught.value.detail == (
-        "--repository-poll-secs must be greater than 0 with --model-control-mode=poll, got 0"
-    )
+    for never in ("0", "-1"):
+        made = options("--model-control-mode=poll", f"--repository-poll-secs={never}")
+        assert (made.model_control_mode, made.repository_poll_secs) == ("poll", 0)
 
 
 def test_poll_interval_has_no_effect_in_other_modes() -> None:
