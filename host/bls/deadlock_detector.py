@@ -28,9 +28,11 @@ class DeadlockDetector:
 
     def add_call(self, call: Call) -> None:
         """Fails the call if it completes a cycle; otherwise watches it."""
-        if not _can_progress(call):
+        while not _can_progress(call):
             graph = WaitGraph([call], ())
-            if graph.is_in_cycle(call):
+            if not graph.is_in_cycle(call):
+                break
+            if not graph.let_overtake(call):
                 _fail_call(call, graph.blocked_call(call))
                 return
         self._open[call] = None
@@ -44,15 +46,21 @@ class DeadlockDetector:
         self._tidy_at = max(64, 2 * len(self._open))
 
     def _check_open_calls(self) -> None:
-        """Fails the newest call of every cycle; each failure may unblock other calls."""
+        """Fails the newest call of every cycle; each failure may unblock other calls.
+
+        A cycle that ends if an instance overtakes others fails no call.
+        """
         self._timer = None
         self._remove_finished()
         graph = WaitGraph(self._open, self._old)
         for call in reversed(list(self._open)):
             if not graph.stuck:
                 break
-            if graph.is_in_cycle(call):
-                _fail_call(call, graph.blocked_call(call))
+            failed = False
+            while not failed and graph.is_in_cycle(call):
+                failed = not graph.let_overtake(call)
+                if failed:
+                    _fail_call(call, graph.blocked_call(call))
                 graph = WaitGraph(self._open, self._old)
         self._remove_finished()
         self._old = set(self._open)
@@ -104,6 +112,21 @@ class WaitGraph:
                         return True
                     seen |= found
                     todo += found
+        return False
+
+    def let_overtake(self, call: Call) -> bool:
+        """Lets the nearest instance overtake that the call waits for and that can; whether one did.
+
+        The graph is outdated then.
+        """
+        seen: set[int] = set()
+        todo: list[Call | CallHolder] = [call]
+        for node in todo:
+            if id(node) in self.stuck and id(node) not in seen:
+                seen.add(id(node))
+                if isinstance(node, CallHolder) and node.overtake():
+                    return True
+                todo += (other for way in self._ways[id(node)] for group in way for other in group)
         return False
 
     def blocked_call(self, call: Call) -> Call:

@@ -92,6 +92,10 @@ class CallHolder:
         """
         return ()
 
+    def overtake(self) -> bool:
+        """Runs something before its turn, which would never come; whether that was possible."""
+        return False
+
     @property
     def resource_holders(self) -> Sequence[CallHolder]:
         """The instances that hold the resources that this one needs before it can run anything."""

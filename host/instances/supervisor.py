@@ -249,6 +249,10 @@ class Supervisor(InstanceSlot):
             return ()
         return self.permit.holders
 
+    def overtake(self) -> bool:
+        """Takes resources that are free and for which others wait."""
+        return self.permit is not None and self.permit.overtake()
+
     @property
     def potentially_blocking_calls(self) -> Sequence[Sequence[Call]]:
         """For each batch in progress, the BLS calls that it made."""

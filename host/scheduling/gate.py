@@ -42,6 +42,9 @@ class OpenGate:
 class LimitedGate:
     """With a rate limiter: the instance of the lowest rank, once it has its resources.
 
+    All free instances wait for theirs, as one that needs less may get them although the first one
+    never does.
+
     `permit_of`: the permit of an instance. `again`: makes the queue ask again.
     """
 
@@ -50,33 +53,35 @@ class LimitedGate:
     ) -> None:
         self._permit_of = permit_of
         self._again = again
-        self._chosen: InstanceSlot | None = None
+        self._waiting: dict[InstanceSlot, Permit] = {}
 
     def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
-        """Takes the instance that was chosen before, or chooses one."""
-        instance = self._chosen
-        if instance is None or instance not in free:
-            instance = min(free, key=lambda instance: self._permit_of(instance).rank)
-        if not self._permit_of(instance).request_execution(self._permit_granted):
-            self._chosen = instance
-            return None
-        self._chosen = None
-        free.remove(instance)
-        return instance
+        """Takes the first instance whose resources are granted."""
+        for instance in sorted(free, key=lambda instance: self._permit_of(instance).rank):
+            permit = self._permit_of(instance)
+            if permit.request_execution(self._permit_granted):
+                free.remove(instance)
+                self._waiting.pop(instance, None)
+                for other in self._waiting.values():
+                    other.withdraw_request()
+                self._waiting.clear()
+                return instance
+            self._waiting[instance] = permit
+        return None
 
     def _permit_granted(self) -> None:
-        instance = self._chosen
         self._again()
-        if instance is not None and instance is self._chosen:  # there is nothing to run any more
-            self.instance_removed(instance)
+        if any(permit.granted for permit in self._waiting.values()):
+            self.queue_empty()  # there is nothing to run any more
 
     def queue_empty(self) -> None:
-        """Withdraws the request for resources that are not needed now."""
-        if self._chosen is not None:
-            self.instance_removed(self._chosen)
+        """Withdraws the requests for resources that are not needed now."""
+        waiting, self._waiting = self._waiting, {}
+        for permit in waiting.values():
+            permit.release_unused()
 
     def instance_removed(self, instance: InstanceSlot) -> None:
         """Withdraws the request for resources of this instance."""
-        if instance is self._chosen:
-            self._chosen = None
-            self._permit_of(instance).release_unused()
+        permit = self._waiting.pop(instance, None)
+        if permit is not None:
+            permit.release_unused()

@@ -55,9 +55,10 @@ class ResourceLimit:
 class RateLimiter:
     """Grants resources to one execution after the other, those of the lowest rank first.
 
-    No execution overtakes the first one, even if there is enough for it. Without `allowances`,
-    there is as much of each resource as the most demanding instance needs; with them, they are the
-    limit. Belongs to the event loop.
+    An execution that needs resources overtakes the first one only if it is told to (`overtake`),
+    even if there is enough for it; one that needs none does not wait. Without `allowances`, there
+    is as much of each resource as the most demanding instance needs; with them, they are the limit.
+    Belongs to the event loop.
     """
 
     def __init__(self, allowances: Iterable[ResourceLimit] = ()) -> None:
@@ -116,17 +117,13 @@ class RateLimiter:
     def holders(self, permit: Permit) -> list[CallHolder]:
         """The owners of the executions one of which has to end before this permit is granted.
 
-        Empty if it need not wait, or if an execution that holds resources will end by itself.
+        They have resources that it needs; if all that it needs is free and it waits for its turn,
+        resources that the first one needs. Empty if it need not wait, or if an execution that holds
+        resources will end by itself.
         """
-        waiting = (
-            [permit, min(self._staged, key=self._insert_waiting)] if self._staged else [permit]
-        )
-        lacking = {
-            pool
-            for other in waiting
-            for pool, count in other.need.pools
-            if self._used[pool] + count > self._limits[pool]
-        }
+        lacking = self._lacking_pools(permit)
+        if not lacking and permit in self._staged:
+            lacking = self._lacking_pools(self._first_waiting())
         found = [
             other
             for other in self._permits
@@ -135,20 +132,27 @@ class RateLimiter:
         owners = [other.owner for other in found if other.running and other.owner is not None]
         return owners if len(owners) == len(found) else []
 
-    def _insert_waiting(self, permit: Permit) -> tuple[int, int]:
-        return permit.rank, self._staged[permit]
+    def _lacking_pools(self, permit: Permit) -> list[_Pool]:
+        """The pools that have less left than the permit needs."""
+        used, limits = self._used, self._limits
+        return [pool for pool, count in permit.need.pools if count > limits[pool] - used[pool]]
+
+    def _first_waiting(self) -> Permit:
+        return min(self._staged, key=lambda permit: (permit.rank, self._staged[permit]))
 
     def _remove_permit(self, permit: Permit) -> None:
         if self._permits.pop(permit, self) is None:
             self._limits = self._compute_limits()
 
     def _reserve(self, permit: Permit) -> None:
+        if not any(count for _, count in permit.need.pools):
+            permit.grant()
+            return
         self._staged[permit] = next(self._numbers)
         self._grant_waiting()
 
-    def _unreserve(self, permit: Permit) -> None:
-        if self._staged.pop(permit, None) is not None:
-            self._grant_waiting()  # the others may have waited for this one
+    def _unreserve(self, permit: Permit) -> bool:
+        return self._staged.pop(permit, None) is not None
 
     def _return_resources(self, permit: Permit) -> None:
         self._used.subtract(dict(permit.need.pools))
@@ -156,14 +160,20 @@ class RateLimiter:
 
     def _grant_waiting(self) -> None:
         """Grants what can be granted."""
-        while self._staged:
-            first = min(self._staged, key=self._insert_waiting)
-            pools = dict(first.need.pools)
-            if any(self._used[pool] + pools[pool] > self._limits[pool] for pool in pools):
-                return
-            self._used.update(pools)
-            del self._staged[first]
-            first.grant()
+        while self._staged and self._grant_if_enough(self._first_waiting()):
+            pass
+
+    def _grant_if_enough(self, permit: Permit) -> bool:
+        """Grants a waiting permit if all that it needs is free; whether it was granted."""
+        if self._lacking_pools(permit):
+            return False
+        self._used.update(dict(permit.need.pools))
+        del self._staged[permit]
+        permit.grant()
+        return True
+
+    def _overtake(self, permit: Permit) -> bool:
+        return permit in self._staged and self._grant_if_enough(permit)
 
 
 class Permit:
@@ -213,25 +223,37 @@ class Permit:
         if told is not None and not self._asking:
             told()
 
+    def overtake(self) -> bool:
+        """Reserves the resources before its turn, if it waits for nothing else.
+
+        The deadlock detector calls this for a permit whose turn would never come.
+        """
+        return self._limiter._overtake(self)
+
     def start_execution(self) -> None:
         """Starts the execution that the resources are reserved for."""
         self.granted = False
         self.running += 1
         self._executions += 1
+        self._limiter._grant_waiting()  # others of its model may have been withdrawn
 
     def finish_execution(self) -> None:
         """Ends an execution and returns its resources."""
         self.running -= 1
         self._limiter._return_resources(self)
 
+    def withdraw_request(self) -> bool:
+        """Stops waiting; whether it did wait. Others that may run now are not granted yet."""
+        self._told = None
+        return self._limiter._unreserve(self)
+
     def release_unused(self) -> None:
         """Returns reserved resources, as there is no execution now."""
-        self._told = None
-        if self.granted:
+        if self.withdraw_request():
+            self._limiter._grant_waiting()  # the others may have waited for this one
+        elif self.granted:
             self.granted = False
             self._limiter._return_resources(self)
-        else:
-            self._limiter._unreserve(self)
 
     def close(self) -> None:
         """Removes the instance and its needs."""

@@ -47,6 +47,18 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([answer]))
         return responses
 """
+ASKS = WAITS.replace(
+    "        responses = []",
+    """\
+        responses = []
+        for target in ("none", "spare"):
+            nothing = pb_utils.Tensor("PIPE", np.array([b""], dtype=np.object_))
+            reply = pb_utils.InferenceRequest(
+                model_name=target, inputs=[nothing], requested_output_names=["WHO"]
+            ).exec()
+            if reply.has_error():
+                raise pb_utils.TritonModelException(reply.error().message())""",
+)
 CONFIG = """
 backend: "python"
 input [ {{ name: "PIPE" data_type: TYPE_STRING dims: [ 1 ] }} ]
@@ -75,6 +87,9 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     for name in ("one", "other"):
         add(module_repository, name, group(R))
     add(module_repository, "batched", group(R), more="dynamic_batching { }")
+    for name, resources in (("none", ""), ("spare", R.replace("R", "S"))):
+        add(module_repository, name, group(resources))
+    module_repository.add("asks", ASKS, CONFIG.format(groups=group(R), more=""))
     add(module_repository, "chosen", group("", 1), group("", 2))
     warm = """model_warmup [ { name: "w" batch_size: 1 inputs { key: "PIPE"
         value { data_type: TYPE_STRING dims: [ 1 ] zero_data: true } } } ]"""
@@ -158,6 +173,23 @@ def test_an_execution_waits_for_the_resource_that_another_models_has(
     finally:
         held.let_go()
     assert waiting.result(DEADLINE).startswith(f"{model}_0_0 ")
+
+
+def test_a_model_whose_resources_are_free_does_not_wait_for_its_callers(
+    host: RunningHost, pipe: Pipe, pool: ThreadPoolExecutor
+) -> None:
+    """`other` waits first for the resource that `asks` has while it calls two models."""
+    held = Held(host, pipe, pool)
+    try:
+        asks = send_aside(host, pool, "asks")
+        wait_until(partial(waiting, host, "asks", 1), "the request to wait")
+        answers = [asks, *(send_aside(host, pool, "other") for _ in range(2))]
+        wait_until(partial(waiting, host, "other", 2), "the requests to wait")
+    finally:
+        held.let_go()
+    assert [answer.result(DEADLINE).split("_")[0] for answer in answers] == [
+        "asks", "other", "other",
+    ]  # fmt: skip
 
 
 def test_death_of_an_instance_frees_its_resources(

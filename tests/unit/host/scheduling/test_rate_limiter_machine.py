@@ -94,13 +94,19 @@ class LimiterMachine(RuleBasedStateMachine):
         return all(self.used(p) + count <= self.limit(p) for p, count in one.pools.items())
 
     def settle(self) -> None:
-        """Grants by lowest rank; the first waiting instance is not overtaken."""
+        """Grants by lowest rank; only what needs nothing overtakes the first waiting instance."""
+        for one in self.known:
+            if one.came >= 0 and not one.pools:
+                self.expect_grant(one)
         while waiting := [k for k in self.known if k.came >= 0]:
             first = min(waiting, key=lambda k: k.rank)
             if not self.fits(first):
                 return
-            first.came, first.granted = -1, True
-            self.expected.append(first)
+            self.expect_grant(first)
+
+    def expect_grant(self, one: Known) -> None:
+        one.came, one.granted = -1, True
+        self.expected.append(one)
 
     def some(self, number: int, *states: bool) -> Known | None:
         """Draws an instance that is in this state."""
@@ -196,6 +202,16 @@ class LimiterMachine(RuleBasedStateMachine):
         one.granted, one.came = False, -1
         self.settle()
         one.permit.release_unused()
+
+    @precondition(lambda self: any(k.came >= 0 for k in self.known))
+    @rule(number=st.integers(0, 9))
+    def overtakes(self, number: int) -> None:
+        one = self.some(number, *(k.came >= 0 for k in self.known))
+        assert one is not None
+        fits = self.fits(one)
+        if fits:
+            self.expect_grant(one)
+        assert one.permit.overtake() == fits
 
     @rule(number=st.integers(0, 9), dies=st.booleans())
     def goes(self, number: int, dies: bool) -> None:
