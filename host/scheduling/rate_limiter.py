@@ -262,11 +262,20 @@ class Permit:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Holds the resources for work without a scheduler: loading and warming up."""
+        """Holds the resources while the instance is loaded and warmed up, without a scheduler.
+
+        This counts as two executions, also without warm-up requests, as in Triton.
+        """
         granted = asyncio.Event()
         try:
             if not self.request_execution(granted.set):
                 await granted.wait()
+        except BaseException:  # also if cancelled
+            self.release_unused()
+            raise
+        self._executions += 1
+        self.start_execution()
+        try:
             yield
         finally:
-            self.release_unused()
+            self.finish_execution()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -240,7 +239,7 @@ def test_model_of_priority_one_runs_twice_as_often_as_one_of_priority_two(
         finally:
             held.let_go()
         assert [answers.get(timeout=DEADLINE) for _ in range(60)] == [None] * 60
-    assert Counter(log.read_text()[1:31]) == {"a": 20, "b": 10}
+    assert log.read_text()[1:46] == "aab" * 15, "initialisation and warm-up are executions, too"
 
 
 def test_instances_load_and_warm_up_one_after_the_other(client: Client) -> None:
