@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Set, Tuple
 
 import pb_utils
 from pb_utils import testing
@@ -35,7 +35,7 @@ class BlsModels(Mapping[str, testing.ModelHarness]):
         self._timeout = timeout
         self._on_log = on_log
         self._loaded: Dict[str, testing.ModelHarness] = {}
-        self._failed: Dict[str, str] = {}
+        self._failed: Set[str] = set()
         self._directories: List[str] = []
         self._lock = threading.RLock()  # reentrant, because `initialize` may query another model
 
@@ -53,7 +53,7 @@ class BlsModels(Mapping[str, testing.ModelHarness]):
         """
         with self._lock:
             if name in self._failed:
-                raise pb_utils.TritonModelException(self._failed[name])
+                raise _failed_load(name)
             if name not in self._loaded:
                 self._load(name, self._described[name])
             return self._loaded[name]
@@ -97,11 +97,11 @@ class BlsModels(Mapping[str, testing.ModelHarness]):
             finally:
                 self._show_models(modules, path)
         except (Exception, SystemExit) as error:
-            self._failed[name] = str(error)
+            self._failed.add(name)
             if not isinstance(error, pb_utils.TritonModelException):
                 traceback.print_exc()
             sys.stderr.write(f"pbhost run: model '{name}' cannot be loaded: {error}\n")
-            raise pb_utils.TritonModelException(str(error)) from error
+            raise _failed_load(name) from error
         self._loaded[name] = model
         self._directories.append(described["directory"])
 
@@ -131,3 +131,10 @@ class BlsModels(Mapping[str, testing.ModelHarness]):
             real == directory or real.startswith(directory + os.sep)
             for directory in map(os.path.realpath, self._directories)
         )
+
+
+def _failed_load(name: str) -> pb_utils.TritonModelException:
+    """Returns the error of a model that could not be loaded, with the text of a server."""
+    return pb_utils.TritonModelException(
+        f"Request for unknown model: '{name}' has no available versions"
+    )

@@ -41,7 +41,7 @@ class BlsTargets:
         try:
             model = self._find_bls_target(request)
         except HostError as error:
-            if isinstance(error.__cause__, NotServedError) and self.on_demand is not None:
+            if isinstance(error, NotServedError) and self.on_demand is not None:
                 return self._start_when_loaded(self.on_demand, request, decoupled)
             raise _bls_error(request, error) from error
         if model.defines_is_ready:
@@ -102,10 +102,7 @@ class BlsTargets:
     def _find_bls_target(self, request: InferRequest) -> Model:
         if not self._state.started:
             raise unavailable("Server not ready")
-        try:
-            model = self._registry.find(request.model_name, request.model_version)
-        except HostError as error:
-            raise _model_not_ready_error(request.model_name) from error
+        model = self._registry.find(request.model_name, request.model_version)
         if not model.ready:
             raise _model_not_ready_error(request.model_name)
         return model

@@ -141,8 +141,8 @@ class OtherModels:
     def _infer_error(self, name: str, decoupled: bool) -> str:
         try:
             ready = self.is_model_ready(name)
-        except TritonModelException:
-            ready = False
+        except TritonModelException as error:
+            return str(error)
         if not ready:
             return f"Failed for execute the inference request. Model '{name}' is not ready."
         if name not in self._models:

@@ -70,12 +70,12 @@ def test_failed_bls_requests_return_error_responses(client: Client) -> None:
     assert infer_error(infer_through, client, "missing", array) == (
         "StatusCode.INTERNAL",
         (
-            "Model missing - Error when running inference: Failed for execute the inference"
-            " request. Model 'missing' is not ready."
+            "Model missing - Error when running inference: Request for unknown model: 'missing' is"
+            " not found"
         ),
     )
     _, text = infer_error(infer_through, client, "identity:9", array)
-    assert text.endswith("Failed for execute the inference request. Model 'identity' is not ready.")
+    assert text.endswith("Request for unknown model: 'identity' version 9 is not found")
     _, text = infer_error(infer_through, client, "misbehave", array)
     assert text.startswith("Model misbehave - Error when running inference: ")
 

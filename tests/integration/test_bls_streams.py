@@ -81,8 +81,8 @@ def test_unary_bls_request_to_decoupled_model_is_rejected(client: Client) -> Non
 def test_rejected_stream_yields_only_the_error(client: Client) -> None:
     assert run_script(client, "return numbers(ask('missing').exec(decoupled=True))") == [
         (
-            "Model missing - Error when running inference: Failed for execute the"
-            " inference request. Model 'missing' is not ready."
+            "Model missing - Error when running inference: Request for unknown model: 'missing' is"
+            " not found"
         )
     ]
 
@@ -450,9 +450,7 @@ def test_forked_child_gets_errors_for_unsupported_bls(client: Client) -> None:
         return texts
         """,
     )
-    assert found[0].endswith(
-        "Failed for execute the inference request. Model 'missing' is not ready."
-    )
+    assert found[0].endswith("Request for unknown model: 'missing' is not found")
     assert len(found) == 4
     assert all("in a forked child of a model" in text for text in found[1:])
 

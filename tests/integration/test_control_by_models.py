@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients import Client, infer_error, run_command
+from tests.clients import Client, infer_error, run_command, run_script
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, JSON, index, model, starting
 
@@ -28,6 +28,7 @@ def host(repository: RepositoryBuilder, serve: Serve) -> Iterator[RunningHost]:
     """A host with explicit control that serves `asker`; `x` is on disk."""
     repository.add("asker", model("asker"), CONFIG)
     repository.add("x", model("x"), CONFIG)
+    repository.copy("script")
     yield serve(
         repository, EXPLICIT, "--load-model=asker", "--model-load-thread-count=1"
     ).wait_started()
@@ -82,6 +83,38 @@ def test_a_missing_model_is_not_ready(host: RunningHost) -> None:
             answer = call(client, "is_model_ready", *arguments)
             assert answer.startswith("Failed to check model readiness: "), arguments
             assert answer.endswith(text), arguments
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        "return [one.exec().error().message() for one in requests]",
+        "return [numbers(one.exec(decoupled=True)) for one in requests]",
+        "return [(await one.async_exec()).error().message() for one in requests]",
+        "return [numbers(await one.async_exec(decoupled=True)) for one in requests]",
+    ],
+)
+def test_requests_to_missing_models_fail_with_the_reason(host: RunningHost, asking: str) -> None:
+    source = f"""
+    targets = [("missing", -1), ("missing", 1), ("x", -1), ("x", 1), ("script", 7)]
+    requests = [ask(name, model_version=version) for name, version in targets]
+    {asking}
+    """
+    with host.client() as client:
+        client.load_model("script")
+        call(client, "load_model", "x")
+        call(client, "unload_model", "x")
+        errors = [text[0] if type(text) is list else text for text in run_script(client, source)]
+    assert errors == [
+        f"Model {name} - Error when running inference: Request for unknown model: '{name}'{reason}"
+        for name, reason in [
+            ("missing", " is not found"),
+            ("missing", " is not found"),
+            ("x", " has no available versions"),
+            ("x", " version 1 is not at ready state"),
+            ("script", " version 7 is not found"),
+        ]
+    ]
 
 
 def test_a_model_may_replace_and_unload_itself(host: RunningHost) -> None:

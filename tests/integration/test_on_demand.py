@@ -152,7 +152,7 @@ def test_a_model_that_another_one_calls_is_loaded(host: RunningHost) -> None:
     with host.client() as client:
         np.testing.assert_array_equal(infer_through(client, "identity", array), array)
         _, text = infer_error(infer_through, client, "absent", array)
-        assert text.endswith("Model 'absent' is not ready.")
+        assert text.endswith("Request for unknown model: 'absent' is not found")
 
 
 def test_an_ensemble_is_loaded_with_its_steps(host: RunningHost) -> None:

@@ -150,15 +150,17 @@ def test_models_may_call_each_other(repository: RepositoryBuilder) -> None:
 def test_a_model_that_cannot_be_called_is_an_error_with_its_reason(
     repository: RepositoryBuilder,
 ) -> None:
-    for target, files, reason in [
-        ("nowhere", None, ""),
+    for target, missing, files, reason in [
+        ("nowhere", "is not found", None, ""),
         (
             "raises",
+            "has no available versions",
             ("import no_such_library\n", CONFIG),
             "pbhost run: model 'raises' cannot be loaded: No module named 'no_such_library'\n",
         ),
         (
             "both",
+            "has no available versions",
             (
                 None,
                 'platform: "ensemble" ensemble_scheduling { step { model_name: "double" } }'
@@ -172,6 +174,6 @@ def test_a_model_that_cannot_be_called_is_an_error_with_its_reason(
         first = repository.add("first", asking(target), CONFIG)
         done = run(first, "--input=X=1")
         assert done.returncode == 1
-        said = f"Failed for execute the inference request. Model '{target}' is not ready."
+        said = f"Request for unknown model: '{target}' {missing}"
         assert done.stderr.splitlines()[-1].endswith(said), done.stderr
         assert reason in done.stderr

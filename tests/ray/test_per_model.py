@@ -278,7 +278,10 @@ def test_errors_are_those_of_one_server(client: grpcclient.InferenceServerClient
         ),
     )
     target = tensor("MODEL", np.array([b"missing"], dtype=np.object_))
-    assert "Model 'missing' is not ready" in infer_error(client.infer, "ask", [*given, target])[1]
+    assert (
+        "unknown model: 'missing' is not found"
+        in infer_error(client.infer, "ask", [*given, target])[1]
+    )
 
 
 def test_metadata_index_and_health_are_of_all_models(

@@ -407,8 +407,8 @@ class TestOtherModels:
             with pytest.raises(pb_utils.TritonModelException) as caught:
                 model.infer({"X": x})
             assert str(caught.value) == (
-                "Model missing - Error when running inference: Failed for execute the inference "
-                "request. Model 'missing' is not ready."
+                "Model missing - Error when running inference: Request for unknown model: "
+                "'missing' is not found"
             )
 
     def test_failures_of_other_models_are_error_responses(self) -> None:

@@ -123,8 +123,8 @@ class TestDecoupledRequests:
         ]
         assert run_in_model(lambda: call_decoupled("missing"), models=models) == [
             (
-                "Model missing - Error when running inference: Failed for execute the inference "
-                "request. Model 'missing' is not ready."
+                "Model missing - Error when running inference: Request for unknown model: "
+                "'missing' is not found"
             )
         ]
 
@@ -312,10 +312,7 @@ class TestModelControl:
         assert run_in_model(act, models=self.MODELS) == [
             5,
             True,
-            (
-                "Model other - Error when running inference: Failed for execute the inference "
-                "request. Model 'other' is not ready."
-            ),
+            f"Model other - Error when running inference: {unknown}",
             f"Failed to check model readiness: {SERVER}{unknown}",
             5,
             True,
