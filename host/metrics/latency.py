@@ -99,8 +99,7 @@ class Summary:
 class Latencies:
     """The summaries and the histogram of one model version that `--metrics-config` enables.
 
-    Summaries are in microseconds, the histogram of first responses is in milliseconds. Only
-    decoupled models have that histogram, as in Triton.
+    Summaries are in microseconds, the histogram of first responses is in milliseconds.
     """
 
     def __init__(self, config: ModelConfig, settings: MetricsSettings) -> None:
@@ -112,7 +111,7 @@ class Latencies:
         self.compute_output = summary()
         self.cache_hit, self.cache_miss = summary(), summary()
         self.first_response: Histogram | None = None
-        if settings.histogram_latencies and config.model_transaction_policy.decoupled:
+        if settings.histogram_latencies:
             self.first_response = Histogram(first_response_bounds(config))
 
     def record_success(

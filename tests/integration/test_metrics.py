@@ -700,9 +700,10 @@ def test_flags_select_the_exported_metrics(repository: RepositoryBuilder, serve:
     quantiles = re.findall(rf'request_summary_us\{{{labels},quantile="(.+)"\}} [0-9]+\n', text)
     assert quantiles == ["0.5", "0.9"]
     first = "nv_inference_first_response_histogram_ms"
-    assert value(host, f'{first}_count{{model="stream",version="1"}}') == 1
-    assert f"{first}_count{{{labels}}}" not in text
-    assert re.findall(rf'{first}_bucket\{{.*le="(.+)"', text) == "100 500 2000 5000 +Inf".split()
+    for model in ("identity", "stream"):
+        assert value(host, f'{first}_count{{model="{model}",version="1"}}') == 1
+        bounds = re.findall(rf'{first}_bucket\{{model="{model}",.*le="(.+)"', text)
+        assert bounds == "100 500 2000 5000 +Inf".split()
     host.wait_for("ignoring 'nonsense' in summary_quantiles")
 
 

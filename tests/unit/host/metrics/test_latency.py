@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.config.schema import ModelConfig, new_config
+from host.config.schema import new_config
 from host.inference.call import Call
 from host.inference.request import InferRequest
 from host.metrics.latency import Latencies, Summary, first_response_bounds
@@ -85,14 +85,8 @@ def test_values_of_sampled_slices_are_weighted_by_their_number() -> None:
 # Latencies of a model
 
 
-def decoupled_config() -> ModelConfig:
-    config = new_config()
-    config.model_transaction_policy.decoupled = True
-    return config
-
-
 def test_disabled_summaries_and_histograms_do_not_exist() -> None:
-    config = decoupled_config()
+    config = new_config()
     summaries = Latencies(config, MetricsSettings(summary_latencies=True))
     histograms = Latencies(config, MetricsSettings(histogram_latencies=True))
     for latencies in (summaries, histograms):
@@ -105,14 +99,8 @@ def test_disabled_summaries_and_histograms_do_not_exist() -> None:
     assert sum(histograms.first_response.counts) == 1
 
 
-def test_only_decoupled_models_have_a_histogram_of_first_responses() -> None:
-    latencies = Latencies(new_config(), MetricsSettings(histogram_latencies=True))
-    latencies.record_first_response(Call(InferRequest("m", [])))
-    assert latencies.first_response is None
-
-
 def test_an_error_is_not_counted_as_first_response() -> None:
-    latencies = Latencies(decoupled_config(), MetricsSettings(histogram_latencies=True))
+    latencies = Latencies(new_config(), MetricsSettings(histogram_latencies=True))
     call = Call(InferRequest("m", []))
     call.failed = True
     latencies.record_first_response(call)

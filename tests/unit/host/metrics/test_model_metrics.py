@@ -112,9 +112,7 @@ def test_summaries_and_histograms_are_exported_if_enabled() -> None:
     settings = MetricsSettings(
         summary_latencies=True, histogram_latencies=True, quantiles=(0.5, 1.0)
     )
-    config = config_of()
-    config.model_transaction_policy.decoupled = True
-    one = Metered(config, settings)
+    one = Metered(config_of(), settings)
     one.counters.record_success(1, 7_000, 2_000, 1_000, 3_000, 1_000)
     shown = one.shown()
     assert shown["nv_inference_request_summary_us_count"] == 1
