@@ -58,12 +58,13 @@ def _parse_with_sources(argv: Sequence[str]) -> CommandLine:
 
 def _deprecation_warnings(line: CommandLine) -> list[str]:
     warnings = [
-        f"'--{alias.name}' has been deprecated! {alias.help_text}" for alias, _ in line.deprecated
+        f"Warning: '--{alias.name}' has been deprecated! {alias.help_text}"
+        for alias, _ in line.deprecated
     ]
     values = {alias.name: value for alias, value in line.deprecated}
     if values.get("strict-model-config") is False and "disable-auto-complete-config" in line.names:
         warnings.append(
-            "Overriding deprecated '--strict-model-config' from False to True in favor of"
+            "Warning: Overriding deprecated '--strict-model-config' from False to True in favor of"
             " '--disable-auto-complete-config'!"
         )
     return warnings

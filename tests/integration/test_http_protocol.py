@@ -745,14 +745,24 @@ def test_an_fp16_input_without_elements_may_be_json(host: RunningHost) -> None:
     )
 
 
-@pytest.mark.parametrize("data", ["[]", "[1]", "[[1],[]]", "[1,2,3]", "[[1,2],3]"])
-def test_data_of_a_wrong_size_is_refused(host: RunningHost, data: str) -> None:
+TOO_FEW = "Failed to parse 'data' field: shape does not match true shape"
+TOO_MANY = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("[]", TOO_FEW),
+        ("[1]", TOO_FEW),
+        ("[[1],[]]", TOO_FEW),
+        ("[1,2,3]", TOO_MANY),
+        ("[[1,2],3]", TOO_MANY),
+    ],
+)
+def test_data_of_a_wrong_size_is_refused(host: RunningHost, data: str, text: str) -> None:
     tensor = {"name": "INPUT0", "shape": [2], "datatype": "FP32", "data": json.loads(data)}
     body = json.dumps({"inputs": [tensor]}).encode()
-    assert send_request(host, "POST", "/v2/models/identity/infer", body) == (
-        500,
-        error("Unable to parse 'data': Shape does not match true shape of 'data' field"),
-    )
+    assert send_request(host, "POST", "/v2/models/identity/infer", body) == (500, error(text))
 
 
 def test_an_fp16_output_needs_binary_data(host: RunningHost) -> None:

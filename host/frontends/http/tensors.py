@@ -119,7 +119,9 @@ def read_tensor(
         found += len(values)
         if found > count:
             break
-    if found != count:
+    if found < count:
+        raise internal("Failed to parse 'data' field: shape does not match true shape")
+    if found > count:
         raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -831,7 +831,7 @@ def test_deprecated_flag_stands_for_another(
 ) -> None:
     made = options(f"--{flag}={text}")
     assert getattr(made, field) == value
-    assert made.warnings == [f"'--{flag}' has been deprecated! Please use {instead}"]
+    assert made.warnings == [f"Warning: '--{flag}' has been deprecated! Please use {instead}"]
 
 
 def test_strict_model_config_that_is_overridden_is_a_second_warning() -> None:
@@ -839,11 +839,11 @@ def test_strict_model_config_that_is_overridden_is_a_second_warning() -> None:
     assert made.disable_auto_complete_config
     assert made.warnings == [
         (
-            "'--strict-model-config' has been deprecated! Please use"
+            "Warning: '--strict-model-config' has been deprecated! Please use"
             " '--disable-auto-complete-config' instead."
         ),
         (
-            "Overriding deprecated '--strict-model-config' from False to True in favor of"
+            "Warning: Overriding deprecated '--strict-model-config' from False to True in favor of"
             " '--disable-auto-complete-config'!"
         ),
     ]

@@ -153,7 +153,7 @@ def test_errors_in_large_arrays_have_their_texts_and_positions(data: bytes) -> N
         with pytest.raises(HostError) as refused:
             head_of(text)
         assert refused.value.message == error
-    with pytest.raises(HostError, match="Unable to parse 'data': Shape does not match true shape"):
+    with pytest.raises(HostError, match="Failed to parse 'data' field: shape does not match true"):
         head_of(request(data % many[:-1]))
 
 
