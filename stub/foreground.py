@@ -25,6 +25,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence  # noqa: E402
 
 import pb_utils  # noqa: E402
 from pb_utils import testing  # noqa: E402
+from pb_utils._api_modules import report_to  # noqa: E402
 from pb_utils._literals import InvalidInput, read_inputs  # noqa: E402
 from pb_utils._output_check import find_mismatches  # noqa: E402
 from pb_utils._response_text import format_response  # noqa: E402
@@ -176,6 +177,10 @@ def _print_log(record: testing.LogRecord) -> None:
     print(f"{record.level.name[0]} {location}] {record.message}", file=sys.stderr)
 
 
+def _print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
 class _ResponsePrinter:
     """Prints the responses to one request as they arrive.
 
@@ -198,7 +203,7 @@ class _ResponsePrinter:
         elif self._show:
             print(format_response(self._count, response), flush=True)
             for text in find_mismatches(response, self._config, self._requested):
-                print(f"warning: {text}", file=sys.stderr)
+                _print_warning(text)
 
     def finish(self) -> None:
         """Prints the errors after the last response. Raises ModelFailed if there are any."""
@@ -252,6 +257,7 @@ if __name__ == "__main__":
     # As in a server: the working directory, then installed modules. The harness adds the model's.
     sys.path[0] = ""
     sys.path.append(os.path.dirname(_here))
+    report_to(_print_warning)
     if not given.backend.startswith(_here + os.sep):  # backends of this project import its modules
         isolate_modules()
     sys.exit(run_job(given))

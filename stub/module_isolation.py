@@ -12,16 +12,19 @@ import sys
 import types
 from typing import Any, Dict, Mapping, Optional, Sequence
 
-import c_python_backend_utils
-import triton_python_backend_utils
+from pb_utils._api_modules import (
+    LoadedModule,
+    has_this_project,
+    is_copy,
+    keep_api_modules,
+    report_copy,
+)
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = {
     "host": _ROOT,
     "stub": _ROOT,
     "pb_utils": _ROOT,
-    c_python_backend_utils.__name__: _ROOT,
-    triton_python_backend_utils.__name__: _ROOT,
 }
 _DEPENDENCIES = ("msgspec", "zmq", "setproctitle", "typing_extensions")
 
@@ -30,9 +33,11 @@ def isolate_modules() -> None:
     """Hides the modules of this project, until the user imports one that only this project has.
 
     Called before the model's folders are put on `sys.path`. A module of the user wins over ours
-    of that name if its folder comes before ours, or was added to `sys.path` after this call.
+    of that name if its folder comes before ours, or was added to `sys.path` after this call. Only
+    the API's modules are always ours.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        keep_api_modules()
         sys.meta_path.insert(0, _Finder())
 
 
@@ -67,6 +72,9 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         found = importlib.machinery.PathFinder.find_spec(fullname, self._user_path(own_folder))
         module = self._own.get(fullname)
+        if found is not None and fullname == "pb_utils" and is_copy(found.origin):
+            report_copy(str(found.origin))
+            found = None
         if found is not None and found.loader is not None:
             if module is None or found.origin != module.__file__:
                 builtins.__import__ = self._import
@@ -76,7 +84,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         for name, loaded in self._own.items():
             if name.startswith(fullname + "."):
                 sys.modules.setdefault(name, loaded)
-        return importlib.util.spec_from_loader(fullname, _LoadedModule(module))
+        return importlib.util.spec_from_loader(fullname, LoadedModule(module))
 
     def _user_path(self, own_folder: str) -> Sequence[str]:
         own = os.path.realpath(own_folder)
@@ -85,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         for folder in sys.path:
             if os.path.realpath(folder or ".") == own:
                 passed = True
-            elif (not passed or folder not in self._path_before) and not _has_this_project(folder):
+            elif (not passed or folder not in self._path_before) and not has_this_project(folder):
                 folders.append(folder)
         return folders
 
@@ -104,24 +112,3 @@ class _Finder(importlib.abc.MetaPathFinder):
             if importer is not None and vars(importer) is globals:
                 return own[name if fromlist else name.partition(".")[0]]
         return self._original_import(name, globals, locals, fromlist or (), level)
-
-
-def _has_this_project(folder: str) -> bool:
-    """Tells whether a folder holds another copy of this project, such as an installed one."""
-    return os.path.isfile(os.path.join(folder, "pb_utils", "_runtime.py"))
-
-
-class _LoadedModule(importlib.abc.Loader):
-    """Puts a module that is already loaded back into `sys.modules`."""
-
-    def __init__(self, module: types.ModuleType) -> None:
-        self._module = module
-        self._spec = module.__spec__
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Returns the module."""
-        return self._module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Restores what the import system has replaced; the module itself ran long ago."""
-        module.__spec__ = self._spec

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Callable, Deque, List, Optional
 
 import pb_utils
+from pb_utils._api_modules import report_to
 from pb_utils._copying import set_copy_on_write_mapper, set_core_is_free
 from stub import python_logging
 from stub.bls_bursts import BlsBursts
@@ -112,6 +113,7 @@ class Worker:
         set_copy_on_write_mapper(self._memory.views.map_array)
         self._memory.views.register_fork_handlers()
         python_logging.install()
+        report_to(self._warn)
 
     def _load_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:
         """Imports the code of a model. Raises ModelFailure."""
@@ -288,6 +290,12 @@ class Worker:
             self._module_count = len(sys.modules)
             files = list_imported_files(self._started, error)
             self._channel.send([m.ImportedFiles(files)])
+
+    def _warn(self, text: str) -> None:
+        try:
+            self._channel.send([m.ModelWarning(text)])
+        except RuntimeError:
+            pass  # in a forked child of the model, whose imports must not fail because of it
 
     def _log_failure(self, heading: str, failure: ModelFailure) -> None:
         self._channel.send([m.LogLine(0, "user_model.py", 0, f"{heading}: {failure}")])

@@ -48,6 +48,7 @@ _log = logging.getLogger("pbhost")
 _CONNECT_TIMEOUT = 60.0  # start of the interpreter and imports, on a fully loaded machine
 _FINALIZABLE_STATES = (State.IDLE, State.AUTO_COMPLETED, State.SERVING)
 _EXIT_TIMEOUT = 5.0  # from the last message of the stub to its exit
+_MAX_WARNINGS = 100  # about the files of one model
 
 
 class Instance:
@@ -64,7 +65,9 @@ class Instance:
         environment: Environment | None = None,
         attached: bool = False,
         launcher: Launcher | None = None,
+        warnings: set[str] | None = None,
     ) -> None:
+        self._warnings = set() if warnings is None else warnings  # that were logged
         self._environment = environment  # its Python, if it is not the host's
         self._launcher = launcher or (services.terminal if attached else services.launcher)
         self._attached = attached  # to the terminal, where it can be debugged
@@ -120,6 +123,7 @@ class Instance:
             m.LoadFailed: self._reply.set_reply,
             m.Finalized: self._reply.set_reply,
             m.LogLine: self._on_log_line,
+            m.ModelWarning: self._on_model_warning,
             m.BlockRelease: self._transfer.release_blocks,
             m.CancelBls: self._on_cancel_bls,
             m.LoadModel: calls.load_model,
@@ -326,6 +330,11 @@ class Instance:
 
     def _on_log_line(self, line: m.LogLine) -> None:
         self._log.log_model_line(line, self.batches.calls_of_batch(line.batch))
+
+    def _on_model_warning(self, message: m.ModelWarning) -> None:
+        if message.text not in self._warnings and len(self._warnings) < _MAX_WARNINGS:
+            self._warnings.add(message.text)
+            self._log.log_warning(message.text)
 
     def _on_cancel_bls(self, message: m.CancelBls) -> None:
         self.bls_requests.cancel_request(message.number)

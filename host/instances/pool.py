@@ -98,22 +98,24 @@ class StubPool:
         environment: Environment | None = None,
         attached: bool = False,
         launcher: Launcher | None = None,
+        warnings: set[str] | None = None,
     ) -> Instance:
         """Starts a stub, in an environment or on the host's Python. Raises HostError or StubLost.
 
         `attached`: it has the host's standard streams, so that it can be debugged. `launcher`: that
-        of a model that is prepared.
+        of a model that is prepared. `warnings`: those about the model that were logged, which its
+        instances share.
         """
         if self._closing:
             raise unavailable("the server is stopping")
         try:
-            return await self._start(label, environment, attached, launcher)
+            return await self._start(label, environment, attached, launcher, warnings)
         except TimeoutError as error:  # the fork server stands still; another one starts now
             _log.warning("%s: the next stubs are forked from another one", error.strerror)
         except OSError as error:
             raise _start_error(label, error) from error
         try:
-            return await self._start(label, environment, attached, launcher)
+            return await self._start(label, environment, attached, launcher, warnings)
         except OSError as error:
             raise _start_error(label, error) from error
 
@@ -123,9 +125,10 @@ class StubPool:
         environment: Environment | None,
         attached: bool,
         launcher: Launcher | None,
+        warnings: set[str] | None,
     ) -> Instance:
         """Starts a stub. Raises OSError, HostError or StubLost."""
-        instance = Instance(label, self, environment, attached, launcher)
+        instance = Instance(label, self, environment, attached, launcher, warnings)
         self._instances.add(instance)
         self._empty.clear()
         try:

@@ -38,6 +38,11 @@ class StubLog:
         """Logs a text of the host about the stub; levels are those of `pb_utils.Logger`."""
         self.log_line(LogLine(level, "instance.py", 0, text))
 
+    def log_warning(self, text: str) -> None:
+        """Logs a warning about the whole model."""
+        label = Label(self.label.model, self.label.version)
+        self._services.log_model_line(label, LogLine(1, "instance.py", 0, text))
+
     def log_model_line(self, line: LogLine, calls: Sequence[Call]) -> None:
         """Logs a line of the model, or drops it if the model bypasses the limit of its stub."""
         if self._budget.admit(len(line.text) + len(line.file)):

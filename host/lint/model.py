@@ -36,6 +36,7 @@ from host.frontends.openai.load_hook import (
 )
 from host.frontends.openai.model_files import read_chat_template
 from host.inference.validation import Signature
+from host.lint.api_copies import find_copies
 from host.lint.framework_files import find_missing_files
 from host.lint.problem import Problem
 from host.lint.python_file import PythonFile
@@ -264,6 +265,7 @@ def _check_files(model: CheckedModel, config: ModelConfig) -> None:
             run_agents(one, model.directory, _OPTIONS.repoagent_directory)
     if is_ensemble(config):
         return
+    model.problems += find_copies(model.directory)
     with model.report_to("parameters"):
         check_environment(config, model.directory)
     with model.report_to("sequence_batching.state"):

@@ -122,6 +122,7 @@ class Loader:
             environment=environment,
             attached=label.model == self._debugged,
             launcher=None if prepared is None else prepared.launcher,
+            warnings=set(),
         )
         stubs: list[Instance] = []
         plans: list[InstancePlan] = []

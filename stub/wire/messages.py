@@ -164,6 +164,12 @@ class Hello(_Message, tag="hello"):
     """The first message on each of the stub's sockets."""
 
 
+class ModelWarning(_Message, tag="warning"):
+    """A warning about the files of the model, which the host logs once for all its instances."""
+
+    text: str
+
+
 class AutoCompleted(_Message, tag="completed"):
     """The completed configuration as JSON; None if the model does not define completion."""
 
@@ -398,6 +404,7 @@ ToHost = Union[
     ReadinessResult,
     Stacks,
     ImportedFiles,
+    ModelWarning,
     LogLine,
     Finalized,
 ]

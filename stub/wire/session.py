@@ -89,6 +89,7 @@ TRANSITIONS: Dict[State, Dict[Type[object], State]] = {
 
 ALWAYS_ALLOWED = (
     m.LogLine,
+    m.ModelWarning,
     m.ImportedFiles,
     m.BlockRelease,
     m.OpenArena,

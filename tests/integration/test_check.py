@@ -21,6 +21,7 @@ from host.cli import check as command
 from host.config.pbtxt import to_pbtxt
 from host.config.schema import new_config
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve
+from tests.integration.test_imports import COPIES
 from tests.unit.host.config.test_json_form import fill, messages
 
 PBHOST = Path(sys.executable).with_name("pbhost")
@@ -439,6 +440,34 @@ def test_a_folder_without_code_gets_advice(repository: RepositoryBuilder, checke
     assert said[0].startswith("hollow: error: backend: Invalid model name: Could not determine")
     assert said[0].endswith("(create hollow/1/model.py, or set 'backend')")
     assert status == 1
+
+
+def test_files_with_the_names_of_the_api_are_warnings(
+    repository: RepositoryBuilder, checked: Checked
+) -> None:
+    repository.add("m", SOUND, PLAIN)
+    for name, (line, files, _) in COPIES.items():
+        repository.add(name, f"{line}\n{SOUND}", PLAIN, files=files)
+    own = {"1/pb_utils.py": "", "1/mine/triton_python_backend_utils.py": "from pb_utils import *"}
+    repository.add("own", SOUND, PLAIN, files=own)
+    data = {f"1/data/with-hyphen/{name}": text for name, text in COPIES["old"][1].items()}
+    repository.add("not_importable", SOUND, PLAIN, files=data)
+    status, found = checked(".")
+    advice = dict.fromkeys(COPIES, "the file can be deleted")
+    advice["in_a_package"] = (
+        "import 'triton_python_backend_utils' without a package, and delete the file"
+    )
+    assert (status, found) == (
+        0,
+        [
+            *sorted(
+                f"{name}/{file}: warning: it is not imported: pbhost's own module is used in its"
+                f" place ({advice[name]})"
+                for name, (_, _, file) in COPIES.items()
+            ),
+            f"{len(COPIES) + 3} models: 0 errors, {len(COPIES)} warnings",
+        ],
+    )
 
 
 def test_a_misuse_has_an_exit_status_of_its_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.clients import Client, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, Serve
+from tests.pythons import config as parameters
+from tests.pythons import own_venv
 
 BODY = """
 import triton_python_backend_utils as pb_utils
@@ -253,3 +256,204 @@ def test_a_models_modules_win_at_the_terminal_as_well(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[2]" in done.stdout
+
+
+TRITONS_FILE = """
+import json
+import struct
+
+import numpy as np
+
+TRITON_STRING_TO_NUMPY = {"TYPE_BOOL": bool, "TYPE_INT32": np.int32}
+
+def serialize_byte_tensor(input_tensor):
+    return b""
+
+def get_input_tensor_by_name(inference_request, name):
+    for input_tensor in inference_request.inputs():
+        if input_tensor.name() == name:
+            return input_tensor
+    return None
+
+def triton_string_to_numpy(triton_type_string):
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+"""
+"""What identifies a `triton_python_backend_utils.py` of Triton."""
+OLD_FILE = f"""
+{TRITONS_FILE}
+np.no_longer_there
+
+class Tensor:
+    def __init__(self, name, numpy_array):
+        self._name, self._array = name, numpy_array
+
+class InferenceResponse:
+    def __init__(self, output_tensors, error=None):
+        self._output_tensors = output_tensors
+
+class TritonModelException(Exception):
+    pass
+"""
+"""One of 2020: with classes of its own, and made for an older numpy."""
+API, CORE, PACKAGED = "triton_python_backend_utils", "c_python_backend_utils", "mine/__init__.py"
+COPIES = {
+    "version_folder": (f"import {API} as pb", {f"1/{API}.py": TRITONS_FILE}, f"1/{API}.py"),
+    "model_folder": (f"import {API} as pb", {f"{API}.py": TRITONS_FILE}, f"{API}.py"),
+    "old": (f"import {API} as pb", {f"1/{API}.py": OLD_FILE}, f"1/{API}.py"),
+    "package": (
+        f"import {API} as pb",
+        {f"1/{API}/__init__.py": TRITONS_FILE},
+        f"1/{API}/__init__.py",
+    ),
+    "for_an_editor": (f"import {API} as pb", {f"1/{API}.py": "class Tensor: ...\n"}, f"1/{API}.py"),
+    "core": (
+        f"import {API} as pb, {CORE}",
+        {f"1/{CORE}.py": "class Tensor: ...\n"},
+        f"1/{CORE}.py",
+    ),
+    "in_a_package": (
+        f"from mine import {API} as pb",
+        {f"1/mine/{API}.py": TRITONS_FILE, "1/mine/__init__.py": ""},
+        f"1/mine/{API}.py",
+    ),
+    "relative": (f"from . import {API} as pb", {f"1/{API}.py": TRITONS_FILE}, f"1/{API}.py"),
+    "short_name": ("import pb_utils as pb", {"1/pb_utils.py": TRITONS_FILE}, "1/pb_utils.py"),
+}
+"""How a model imports the API, its files, and the one of them that is not imported."""
+USES_API = """
+class TritonPythonModel:
+    def initialize(self, args):
+        assert pb.get_model_dir().endswith("/1")
+
+    def execute(self, requests):
+        got = pb.get_input_tensor_by_name(requests[0], "IN").as_numpy()
+        return [pb.InferenceResponse([pb.Tensor("OUT", got + 1)]) for _ in requests]
+"""
+PRELOADS = """
+    @staticmethod
+    def preload(args):
+        pass
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_the_names_of_the_api_mean_the_servers_modules_whatever_lies_beside_a_model(
+    repository: RepositoryBuilder,
+    serve: Serve,
+    tmp_path_factory: pytest.TempPathFactory,
+    start: str,
+) -> None:
+    three = CONFIG + "instance_group { count: 3 }"
+    for name, (line, files, _) in COPIES.items():
+        repository.add(name, f"{line}\n{USES_API}", three, files=files)
+    line, files, _ = COPIES["version_folder"]
+    repository.add("preloaded", f"{line}\n{USES_API}{PRELOADS}", three, files=files)
+    venv = own_venv(tmp_path_factory.mktemp("own") / "env")
+    repository.add(
+        "environment",
+        f"{line}\n{USES_API}",
+        CONFIG + parameters(EXECUTION_ENV_PATH=str(venv)),
+        files=files,
+    )
+    ignored = {name: file for name, (_, _, file) in COPIES.items()}
+    ignored |= dict.fromkeys(("preloaded", "environment"), ignored["version_folder"])
+    host = serve(repository, f"--stub-start={start}").wait_started()
+    with host.client() as client:
+        for name in ignored:
+            result = client.infer(name, [tensor("IN", np.zeros(1, np.int32))])
+            assert result.as_numpy("OUT") == [1], name
+    for name, file in ignored.items():
+        path = repository.path / name / file
+        warnings = [row for row in host.lines if f"'{path}' is not imported" in row]
+        assert len(warnings) == 1, (name, warnings)
+        assert warnings[0].startswith("W") and f"[{name}:1" in warnings[0]
+        assert ("can be deleted" in warnings[0]) == (name not in ("in_a_package", "relative"))
+
+
+def test_names_that_only_the_models_copy_has_are_those_of_the_copy(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    added = "\ndef make(array):\n    return Tensor('OUT', array)\n"
+    copy = {f"1/{API}.py": TRITONS_FILE + added}
+    source = f"""
+import {API} as pb
+from {API} import make
+assert not hasattr(pb, "no_such_name")
+
+class TritonPythonModel:
+    def execute(self, requests):
+        got = pb.get_input_tensor_by_name(requests[0], "IN").as_numpy()
+        return [pb.InferenceResponse([pb.make(got + 1)]) for _ in requests]
+"""
+    repository.add("m", source, CONFIG, files=copy)
+    with serve(repository).wait_started().client() as client:
+        assert infer_one(client) == 1
+
+
+def test_a_module_of_the_user_that_is_no_copy_keeps_its_name(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    wrapper = f"from {API} import *\nimport {API} as _all\nTensor = _all.Tensor\nMINE = True\n"
+    files = {
+        "1/pb_utils.py": "MINE = True\n",
+        "1/mine/__init__.py": "",
+        f"1/mine/{API}.py": wrapper,
+    }
+    line = f"import pb_utils\nfrom mine import {API} as pb\nassert pb_utils.MINE and pb.MINE\n"
+    repository.add("m", line + USES_API, CONFIG, files=files)
+    host = serve(repository).wait_started()
+    with host.client() as client:
+        assert infer_one(client) == 1
+    assert "is not imported" not in host.output
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_the_names_of_the_api_mean_its_modules_at_the_terminal_as_well(
+    repository: RepositoryBuilder, name: str
+) -> None:
+    line, files, ignored = COPIES[name]
+    path = repository.add("m", f"{line}\n{USES_API}", CONFIG, files=files)
+    done = subprocess.run(
+        [sys.executable, "-m", "host", "run", str(path), "--input=IN=[1]"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[2]" in done.stdout
+    assert done.stderr.count(f"warning: '{path / ignored}' is not imported") == 1
+
+
+TESTS_MODEL = """
+import numpy as np
+from model import TritonPythonModel
+from pb_utils import testing
+
+config = {"input": [], "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}]}
+for model in (TritonPythonModel, FOLDER):
+    with testing.load(model, config) as loaded:
+        assert loaded.infer({"IN": np.int32([1])})["OUT"] == [2]
+print("done")
+"""
+
+
+@pytest.mark.parametrize("name", [*COPIES.keys() - {"relative", "short_name", "in_a_package"}])
+def test_the_names_of_the_api_mean_its_modules_in_tests_beside_the_model(
+    repository: RepositoryBuilder, name: str
+) -> None:
+    line, files, ignored = COPIES[name]
+    path = repository.add("m", f"{line}\n{USES_API}", CONFIG, files=files)
+    source = TESTS_MODEL.replace("FOLDER", repr(str(path)))
+    if name == "old":  # such a file can be imported by nobody
+        source = "import pb_utils.testing\n" + source
+    (path / "1" / "try_model.py").write_text(source)
+    done = subprocess.run(
+        [sys.executable, str(path / "1" / "try_model.py")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count(f"'{path / ignored}' is not imported") == 1

@@ -46,6 +46,7 @@ TO_HOST: list[m.ToHost] = [
     m.ReadinessResult(1, True, ""),
     m.Stacks(1, ["thread MainThread:"]),
     m.ImportedFiles([("/srv/helper.py", 1 << 60, 12), ("/srv/new.py", 0, 0)]),
+    m.ModelWarning("text"),
     m.LogLine(0, "model.py", 3, "text"),
     m.Finalized(None),
 ]

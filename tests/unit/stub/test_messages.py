@@ -115,6 +115,7 @@ to_host: st.SearchStrategy[m.ToHost] = st.one_of(
     st.builds(m.ReadinessResult, unsigned, st.booleans(), text),
     st.builds(m.Stacks, unsigned, st.lists(text)),
     st.builds(m.ImportedFiles, st.lists(st.tuples(text, unsigned, unsigned))),
+    st.builds(m.ModelWarning, text),
     st.builds(m.LogLine, int64, text, int64, text),
     st.builds(m.Finalized, st.none() | text),
 )
