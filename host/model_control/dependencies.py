@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from host.config.model_config import ModelConfig
 from host.errors import HostError
 from host.model_control.dependency_graph import DependencyGraph, circular_dependency_error
 from host.model_control.lifecycle import ModelLifecycle
+from host.model_control.load_planner import PlannedModel
 from host.models.loading import RepositoryReadError
 from host.models.registry import Registry
 from host.repository.override import Override
@@ -33,7 +31,14 @@ class EnsembleDependencies:
         self._graph = DependencyGraph(registry)
         self._in_progress: dict[asyncio.Task[bool], LoadOrder] = {}
 
-    def create_load_order(self, polled: bool = False, if_missing: bool = False) -> LoadOrder:
+    def create_load_order(
+        self,
+        names: Iterable[str] = (),
+        override: Override | None = None,
+        *,
+        polled: bool = False,
+        if_missing: bool = False,
+    ) -> LoadOrder:
         """A group of loads that are requested together.
 
         `polled`: by the poller. `if_missing`: models that serve stay as they are.
@@ -43,13 +48,16 @@ class EnsembleDependencies:
             self._graph,
             self._unload_incomplete_ensemble,
             self._in_progress,
+            names,
+            override,
             polled,
             if_missing,
         )
 
     async def load_all(self, names: Iterable[str]) -> bool:
         """Loads these models; returns whether all are ready. Failures go to log and registry."""
-        return all(await asyncio.gather(*map(self.create_load_order().try_load, names)))
+        names = list(names)
+        return all(await asyncio.gather(*map(self.create_load_order(names).try_load, names)))
 
     async def load(
         self, names: Sequence[str], override: Override | None = None, if_missing: bool = False
@@ -58,8 +66,8 @@ class EnsembleDependencies:
 
         Returns the errors by model. Otherwise as `ModelLifecycle.load`.
         """
-        order = self.create_load_order(if_missing=if_missing)
-        loads = (order.load(name, override) for name in names)
+        order = self.create_load_order(names, override, if_missing=if_missing)
+        loads = map(order.load, names)
         results = zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True)
         order.release_tasks()
         failures: dict[str, HostError] = {}
@@ -156,7 +164,11 @@ class EnsembleDependencies:
 
 
 class LoadOrder:
-    """A group of loads; each model is brought up to date once for all of them."""
+    """A group of loads; each model is brought up to date once for all of them.
+
+    One plan says which models that are and in which order they load. Ensembles that use what has
+    changed are planned when it has.
+    """
 
     def __init__(
         self,
@@ -164,6 +176,8 @@ class LoadOrder:
         graph: DependencyGraph,
         unload_incomplete: Callable[[str], None],
         in_progress: dict[asyncio.Task[bool], LoadOrder],
+        names: Iterable[str],
+        override: Override | None,
         polled: bool,
         if_missing: bool,
     ) -> None:
@@ -171,6 +185,9 @@ class LoadOrder:
         self._graph = graph
         self._unload_incomplete = unload_incomplete
         self._in_progress = in_progress
+        self._named = dict.fromkeys(names, "")
+        self._override = override
+        self._planning: asyncio.Task[None] | None = None
         self._polled = polled
         self._if_missing = if_missing
         self._tasks: dict[str, asyncio.Task[bool]] = {}
@@ -183,15 +200,16 @@ class LoadOrder:
         they would be kept until the next collection of garbage, which may be hours away.
         """
         self._tasks.clear()
+        self._planning = None
 
     @property
     def names(self) -> set[str]:
         """The models of this group so far."""
-        return set(self._tasks)
+        return {*self._named, *self._tasks}
 
     def includes_any(self, names: Iterable[str]) -> bool:
         """Whether one of these models belongs to this group."""
-        return not self._tasks.keys().isdisjoint(names)
+        return not self.names.isdisjoint(names)
 
     async def try_load(self, name: str) -> bool:
         """As `load`, but records a failure in the registry; returns whether the load succeeded.
@@ -212,8 +230,7 @@ class LoadOrder:
     async def reload_users_of(self, name: str) -> bool:
         """Reloads the ensembles that use a model; returns whether one has changed."""
         self._changed.add(name)
-        # The loads go on if the caller is cancelled.
-        reload = self._task(self._reload_users_of(name))
+        reload = self._lifecycle.start_load(self._reload_users_of(name))
         self._in_progress[reload] = self
         reload.add_done_callback(self._in_progress.pop)
         return await asyncio.shield(reload)
@@ -222,97 +239,100 @@ class LoadOrder:
         await self._reload_users()
         return self._changed != {name}
 
-    async def load(self, name: str, override: Override | None = None) -> None:
-        """Loads step models, the model, and the ensembles that use it. Raises HostError."""
+    async def load(self, name: str) -> None:
+        """Loads step models, one of the models, and the ensembles that use it. Raises HostError."""
         self._graph.implicit.discard(name)
-        # The load goes on if its caller is cancelled.
-        loading = self._task(self._load(name, override))
+        loading = self._lifecycle.start_load(self._load(name))
         self._in_progress[loading] = self
         loading.add_done_callback(self._in_progress.pop)
         await asyncio.shield(loading)
 
-    async def _load(self, name: str, override: Override | None) -> bool:
-        changed = await self._load_once(name, self._bring_up_to_date(name, override, named=True))
+    async def _load(self, name: str) -> bool:
+        if self._planning is None:
+            planning = self._start(self._named, self._override)
+            self._planning = self._lifecycle.start_load(planning)
+        await asyncio.shield(self._planning)
+        changed = await asyncio.shield(self._tasks[name])
         await self._reload_users()
         return changed
 
-    async def _load_once(self, name: str, load: Coroutine[Any, Any, bool]) -> bool:
-        """Waits for the one load of the model in this group; returns whether the model changed."""
-        if name in self._tasks:
-            load.close()
-        else:
-            self._tasks[name] = self._task(load)
-        return await asyncio.shield(self._tasks[name])
+    async def _start(self, names: Mapping[str, str], override: Override | None = None) -> None:
+        """Plans the load of these models, and starts to execute the plan.
 
-    def _task(self, load: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
-        task = asyncio.get_running_loop().create_task(load)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
-
-    async def _bring_up_to_date(
-        self, name: str, override: Override | None = None, named: bool = False
-    ) -> bool:
-        """Brings a model up to date after its step models. `named`: the caller asked for it."""
-        graph = self._graph
-        step_models = graph.dependencies_of(name)
-        changed_steps = False
-        if step_models and override is None:
-            found = await self._lifecycle.resolve_step_models(name, graph.step_names_of(name))
-            before, step_models = step_models, frozenset(found.values())
-            await self._load_step_models(name, step_models)
-            changed_steps = step_models != before or not self._changed.isdisjoint(step_models)
-        if not named and (lasting := self._lifecycle.lasting_override(name)) is not None:
-            if graph.is_served_or_loading(name) and not changed_steps:
-                return False  # no client has asked for the files on disk again
-            override = lasting
-        changed = await self._lifecycle.load(
-            name,
-            override,
-            polled=self._polled,
-            if_missing=self._if_missing,
-            force=changed_steps,
-            prepare=partial(self._prepare, name),
+        `names`: the models, and why each is loaded. Models that this group has are left out.
+        """
+        new = {name: reason for name, reason in names.items() if name not in self._tasks}
+        plan = await self._lifecycle.planner.plan_load(
+            new, override, self._graph.dependencies_of, self._tasks, self._if_missing
         )
+        if len(plan.models) > 1:
+            _log.debug("models to load:\n%s", plan)
+        for planned in plan.models:
+            name = planned.name
+            if name not in self._tasks:
+                if name not in self._named and not self._graph.is_served_or_loading(name):
+                    self._graph.implicit.add(name)
+                load = (
+                    self._learn_remote(name)
+                    if self._lifecycle.planner.is_remote(name)
+                    else self._bring_up_to_date(planned)
+                )
+                self._tasks[name] = self._lifecycle.start_load(load)
+
+    async def _learn_remote(self, name: str) -> bool:
+        """Learns of a model that another server loads; returns whether it has changed."""
+        changed = await self._lifecycle.planner.learn_remote(name)
+        if changed:
+            self._changed.add(name)
+        return changed
+
+    async def _bring_up_to_date(self, planned: PlannedModel) -> bool:
+        """Loads a model after its step models; returns whether what is served has changed.
+
+        Source: docs/reference/configuration-and-scheduling.md, "Checks against the composing
+        models".
+        """
+        name, graph, lifecycle = planned.name, self._graph, self._lifecycle
+        polled, if_missing = self._polled, self._if_missing
+        async with lifecycle.lock_model(planned, polled, if_missing) as planned:
+            force = False
+            if planned.loaded is not None:
+                config = planned.loaded.config
+                before = graph.dependencies_of(name)
+                step_models = graph.record_model(name, config, planned.step_models)
+                failures = await self._wait_for_step_models(planned)
+                moved = bool(before) and before != step_models
+                force = moved or not self._changed.isdisjoint(step_models)
+                if planned.keeps_override and graph.is_served_or_loading(name) and not force:
+                    return False  # no client has asked for the files on disk again
+                current = lifecycle.planner.is_up_to_date(planned, polled, if_missing)
+                if step_models and (force or not current):
+                    graph.validate_ensemble(name, config, failures)
+            changed = await lifecycle.load(planned, polled, if_missing, force)
         graph.orphans.discard(name)
         if changed:
             self._changed.add(name)
         return changed
 
-    async def _prepare(self, name: str, config: ModelConfig) -> None:
-        """Loads the step models of an ensemble before it. Raises HostError.
-
-        Source: docs/reference/configuration-and-scheduling.md, "Checks against the composing
-        models".
-        """
-        steps = config.ensemble_scheduling.step
-        found = await self._lifecycle.resolve_step_models(name, {step.model_name for step in steps})
-        step_models = self._graph.record_model(name, config, found)
-        if step_models:
-            self._graph.validate_ensemble(
-                name, config, await self._load_step_models(name, step_models)
-            )
-
-    async def _load_step_models(
-        self, name: str, step_models: Iterable[str]
-    ) -> dict[str, HostError]:
-        """Brings the step models of an ensemble up to date; returns their errors."""
-        limiter = self._lifecycle.limiter
+    async def _wait_for_step_models(self, planned: PlannedModel) -> dict[str, HostError]:
+        """Waits for the loads of the step models of an ensemble; returns their errors."""
+        name, limiter = planned.name, self._lifecycle.limiter
         failures: dict[str, HostError] = {}
+        steps = sorted(set(planned.step_models.values()))
+        await self._start(dict.fromkeys(steps, f"step of '{name}'"))  # those of new files
 
-        async def load_step_model(step_model: str) -> None:
-            if limiter.find_wait_chain(step_model, name):
+        async def wait(step: str) -> None:
+            if limiter.find_wait_chain(step, name):
                 # Its load waits for this one.
-                failures[step_model] = circular_dependency_error(step_model, name)
+                failures[step] = circular_dependency_error(step, name)
                 return
-            if step_model not in self._tasks and not self._graph.is_served_or_loading(step_model):
-                self._graph.implicit.add(step_model)
             try:
-                with limiter.waits_for(name, step_model):
-                    await self._load_once(step_model, self._bring_up_to_date(step_model))
+                with limiter.waits_for(name, step):
+                    await asyncio.shield(self._tasks[step])
             except HostError as error:
-                failures[step_model] = error
+                failures[step] = error
 
-        await asyncio.gather(*map(load_step_model, sorted(step_models)))
+        await asyncio.gather(*map(wait, steps))
         return failures
 
     async def _reload_users(self) -> None:
@@ -320,19 +340,18 @@ class LoadOrder:
         graph = self._graph
         while True:
             users = {
-                user for name in self._changed for user in graph.dependents_of(name, maybe=True)
-            }
-            left = [
-                user
-                for user in sorted(users)
+                user: f"uses '{name}'"
+                for name in sorted(self._changed)
+                for user in graph.dependents_of(name, maybe=True)
                 if user not in self._tasks
                 and (graph.is_served_or_loading(user) or user in graph.orphans)
-            ]
-            if not left:
+            }
+            if not users:
                 return
-            for user in left:
+            await self._start(users)
+            for user in sorted(users):
                 try:
-                    await self._load_once(user, self._bring_up_to_date(user))
+                    await asyncio.shield(self._tasks[user])
                 except RepositoryReadError:
                     pass  # its own configuration is wrong; the log says so
                 except HostError as error:

@@ -1,17 +1,28 @@
 """The life of models: loading, replacing and unloading their versions.
 
-A load has two halves. The first plans (`LoadPlanner`): which versions are loaded, which only get
-other instances, which are replaced. The second executes the plan; either all versions take over,
-or none does and everything stays as it was.
+A load has two halves. The first plans (`LoadPlanner`): which models are loaded, which of their
+versions, which only get other instances, which are replaced. The second executes the plan; of each
+model, either all versions take over, or none does and everything stays as it was.
+
+A load takes these locks, in this order; it waits for another load only while it holds none that
+this one may want:
+
+1. the lock of an ensemble (`lock_model`), before those of its step models
+2. the lock of the model
+3. memory for it (`LoadAdmission`), if there is a memory budget
+4. a slot for each version (`LoadLimiter`); lent to the loads that `initialize` asks for
+5. a slot for each instance that initialises (`LendableSemaphore`), lent likewise
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from host.config.model_config import ModelConfig
@@ -20,7 +31,7 @@ from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
 from host.model_control.load_failures import LoadFailureLog
 from host.model_control.load_limiter import LoadLimiter
-from host.model_control.load_planner import LoadPlan, LoadPlanner, LoadRequest, PrepareCallback
+from host.model_control.load_planner import LoadPlanner, PlannedModel, VersionPlan
 from host.model_control.load_records import LoadRecords
 from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loading import (
@@ -42,6 +53,8 @@ from host.repository.repository import (
 )
 
 _log = logging.getLogger("pbhost")
+
+_Result = TypeVar("_Result")
 
 _OUTDATED = (
     "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
@@ -73,14 +86,13 @@ class ModelLifecycle:
         uploads: UploadedDirectories,
         fingerprint: FingerprintFunction = lambda name, path: compute_fingerprint(path),
         initializing: LendableSemaphore | None = None,
+        remote: RemoteModels | None = None,
     ) -> None:
         self.limiter = LoadLimiter(settings.threads)
         self.initializing = initializing or LendableSemaphore(0)
         """The slots that instances of all models hold while they initialise."""
         self.admission: LoadAdmission | None = None
         """Makes loads wait for memory; None without a memory budget."""
-        self.remote: RemoteModels | None = None
-        """The models of other servers, which are not loaded here."""
         self._registry = registry
         self._repository = repository
         self._loaders = loaders
@@ -89,11 +101,11 @@ class ModelLifecycle:
         self._closing = False
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._records = LoadRecords()
-        self._planner = LoadPlanner(
-            registry, repository, self._records, settings, uploads, fingerprint
+        self.planner = LoadPlanner(
+            registry, repository, self._records, settings, uploads, fingerprint, remote
         )
         self._failures = LoadFailureLog()
-        self._loads: set[asyncio.Task[bool]] = set()
+        self._loads: set[asyncio.Task[Any]] = set()
         self._retirements: dict[asyncio.Task[None], str] = {}  # and the models
 
     # Loading
@@ -104,93 +116,116 @@ class ModelLifecycle:
             counts = not isinstance(error, RepositoryReadError)
             self._registry.set_failed(name, error.status_string, counts=counts)
 
+    def start_load(self, load: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        """Runs a load, which goes on if its caller is cancelled, until the server stops.
+
+        Raises HostError if it is stopping.
+        """
+        if self._closing:
+            load.close()
+            raise unavailable("Server exiting")
+        task = asyncio.get_running_loop().create_task(load)
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    @asynccontextmanager
+    async def lock_model(
+        self, planned: PlannedModel, polled: bool = False, if_missing: bool = False
+    ) -> AsyncIterator[PlannedModel]:
+        """Holds the lock of a model for its load, and logs the failure of the load.
+
+        Yields the model as it is to be loaded: it is read again if another load or an unload of the
+        model came first. `polled`: the poller asked for the load. Then a failure that was logged
+        before is not logged again. `if_missing`: as for `load`. Raises the error of the plan.
+        """
+        name = planned.name
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                try:
+                    if self._is_outdated(planned, polled, if_missing):
+                        await self._release_plan(planned)
+                        again = await self.planner.read(
+                            name, planned.requested, planned.reason, with_config=True
+                        )
+                        planned = dataclasses.replace(again, unloads=planned.unloads)
+                    self.planner.note_on_demand(planned)
+                    if planned.error is not None:
+                        raise planned.error
+                    yield planned
+                except HostError as error:
+                    for level, line in self._failures.lines_for(name, error, polled):
+                        _log.log(level, "%s", line, extra=model_fields(name))
+                    raise
+                self._failures.clear(name)
+                record = self._records.create(name)
+                record.loads += 1
+                record.override_outlasts_changes = planned.requested is not None
+        finally:
+            await self._release_plan(planned)
+
+    def _is_outdated(self, planned: PlannedModel, polled: bool, if_missing: bool) -> bool:
+        """Whether a model has to be read again: another load came first, or the model has gone."""
+        if planned.is_uploaded:
+            return False
+        if planned.loads != self._records.find(planned.name).loads:
+            return True
+        left_out = planned.loaded is None and planned.error is None
+        return left_out and not self.planner.is_up_to_date(planned, polled, if_missing)
+
     async def load(
         self,
-        name: str,
-        override: Override | None = None,
-        *,
+        planned: PlannedModel,
         polled: bool = False,
         if_missing: bool = False,
         force: bool = False,
-        prepare: PrepareCallback | None = None,
     ) -> bool:
         """Loads a model or brings it up to date; returns whether that changed what is served.
 
-        The versions that serve go on until the new ones are ready. An override always reloads the
+        The caller holds the lock of the model (`lock_model`), whose step models are loaded. The
+        versions that serve go on until the new ones are ready. An override always reloads the
         model, and so does `force`. The configuration of an override holds for later loads without
         one until the model's files change or the model is unloaded; uploaded files do not.
-        `prepare` gets the configuration before the load begins. `polled`: the poller asked for the
-        load. Then a failure that was logged before is not logged again, and a model whose instances
-        were given up is left alone until its files change. `if_missing`: a model that serves is
-        left alone, even if its files have changed.
+        `polled`: a model whose instances were given up is left alone until its files change.
+        `if_missing`: a model that serves is left alone, even if its files have changed.
 
         Raises HostError; RepositoryReadError if nothing was attempted.
         """
-        if self._closing:
-            raise unavailable("Server exiting")
-        if self.remote is not None and self.remote.serves(name):
-            return await self.remote.learn(name)
-        unloads = self._records.find(name).unloads
-        request = LoadRequest(name, override, polled, if_missing, force, prepare, unloads)
-        # The load goes on if its caller is cancelled.
-        loading = asyncio.get_running_loop().create_task(self._load(request))
-        self._loads.add(loading)
-        loading.add_done_callback(self._loads.discard)
-        loading.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(loading)
-
-    async def _load(self, request: LoadRequest) -> bool:
-        name = request.name
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        async with lock:
-            try:
-                changed = await self._plan_and_execute(request)
-            except HostError as error:
-                for level, line in self._failures.lines_for(name, error, request.polled):
-                    _log.log(level, "%s", line, extra=model_fields(name))
-                raise
-            self._failures.clear(name)
-            self._records.create(name).override_outlasts_changes = request.override is not None
-            return changed
-
-    async def _plan_and_execute(self, request: LoadRequest) -> bool:
-        files, state = await self._planner.find_files(request.name, request.override)
-        try:
-            plan = await self._planner.plan(request, files, state)
-            if plan is None:
-                return False
-            changed = await self._execute_when_admitted(plan, request.unloads)
-        finally:
-            await self._release_files(files)
-        record = self._records.create(request.name)
-        record.fingerprint = None if state is None else state.fingerprint
-        record.override = None if plan.override is None else Override(plan.override.config)
-        _log.info("successfully loaded '%s'", request.name, extra=model_fields(request.name))
-        return changed
-
-    async def _execute_when_admitted(self, plan: LoadPlan, unloads: int) -> bool:
-        """As `_execute_plan`, once there is memory for it."""
+        if not force and self.planner.is_up_to_date(planned, polled, if_missing):
+            return False
+        plan = await self.planner.plan_versions(planned, force)
         name, config = plan.name, plan.loaded.config
         made = [number for number in plan.chosen if number not in plan.in_place]
         for number in made:
             if number not in plan.serving:
                 self._registry.set_version(name, ModelVersion(number, VersionState.LOADING))
-        if self.admission is None or is_ensemble(config):
-            return await self._execute_plan(plan, unloads)
         files = None if plan.state is None else plan.state.fingerprint
         async with AsyncExitStack() as stack:
-            try:
+            settle = None
+            if self.admission is not None and not is_ensemble(config):
                 admission = self.admission.admit(name, config, files, len(made))
-                settle = await stack.enter_async_context(admission)
-            except HostError as error:
-                for number in made:
-                    self._set_unavailable(plan, number, error.status_string)
-                raise
-            return await self._execute_plan(plan, unloads, settle)
+                try:
+                    settle = await stack.enter_async_context(admission)
+                except HostError as error:
+                    for number in made:
+                        self._set_unavailable(plan, number, error.status_string)
+                    raise
+            changed = await self._execute_plan(plan, planned.unloads, settle)
+        record = self._records.create(name)
+        record.fingerprint = files
+        record.override = None if plan.override is None else Override(plan.override.config)
+        _log.info("successfully loaded '%s'", name, extra=model_fields(name))
+        return changed
+
+    async def _release_plan(self, planned: PlannedModel) -> None:
+        if planned.files is not None:
+            await self._release_files(planned.files)
 
     async def _execute_plan(
         self,
-        plan: LoadPlan,
+        plan: VersionPlan,
         unloads: int,
         settle: Callable[[], Awaitable[None]] | None = None,
     ) -> bool:
@@ -227,7 +262,7 @@ class ModelLifecycle:
                 await result.update.wait_ended()
         return changed
 
-    async def _load_version(self, plan: LoadPlan, number: int) -> LoadResult:
+    async def _load_version(self, plan: VersionPlan, number: int) -> LoadResult:
         async with self.limiter:
             model = plan.in_place.get(number)
             if model is not None:
@@ -247,7 +282,7 @@ class ModelLifecycle:
                     )  # fmt: skip
             return await self._load_once(plan, number)
 
-    async def _load_once(self, plan: LoadPlan, number: int) -> LoadedModel:
+    async def _load_once(self, plan: VersionPlan, number: int) -> LoadedModel:
         """Loads a version, with the hooks of all loads. Raises HostError."""
         directory, loaded = plan.files.path, plan.loaded
         for hook in self._loaders.hooks:
@@ -261,7 +296,7 @@ class ModelLifecycle:
             raise
         return model
 
-    def _commit(self, plan: LoadPlan, results: Mapping[int, LoadResult]) -> bool:
+    def _commit(self, plan: VersionPlan, results: Mapping[int, LoadResult]) -> bool:
         """Lets the new versions serve; returns whether more than instances changed."""
         name = plan.name
         changed = set(plan.before) != set(plan.chosen)
@@ -290,7 +325,7 @@ class ModelLifecycle:
 
     async def _roll_back(
         self,
-        plan: LoadPlan,
+        plan: VersionPlan,
         results: Mapping[int, LoadResult],
         errors: Mapping[int, BaseException],
         outdated: bool,
@@ -323,7 +358,7 @@ class ModelLifecycle:
             raise invalid_argument(_OUTDATED)
         raise VersionLoadError("".join(texts), lines)
 
-    def _set_unavailable(self, plan: LoadPlan, number: int, reason: str) -> None:
+    def _set_unavailable(self, plan: VersionPlan, number: int, reason: str) -> None:
         """Enters a version that did not come up, unless one with its number serves."""
         if number not in plan.serving:
             version = ModelVersion(number, VersionState.UNAVAILABLE, reason)
@@ -337,7 +372,7 @@ class ModelLifecycle:
         `keep_override`: a later load because of an ensemble uses the override again. A model of
         another server is left alone.
         """
-        if self.remote is not None and self.remote.serves(name):
+        if self.planner.is_remote(name):
             return
         versions = self._registry.versions(name).values()
         self._registry.clear_failed(name)
@@ -389,26 +424,22 @@ class ModelLifecycle:
 
     def find_models_on_demand(self) -> set[str]:
         """The models on disk that load on demand, by qualified name. Blocks."""
-        return self._planner.find_models_on_demand()
+        return self.planner.find_models_on_demand()
 
     def read_unchecked_config(self, name: str) -> ModelConfig:
         """The configuration file of a model, whose load parameters are valid. Blocks.
 
         Raises HostError if the model is not on disk, or if the file is not valid.
         """
-        return self._planner.read_unchecked_config(name)
-
-    async def resolve_step_models(self, ensemble: str, names: Iterable[str]) -> dict[str, str]:
-        """The qualified names of the models that an ensemble calls by these names."""
-        return await asyncio.to_thread(self._repository.resolve_step_models, ensemble, names)
+        return self.planner.read_unchecked_config(name)
 
     def serves(self, name: str) -> bool:
         """Whether a version of the model is ready."""
-        return self._planner.is_serving(name, polled=True)
+        return self.planner.is_serving(name, polled=True)
 
     def is_current(self, name: str, fingerprint: Fingerprint) -> bool:
         """Whether a model serves that was loaded from a directory with this fingerprint."""
-        return self._records.is_current(name, fingerprint) and self._planner.is_serving(
+        return self._records.is_current(name, fingerprint) and self.planner.is_serving(
             name, polled=True
         )
 
@@ -425,11 +456,6 @@ class ModelLifecycle:
         """The configuration in force that a client gave, in JSON; "" if there is none."""
         override = self._records.find(name).override
         return "" if override is None else override.config
-
-    def lasting_override(self, name: str) -> Override | None:
-        """The override that a load because of an ensemble has to keep, if there is one."""
-        record = self._records.find(name)
-        return record.override if record.override_outlasts_changes else None
 
     def living_models(self) -> list[LoadedModel]:
         """Every version that is alive, including those that only finish their work."""

@@ -1,11 +1,14 @@
-"""The first half of a load: reads files and configuration, and plans what is loaded."""
+"""Plans loads: which models, in which order, and what happens to their versions.
+
+A plan is made from what lies in the repositories or was uploaded, before anything is started.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from host.config.findings import raise_first
 from host.config.load_parameters import check_load_parameters, loads_on_demand
@@ -20,6 +23,7 @@ from host.errors import ErrorCode, HostError
 from host.model_control.load_records import FileState, LoadRecords
 from host.models.loading import LoadSettings, RepositoryReadError
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
+from host.remote.remote_models import RemoteModels
 from host.repository.agents import run_agents
 from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import (
@@ -30,26 +34,73 @@ from host.repository.repository import (
     select_versions,
 )
 
-PrepareCallback = Callable[[ModelConfig], Awaitable[None]]
-"""Called with the configuration before a load begins; may raise HostError to refuse it."""
-
 
 @dataclass(frozen=True, slots=True)
-class LoadRequest:
-    """The arguments of one `ModelLifecycle.load`; `unloads`: unloads of the model before it."""
+class PlannedModel:
+    """One model of a load plan, as its files were when the plan was made.
+
+    Attributes:
+        name: The model.
+        reason: Why it is in the plan: "" if the caller named it, else which model needs or uses it.
+        requested: The override of this load, or the one that a load because of an ensemble keeps.
+        files: The directory that versions are loaded from; None if it could not be found.
+        state: The state of the repository's files; None if a client uploaded all of them.
+        override: The override in force, from this load or from an earlier one.
+        loaded: The configuration; None if it was not read, as the model need not be loaded.
+        available: The versions on disk that the model may serve.
+        step_models: Of an ensemble, the qualified names of its step models by name.
+        error: Why the model cannot be loaded.
+        loads: The number of loads of the model before the plan was made.
+        unloads: The number of its unloads until then.
+    """
 
     name: str
-    override: Override | None
-    polled: bool
-    if_missing: bool
-    force: bool
-    prepare: PrepareCallback | None
-    unloads: int
+    reason: str = ""
+    requested: Override | None = None
+    files: ModelFiles | None = None
+    state: FileState | None = None
+    override: Override | None = None
+    loaded: LoadedConfig | None = None
+    available: Sequence[int] = ()
+    step_models: Mapping[str, str] = field(default_factory=dict)
+    error: HostError | None = None
+    loads: int = 0
+    unloads: int = 0
+
+    @property
+    def keeps_override(self) -> bool:
+        """Whether it has the override of an earlier load, and an ensemble is why it is loaded."""
+        return bool(self.reason) and self.requested is not None
+
+    @property
+    def is_uploaded(self) -> bool:
+        """Whether a client uploaded all files."""
+        return self.files is not None and self.state is None
+
+    def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        if self.error is not None:
+            return f"{self.name}{why}: {self.error.message}"
+        steps = ", ".join(sorted(self.step_models.values()))
+        return f"{self.name}{why}" + (f" after {steps}" if steps else "")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What a load is going to do.
+    """The models that one request loads, in an order in which step models precede ensembles.
+
+    An ensemble that contains itself follows those of its step models that do not lead to it.
+    """
+
+    models: Sequence[PlannedModel]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{number}. {one}" for number, one in enumerate(self.models, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPlan:
+    """What happens to the versions of one model.
 
     Attributes:
         name: The model.
@@ -74,10 +125,13 @@ class LoadPlan:
     in_place: Mapping[int, LoadedModel]
 
 
+StepModelsOf = Callable[[str], Collection[str]]
+
+
 class LoadPlanner:
     """Plans loads from what lies in the repository or was uploaded; reads disks in threads.
 
-    `records`: what the models were loaded from before.
+    `records`: what the models were loaded from before. `remote`: the models of other servers.
     """
 
     def __init__(
@@ -88,7 +142,9 @@ class LoadPlanner:
         settings: LoadSettings,
         uploads: UploadedDirectories,
         fingerprint: FingerprintFunction,
+        remote: RemoteModels | None,
     ) -> None:
+        self.remote = remote
         self._registry = registry
         self._repository = repository
         self._records = records
@@ -96,62 +152,113 @@ class LoadPlanner:
         self._uploads = uploads
         self._fingerprint = fingerprint
 
-    async def find_files(
-        self, name: str, override: Override | None
-    ) -> tuple[ModelFiles, FileState | None]:
-        """The directory to load from, and its state if it lies in the repository."""
+    async def plan_load(
+        self,
+        names: Mapping[str, str],
+        override: Override | None,
+        step_models_of: StepModelsOf,
+        known: Container[str],
+        if_missing: bool,
+    ) -> LoadPlan:
+        """Plans the load of models and of the step models that they need.
+
+        `names`: the models, and why each is loaded; "" if the caller named it. `override` is that
+        of the models that the caller named. `step_models_of`: returns the step models that a model
+        had when it was read last. Models in `known` belong to an earlier plan. `if_missing`: models
+        that serve are left alone. A model that cannot be read is in the plan with its error.
+        """
+        found: dict[str, PlannedModel] = {}
+
+        async def find(name: str, reason: str) -> None:
+            if reason and name in found:
+                return
+            found[name] = PlannedModel(name, reason)  # each model once
+            found[name] = await self.read(
+                name,
+                override if not reason else self.lasting_override(name),
+                reason,
+                with_config=bool(step_models_of(name)),
+                if_missing=if_missing,
+            )
+            steps = set(found[name].step_models.values()).difference(found)
+            await asyncio.gather(
+                *(find(one, f"step of '{name}'") for one in sorted(steps) if one not in known)
+            )
+
+        await asyncio.gather(*(find(name, reason) for name, reason in names.items()))
+        return LoadPlan(_in_order(found))
+
+    def lasting_override(self, name: str) -> Override | None:
+        """The override that a load because of an ensemble has to keep, if there is one."""
+        record = self._records.find(name)
+        return record.override if record.override_outlasts_changes else None
+
+    async def read(
+        self,
+        name: str,
+        override: Override | None = None,
+        reason: str = "",
+        *,
+        with_config: bool = False,
+        if_missing: bool = False,
+    ) -> PlannedModel:
+        """Reads a model from the repository, or from what a client uploaded.
+
+        Without `with_config`, the configuration of a model that serves these files is left out.
+        `if_missing`: that of any model that serves is.
+        """
+        record = self._records.find(name)
+        planned = PlannedModel(name, reason, override, loads=record.loads, unloads=record.unloads)
+        if self.is_remote(name) or (if_missing and self.is_serving(name, polled=True)):
+            return planned
+        try:
+            planned = await self._find_files(planned)
+            if planned.override is None and planned.state is not None:
+                if self._records.is_current(name, planned.state.fingerprint):
+                    if not with_config and self.is_serving(name, polled=True):
+                        return planned
+                    kept = self._records.find(name).override
+                    planned = dataclasses.replace(planned, override=kept)
+            return await self._read_config(planned)
+        except HostError as error:
+            return dataclasses.replace(planned, error=error)
+
+    def is_remote(self, name: str) -> bool:
+        """Whether the model belongs to another server, which loads it."""
+        return self.remote is not None and self.remote.serves(name)
+
+    async def learn_remote(self, name: str) -> bool:
+        """Asks for the versions of a model of another server; returns whether they have changed.
+
+        Raises HostError.
+        """
+        assert self.remote is not None
+        return await self.remote.learn(name)
+
+    async def _find_files(self, planned: PlannedModel) -> PlannedModel:
+        """Finds the directory to load from, and its state if it lies in the repository."""
+        name, override = planned.name, planned.requested
         try:
             if override is not None and override.files:
                 path = await asyncio.to_thread(self._uploads.write, override.files)
-                return ModelFiles(path, self._uploads), None
+                files = ModelFiles(path, self._uploads)
+                return dataclasses.replace(planned, files=files, override=override)
             path = (await asyncio.to_thread(self._repository.find_model_directory, name)).path
             fingerprint = await asyncio.to_thread(self._fingerprint, name, path)
             config = config_file(path, self._settings.config_name)
-            return ModelFiles(path), FileState(path, fingerprint, config)
+            state = FileState(path, fingerprint, config)
+            return dataclasses.replace(
+                planned, files=ModelFiles(path), state=state, override=override
+            )
         except HostError as error:
             raise RepositoryReadError(error.code, error.message) from error
 
-    async def plan(
-        self, request: LoadRequest, files: ModelFiles, state: FileState | None
-    ) -> LoadPlan | None:
-        """Plans a load; None if the model is up to date. Raises HostError."""
-        name, override = request.name, request.override
-        if request.if_missing and not request.force and self.is_serving(name, polled=True):
-            return None
-        if override is None and state is not None:
-            if self._records.is_current(name, state.fingerprint):
-                if not request.force and self.is_serving(name, request.polled):
-                    return None
-                override = self._records.find(name).override
-        loaded, available = await self._read_config(name, files, override)
-        if loads_on_demand(loaded.config, self._settings.on_demand):
-            self._registry.on_demand.add(name)
-        else:
-            self._registry.on_demand.discard(name)
-        if request.prepare is not None:
-            await request.prepare(loaded.config)
-        self._registry.clear_failed(name)
-        try:
-            chosen = select_versions(loaded.config, available)
-        except HostError as error:
-            self._registry.set_no_versions(name, error.status_string)
-            raise
-        for number in chosen:
-            await asyncio.to_thread(model_file_path, files.path, number, loaded.config)
-        before = self._registry.versions(name)
-        serving = frozenset(n for n, v in before.items() if v.state is VersionState.READY)
-        in_place = {
-            number: model
-            for number in serving
-            if not request.force and (model := before[number].model) is not None and model.ready
-            if self._records.version(model).can_update_in_place(number, loaded.config, state)
-        }
-        return LoadPlan(name, files, state, loaded, override, chosen, before, serving, in_place)
+    async def _read_config(self, planned: PlannedModel) -> PlannedModel:
+        """Reads the configuration, and finds the versions and the step models."""
+        name, files, override = planned.name, planned.files, planned.override
+        assert files is not None
 
-    async def _read_config(
-        self, name: str, files: ModelFiles, override: Override | None
-    ) -> tuple[LoadedConfig, list[int]]:
-        def read() -> tuple[LoadedConfig, list[int]]:
+        def read() -> PlannedModel:
             loaded = load_config(
                 files.path,
                 strict=self._settings.strict,
@@ -166,7 +273,12 @@ class LoadPlanner:
             )
             loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
             run_agents(loaded.config, files.path, self._settings.agents)
-            return loaded, list_served_versions(files.path, loaded.config)
+            available = list_served_versions(files.path, loaded.config)
+            steps = {step.model_name for step in loaded.config.ensemble_scheduling.step}
+            found = self._repository.resolve_step_models(name, steps)
+            return dataclasses.replace(
+                planned, loaded=loaded, available=available, step_models=found
+            )
 
         try:
             return await asyncio.to_thread(read)
@@ -175,6 +287,54 @@ class LoadPlanner:
         except OSError as error:
             text = f"failed to read model '{name}': {error}"
             raise RepositoryReadError(ErrorCode.INTERNAL, text) from error
+
+    def is_up_to_date(self, planned: PlannedModel, polled: bool, if_missing: bool) -> bool:
+        """Whether the model serves what is planned, so that a load would change nothing."""
+        name = planned.name
+        if if_missing and self.is_serving(name, polled=True):
+            return True
+        return (
+            planned.requested is None
+            and planned.state is not None
+            and self._records.is_current(name, planned.state.fingerprint)
+            and self.is_serving(name, polled)
+        )
+
+    async def plan_versions(self, planned: PlannedModel, force: bool) -> VersionPlan:
+        """Plans what happens to the versions of a model. Raises HostError.
+
+        `force`: those that serve are replaced, even if nothing of them has changed.
+        """
+        name, files, loaded = planned.name, planned.files, planned.loaded
+        assert files is not None and loaded is not None
+        self._registry.clear_failed(name)
+        try:
+            chosen = select_versions(loaded.config, planned.available)
+        except HostError as error:
+            self._registry.set_no_versions(name, error.status_string)
+            raise
+        for number in chosen:
+            await asyncio.to_thread(model_file_path, files.path, number, loaded.config)
+        before = self._registry.versions(name)
+        serving = frozenset(n for n, v in before.items() if v.state is VersionState.READY)
+        state = planned.state
+        in_place = {
+            number: model
+            for number in serving
+            if not force and (model := before[number].model) is not None and model.ready
+            if self._records.version(model).can_update_in_place(number, loaded.config, state)
+        }
+        return VersionPlan(
+            name, files, state, loaded, planned.override, chosen, before, serving, in_place
+        )
+
+    def note_on_demand(self, planned: PlannedModel) -> None:
+        """Enters into the registry whether the model loads on demand."""
+        if planned.loaded is not None:
+            if loads_on_demand(planned.loaded.config, self._settings.on_demand):
+                self._registry.on_demand.add(planned.name)
+            else:
+                self._registry.on_demand.discard(planned.name)
 
     def is_serving(self, name: str, polled: bool) -> bool:
         """Whether the model can be asked; for the poller, whether it could be after its load."""
@@ -213,3 +373,21 @@ class LoadPlanner:
         config = read_unchecked_config(path, settings.config_name, settings.variables)
         raise_first(check_load_parameters(config), None)
         return config
+
+
+def _in_order(found: Mapping[str, PlannedModel]) -> list[PlannedModel]:
+    """The models, each after its step models as far as these do not lead back to it."""
+    ordered: dict[str, PlannedModel] = {}
+    entered: set[str] = set()
+
+    def enter(name: str) -> None:
+        if name in entered or name not in found:
+            return
+        entered.add(name)
+        for step in sorted(found[name].step_models.values()):
+            enter(step)
+        ordered[name] = found[name]
+
+    for name in found:
+        enter(name)
+    return list(ordered.values())

@@ -73,12 +73,14 @@ class ModelRecord:
         override_outlasts_changes: Whether that load was the last one that a client asked for.
             Then the override also holds, after a change of files, for loads that only happen
             because of an ensemble.
+        loads: Number of loads that have succeeded. What was read before the last one is outdated.
         unloads: Number of unloads so far. A load is given up if it changes meanwhile.
     """
 
     fingerprint: Fingerprint | None = None
     override: Override | None = None
     override_outlasts_changes: bool = False
+    loads: int = 0
     unloads: int = 0
 
 

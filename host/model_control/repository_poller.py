@@ -110,7 +110,7 @@ class RepositoryPoller:
                 self._dependencies.unload(name)
         if self._has_changed(state.fingerprints, outdated):
             # A failure that a poll meets again without a change has been reported before.
-            order = self._dependencies.create_load_order(polled=self._seen is None)
+            order = self._dependencies.create_load_order(outdated, polled=self._seen is None)
             for name in outdated:
                 self._start_load(name, order)
         if not scan.failures:  # otherwise a model may lie in a folder that cannot be read

@@ -161,11 +161,12 @@ class Composition:
                 uploads,
                 self.fingerprint,
                 initializing,
+                self.remote,
             )
             dependencies = EnsembleDependencies(registry, lifecycle)
             on_demand = await self._make_on_demand(repository, dependencies)
             if self.remote is not None:
-                lifecycle.remote, self.remote.others = self.remote, on_demand
+                self.remote.others = on_demand
                 stack.push_async_callback(self.remote.close)
             targets.on_demand = self.remote or on_demand
             budget = self._make_memory_budget(pool, dependencies, on_demand)

@@ -151,7 +151,13 @@ class Setup:
             self.files.add("m", None if there else "x = 1", config, version)
 
     async def load(self, override: Override | None = None, *, force: bool = False) -> bool:
-        return await self.lifecycle.load("m", override, force=force)
+        return await asyncio.shield(self.lifecycle.start_load(self._load(override, force)))
+
+    async def _load(self, override: Override | None, force: bool) -> bool:
+        lifecycle = self.lifecycle
+        planned = await lifecycle.planner.read("m", override, with_config=force)
+        async with lifecycle.lock_model(planned) as planned:
+            return await lifecycle.load(planned, force=force)
 
     def gate(self, version: int = 1) -> asyncio.Event:
         """Holds the loads of a version until the event is set."""
@@ -485,9 +491,9 @@ def test_unload_for_an_ensemble_keeps_the_override_of_the_last_load(with_lifecyc
         given = override(max_batch_size=4)
         await setup.load(given)
         setup.lifecycle.unload("m", keep_override=True)
-        assert setup.lifecycle.lasting_override("m") == Override(given.config)
+        assert setup.lifecycle.planner.lasting_override("m") == Override(given.config)
         setup.lifecycle.unload("m")
-        assert setup.lifecycle.lasting_override("m") is None
+        assert setup.lifecycle.planner.lasting_override("m") is None
 
     with_lifecycle(test)
 
@@ -498,7 +504,7 @@ def test_failed_load_does_not_remember_its_override(with_lifecycle: Run) -> None
         await setup.load()
         setup.loader.failures[1] = [internal("broken")]
         await refusal(setup.load(override(max_batch_size=4)))
-        assert setup.lifecycle.lasting_override("m") is None
+        assert setup.lifecycle.planner.lasting_override("m") is None
         await setup.load(force=True)
         assert [config.max_batch_size for config in setup.loader.configs] == [0, 0]
 
@@ -513,7 +519,9 @@ def test_uploaded_files_are_used_once_and_removed_with_their_version(
         config = override(max_batch_size=4).config
         await setup.load(Override(config, {"7/model.py": b"x = 1"}))
         assert setup.serving() == [7]
-        assert setup.lifecycle.lasting_override("m") == Override(config)  # without the files
+        assert setup.lifecycle.planner.lasting_override("m") == Override(
+            config
+        )  # without the files
         model = setup.registry.find("m")
         assert isinstance(model, ProcesslessModel)
         uploaded = model.directory
@@ -562,12 +570,12 @@ def test_refusal_by_the_caller_leaves_everything_as_it_was(with_lifecycle: Run) 
         setup.add()
         await setup.load()
 
-        async def prepare(config: ModelConfig) -> None:
-            assert config.name == "m" and setup.events == ["load 1"]
-            raise internal("its step model is missing")
+        async def load() -> None:
+            planned = await setup.lifecycle.planner.read("m", with_config=True)
+            async with setup.lifecycle.lock_model(planned):
+                raise internal("its step model is missing")
 
-        loading = setup.lifecycle.load("m", force=True, prepare=prepare)
-        assert (await refusal(loading)).message == "its step model is missing"
+        assert (await refusal(load())).message == "its step model is missing"
         assert setup.serving() == [1] and setup.events == ["load 1"]
 
     with_lifecycle(test)
