@@ -406,7 +406,7 @@ class ModelLifecycle:
     async def _drain_and_stop(self, name: str, version: ModelVersion, replaced: bool) -> None:
         model = version.model
         assert model is not None
-        await model.drain()
+        await model.drain(sequences=self._closing)  # as in Triton; an unload ends sequences
         await model.stop(self._grace, self._settings.finalize)
         await self._release_files(self._records.remove_version(model))
         version.model = None

@@ -33,6 +33,11 @@ class DrainableModel(ABC):
         return len(self._calls)
 
     @property
+    def unfinished(self) -> int:
+        """Number of calls in progress."""
+        return len(self._calls)
+
+    @property
     def in_use(self) -> bool:
         """Whether calls are in progress, or ensembles hold the version."""
         return bool(self._calls or self._holds)
@@ -46,10 +51,13 @@ class DrainableModel(ABC):
         self._holds -= 1
         self._signal_if_drained()
 
-    async def drain(self) -> None:
-        """Refuses new calls, and waits until there are no calls and no holds."""
+    async def drain(self, sequences: bool = False) -> None:
+        """Refuses new calls, and waits until there are no calls and no holds.
+
+        `sequences`: also until all open sequences have ended.
+        """
         self._drained = asyncio.Event()
-        if self._calls or self._holds:
+        if self._is_awaited():
             await self._drained.wait()
 
     def abort(self, error: HostError) -> None:
@@ -108,6 +116,10 @@ class DrainableModel(ABC):
         self._calls.discard(call)
         self._signal_if_drained()
 
+    def _is_awaited(self) -> bool:
+        """Whether `drain` waits for calls or holds."""
+        return bool(self._calls or self._holds)
+
     def _signal_if_drained(self) -> None:
-        if self._drained is not None and not self._calls and not self._holds:
+        if self._drained is not None and not self._is_awaited():
             self._drained.set()

@@ -72,6 +72,7 @@ class PythonModel(DrainableModel):
             lambda: self.scheduler.queued,
             metrics or MetricsSettings(),
         )
+        self._awaited_sequences: SequenceScheduler | None = None  # by `drain`
         self._late: dict[Call, ExecutionTimes] = {}  # calls whose batch ended before they did
 
     def infer(self, request: InferRequest) -> Call:
@@ -143,6 +144,24 @@ class PythonModel(DrainableModel):
         if refusal is not None:
             self.counters.quarantined += 1
             raise refusal
+
+    async def drain(self, sequences: bool = False) -> None:
+        """As described by DrainableModel."""
+        if sequences and isinstance(self.scheduler, SequenceScheduler):
+            self._awaited_sequences = self.scheduler
+            self.scheduler.on_sequences_ended = self._signal_if_drained
+        await super().drain()
+
+    def _is_awaited(self) -> bool:
+        scheduler = self._awaited_sequences
+        return super()._is_awaited() or (scheduler is not None and scheduler.has_sequences)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of calls in progress; with sequences, the number of open sequences."""
+        if isinstance(self.scheduler, SequenceScheduler):
+            return self.scheduler.count_sequences(self._calls)
+        return super().unfinished
 
     @property
     def in_use(self) -> bool:
@@ -217,8 +236,10 @@ class PythonModel(DrainableModel):
         self._late.update((call, times) for call in late if not call.finished)
 
     def abort(self, error: HostError) -> None:
-        """Ends every call in progress; `stop` does not wait for work without callers."""
+        """Ends every call in progress; `drain` and `stop` wait for nothing without callers."""
+        self._awaited_sequences = None
         super().abort(error)
+        self._signal_if_drained()
         for supervisor in (*self.supervisors, *self._retiring):
             supervisor.skip_grace_period()
 

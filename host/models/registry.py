@@ -92,8 +92,11 @@ class LoadedModel(Model, Protocol):
     def release(self) -> None:
         """Ends a hold."""
 
-    async def drain(self) -> None:
-        """Refuses new calls, and waits until there are no calls and no holds."""
+    async def drain(self, sequences: bool = False) -> None:
+        """Refuses new calls, and waits until there are no calls and no holds.
+
+        `sequences`: also until all open sequences have ended.
+        """
 
     def abort(self, error: HostError) -> None:
         """Ends every call in progress."""
@@ -104,6 +107,10 @@ class LoadedModel(Model, Protocol):
     @property
     def in_flight(self) -> int:
         """Number of calls in progress, including queued ones."""
+
+    @property
+    def unfinished(self) -> int:
+        """Number of calls in progress; of a model with sequences, the number of open sequences."""
 
     @property
     def in_use(self) -> bool:

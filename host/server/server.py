@@ -377,6 +377,7 @@ class Server:
 
     async def _unload(self, lifecycle: ModelLifecycle, deadline: float, in_time: bool) -> bool:
         _log.info("Waiting for in-flight requests to complete.")
+        _log_in_flight(lifecycle, max(0.0, deadline - asyncio.get_running_loop().time()))
         unload = asyncio.ensure_future(lifecycle.unload_all())
         if await wait_with_reports(unload, deadline, lambda left: _log_in_flight(lifecycle, left)):
             unload.result()
@@ -429,12 +430,12 @@ async def _run_to_end(work: Coroutine[None, None, None]) -> None:
 
 
 def _log_in_flight(lifecycle: ModelLifecycle, left: float) -> None:
-    busy = [model for model in lifecycle.living_models() if model.in_flight]
+    busy = [model for model in lifecycle.living_models() if model.unfinished]
     _log.info("Timeout %d: Found %d model versions that have in-flight inferences", left, len(busy))
     for model in busy:
         _log.info(
             "Model '%s' (version %d) has %d in-flight inferences",
             model.name,
             model.version,
-            model.in_flight,
+            model.unfinished,
         )

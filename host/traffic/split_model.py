@@ -85,9 +85,9 @@ class SplitModel:
         """Ends a hold of the stable version."""
         self.stable.release()
 
-    async def drain(self) -> None:
+    async def drain(self, sequences: bool = False) -> None:
         """Drains the stable version."""
-        await self.stable.drain()
+        await self.stable.drain(sequences)
 
     def abort(self, error: HostError) -> None:
         """Ends every call in progress of the stable version."""
@@ -101,6 +101,11 @@ class SplitModel:
     def in_flight(self) -> int:
         """Number of calls in progress of the stable version."""
         return self.stable.in_flight
+
+    @property
+    def unfinished(self) -> int:
+        """Number of calls in progress, or of open sequences, of the stable version."""
+        return self.stable.unfinished
 
     @property
     def in_use(self) -> bool:

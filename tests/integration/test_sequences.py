@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
@@ -614,6 +615,39 @@ def test_a_sequence_between_requests_ends_with_its_model(
         client.load_model("m")
         assert "must specify the START flag" in infer_error(send_request, client, "m", 1)[1]
         send_request(client, "m", 1, "se")
+
+
+@pytest.mark.parametrize("strategy", ["direct {}", "oldest { max_candidate_sequences: 4 }"])
+def test_an_exit_waits_for_open_sequences_and_reports_them_at_once(
+    serve: Serve, repository: RepositoryBuilder, strategy: str
+) -> None:
+    repository.add("idles", seen_model(), seen_config(strategy, idle=1_500_000))
+    repository.add("stays", seen_model(), seen_config(strategy))
+    host = serve(repository, "--exit-timeout-secs=60").wait_started()
+    with host.client() as client:
+        for number in (1, 2):
+            send_request(client, "idles", number, "s")
+        send_request(client, "stays", 1, "s")
+        send_request(client, "stays", 1, "e")
+        send_request(client, "stays", 2, "se")
+    assert host.stop() == 0
+    start = host.output.index("Waiting for in-flight requests to complete.")
+    reports = [line.split("] ", 1)[1] for line in host.output[start:].splitlines() if "] " in line]
+    assert re.fullmatch(
+        r"Timeout [0-9]+: Found 1 model versions that have in-flight inferences", reports[0]
+    )
+    assert reports[1] == "Model 'idles' (version 1) has 2 in-flight inferences"
+
+
+def test_an_exit_ends_sequences_that_exceed_its_timeout(
+    serve: Serve, repository: RepositoryBuilder
+) -> None:
+    repository.add("stays", seen_model(), seen_config())
+    host = serve(repository, "--exit-timeout-secs=1").wait_started()
+    with host.client() as client:
+        send_request(client, "stays", 1, "s")
+    assert host.stop() == 1
+    assert "Exit timeout expired. Exiting immediately." in host.output
 
 
 def limited_config(strategy: str, count: int) -> str:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from host.errors import HostError, invalid_argument, unavailable
@@ -67,6 +67,7 @@ class SequenceScheduler(CallHolder):
             lambda instance, again: OpenGate()
         )
         self.clock: Clock = LoopClock() if clock is None else clock
+        self.on_sequences_ended: Callable[[], None] = lambda: None
         self.queued = 0
         self._shape = shape
         self._known: dict[Id, Sequence] = {}
@@ -88,6 +89,11 @@ class SequenceScheduler(CallHolder):
     def has_sequences(self) -> bool:
         """Whether a sequence has begun that has not ended, be it idle."""
         return bool(self._known)
+
+    def count_sequences(self, calls: Iterable[Call]) -> int:
+        """The number of sequences that have not ended, or have one of these calls in progress."""
+        running = (call.sequence for call in calls if isinstance(call, SequenceCall))
+        return len({*self._known.values(), *running} - {None})
 
     # Requests
 
@@ -210,6 +216,8 @@ class SequenceScheduler(CallHolder):
     def _remove_sequence(self, sequence: Sequence) -> None:
         if self._known.get(sequence.id) is sequence:
             del self._known[sequence.id]
+            if not self._known:
+                self.on_sequences_ended()
         self._arrivals.pop(sequence, None)
 
     def _expire_sequence(self, sequence: Sequence) -> None:

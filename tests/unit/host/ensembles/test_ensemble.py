@@ -33,6 +33,7 @@ class Member:
     defines_is_ready = False
     ready = True
     in_flight = 0
+    unfinished = 0
     in_use = False
 
     def __init__(self, name: str, decoupled: bool = False) -> None:
@@ -93,7 +94,7 @@ class Member:
     def release(self) -> None:
         self.held -= 1
 
-    async def drain(self) -> None:
+    async def drain(self, sequences: bool = False) -> None:
         raise AssertionError
 
     def abort(self, error: HostError) -> None:
