@@ -39,6 +39,7 @@ serve: $(VENV)/base.stamp  ## serve model_repository/ until Ctrl-C
 
 check: $(VENV)/test.stamp  ## lint and types
 	$(BIN)/hadolint Containerfile
+	$(BIN)/oxlint --deny-warnings host/frontends
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

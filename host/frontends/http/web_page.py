@@ -1,4 +1,4 @@
-"""A web page that is one file: it needs nothing from elsewhere, and says so in its policy."""
+"""A web page that is sent whole: it needs nothing from elsewhere, and says so in its policy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,26 @@ from pathlib import Path
 from host.frontends.http.exchange import Header, HttpExchange
 
 HTML = b"text/html; charset=utf-8"
+_INLINED = (
+    (b'<link rel="stylesheet" href="page.css">', b"style", "page.css"),
+    (b'<script src="page.js"></script>', b"script", "page.js"),
+)
 NO_CACHE: Header = (b"cache-control", b"no-cache")  # the page fits the version of the server
 
 
 class WebPage:
-    """An HTML file, and the headers that it is sent with."""
+    """`page.html`, `page.js` and `page.css` of a folder as one page, and the headers to send."""
 
-    def __init__(self, file: Path, without: bytes = b"") -> None:
+    def __init__(self, folder: Path, without: bytes = b"") -> None:
         """`without`: HTML that is left out, such as a link to a page that is turned off.
 
-        Raises OSError if the file cannot be read.
+        Raises OSError if a file cannot be read.
         """
-        self._page = file.read_bytes().replace(without, b"")
+        page = (folder / "page.html").read_bytes().replace(without, b"")
+        for reference, kind, name in _INLINED:
+            text = (folder / name).read_bytes()
+            page = page.replace(reference, b"<%b>\n%b</%b>" % (kind, text, kind))
+        self._page = page
         self._headers: list[Header] = [
             (b"content-security-policy", _policy(self._page)),
             (b"x-content-type-options", b"nosniff"),

@@ -43,7 +43,7 @@ class ApiPageHandler:
         self._describe_others = describe_others
         self._restrictions = restrictions
         without = b"" if dashboard else b'<a href="dashboard">Dashboard</a>'
-        self._page = WebPage(Path(__file__).with_name("page.html"), without)
+        self._page = WebPage(Path(__file__).parent, without)
 
     async def docs(self, exchange: HttpExchange, route: Route) -> None:
         """Sends the page. It is the same for all servers, and reads the OpenAPI document."""

@@ -21,7 +21,7 @@ class DashboardHandler:
     def __init__(self, api_page: bool) -> None:
         """`api_page`: whether the server has the page to try models."""
         without = b"" if api_page else b'<a href="docs">Try models</a>'
-        self._page = WebPage(Path(__file__).with_name("page.html"), without)
+        self._page = WebPage(Path(__file__).parent, without)
 
     async def dashboard(self, exchange: HttpExchange, route: Route) -> None:
         """Sends the page. It is the same for all servers."""
