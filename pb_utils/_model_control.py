@@ -14,7 +14,13 @@ _PREFIX = "file:"
 
 
 @_arguments.with_argument_errors
-def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | None = None) -> None:
+def load_model(
+    model_name: Text,
+    config: Text = "",
+    files: dict[str, bytes] | None = None,
+    *,
+    hold: bool = False,
+) -> None:
     """Loads or reloads a model, and waits until it is loaded.
 
     A loaded version goes on serving if the reload fails. The server must run with ``--model-
@@ -26,6 +32,10 @@ def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | No
             empty.
         files: contents of files in place of the stored files. A key is ``file:<path below the
             model's folder>``. Needs ``config``.
+        hold: whether this instance holds the model: other models cannot unload it until this
+            instance has called ``unload_model`` as often, or has ended. A model that was loaded
+            with ``hold`` is unloaded when the last instance that holds it has ended. Triton does
+            not have this argument.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -33,9 +43,11 @@ def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | No
 
     Examples:
         >>> pb_utils.load_model("square")
+        >>> pb_utils.load_model("square", hold=True)
     """
     name = _arguments.check_text("load_model", "model_name", model_name)
     text = _arguments.check_text("load_model", "config", config)
+    held = _arguments.check_boolean("load_model", "hold", hold)
     if files is not None and not isinstance(files, dict):
         raise TritonModelException(
             f"failed to load model '{name}', files should be a dictionary of file paths and file "
@@ -43,7 +55,7 @@ def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | No
         )
     contents = {_path(name, key): _content(value) for key, value in (files or {}).items()}
     try:
-        _runtime.current().load_model(name, text, contents)
+        _runtime.current().load_model(name, text, contents, held)
     except TritonModelException as error:
         raise TritonModelException(f"Failed to load model: {error}") from None
 
@@ -52,8 +64,9 @@ def load_model(model_name: Text, config: Text = "", files: dict[str, bytes] | No
 def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
     """Starts to unload a model. When the call returns, the model is not ready any more.
 
-    The model completes its requests first. A model that is unknown or already unloaded is not an
-    error (docs/reference/model-api.md, "Model control").
+    If this instance holds the model (``load_model``), the call releases one hold. While an instance
+    holds the model, it stays loaded. The model completes its requests first. A model that is
+    unknown or already unloaded is not an error (docs/reference/model-api.md, "Model control").
 
     Args:
         model_name: name of the model.

@@ -84,13 +84,14 @@ class Runtime(Protocol):
         """Returns the free shared memory of this instance in bytes."""
         ...
 
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
         """Loads a model, and waits until it is loaded.
 
         Args:
             name: name of the model.
             config: configuration as JSON text; the stored one if empty.
             files: contents of files, by their paths below the model's folder.
+            hold: whether this instance holds the model until it unloads it, or ends.
 
         Raises:
             TritonModelException: the model cannot be loaded.
@@ -190,7 +191,7 @@ class NoHostRuntime:
         """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("free_memory()")
 
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
         """Always raises TritonModelException: no server runs the model."""
         raise self._unsupported("load_model()")
 

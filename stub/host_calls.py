@@ -99,10 +99,10 @@ class HostCalls:
 
     # Model control
 
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
         """Loads a model. Raises TritonModelException."""
         self._check_control("load_model")
-        self._call(lambda number: m.LoadModel(number, name, config, dict(files)))
+        self._call(lambda number: m.LoadModel(number, name, config, dict(files), hold))
 
     def unload_model(self, name: str, dependents: bool) -> None:
         """Starts to unload a model. Raises TritonModelException."""

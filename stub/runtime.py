@@ -292,9 +292,9 @@ class StubRuntime:
         """Returns the number of the next BLS request."""
         return next(self._bls_numbers)
 
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
         """Loads a model. Raises TritonModelException."""
-        self.host_calls.load_model(name, config, files)
+        self.host_calls.load_model(name, config, files, hold)
 
     def unload_model(self, name: str, dependents: bool) -> None:
         """Starts to unload a model. Raises TritonModelException."""

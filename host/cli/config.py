@@ -169,13 +169,18 @@ async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: P
 class _NoModelControl:
     """Model control without a server: refuses all changes."""
 
-    async def load(self, name: str, config: str, files: dict[str, bytes], requester: str) -> None:
+    async def load(
+        self, name: str, config: str, files: dict[str, bytes], requester: str, holder: object
+    ) -> None:
         """Raises HostError."""
         raise _no_server_error()
 
-    async def unload(self, name: str, dependents: bool) -> None:
+    async def unload(self, name: str, dependents: bool, holder: object) -> None:
         """Raises HostError."""
         raise _no_server_error()
+
+    def release_holds(self, holder: object) -> None:
+        """Does nothing."""
 
     async def is_ready(self, name: str, version: str) -> bool:
         """Returns False."""

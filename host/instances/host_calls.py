@@ -29,14 +29,18 @@ class HostCalls:
     def load_model(self, message: m.LoadModel) -> None:
         """Loads a model; replies when it is loaded."""
         load = self._services.control.load(
-            message.name, message.config, message.files, self.initializing
+            message.name,
+            message.config,
+            message.files,
+            self.initializing,
+            self if message.hold else None,
         )
         self._reply_when_done(message.number, load)
 
     def unload_model(self, message: m.UnloadModel) -> None:
         """Starts to unload a model; replies when that has started."""
         self._reply_when_done(
-            message.number, self._services.control.unload(message.name, message.dependents)
+            message.number, self._services.control.unload(message.name, message.dependents, self)
         )
 
     def is_model_ready(self, message: m.IsModelReady) -> None:
@@ -109,3 +113,4 @@ class HostCalls:
         for task in self._tasks:
             task.cancel()
         self._metrics.remove_owner(self)
+        self._services.control.release_holds(self)

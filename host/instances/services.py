@@ -45,15 +45,21 @@ class ModelControl(Protocol):
     Source: docs/reference/model-api.md, "Model control".
     """
 
-    async def load(self, name: str, config: str, files: dict[str, bytes], requester: str) -> None:
+    async def load(
+        self, name: str, config: str, files: dict[str, bytes], requester: str, holder: object
+    ) -> None:
         """Loads or reloads a model, with overrides if they are not empty; returns when it is
         loaded.
 
         `requester`: the model whose `initialize` waits for this load, "" if there is none.
+        `holder`: the stub that holds the model from now on, None if it does not.
         """
 
-    async def unload(self, name: str, dependents: bool) -> None:
-        """Starts to unload a model."""
+    async def unload(self, name: str, dependents: bool, holder: object) -> None:
+        """Releases a hold of `holder`, and starts to unload the model unless it is still held."""
+
+    def release_holds(self, holder: object) -> None:
+        """Releases the holds of a stub that has ended."""
 
     async def is_ready(self, name: str, version: str) -> bool:
         """Whether a model is ready; `version` "" is any."""

@@ -18,6 +18,7 @@ from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies
+from host.model_control.holds import ModelHolds
 from host.model_control.hook import LoadParameters, ModelControlHook
 from host.models.loading import RepositoryReadError
 from host.models.registry import UNLOADED, Registry, VersionState, parse_version
@@ -60,21 +61,42 @@ class ModelControl:
         """Takes part in loads and unloads; None if nothing does."""
         self.remote: RemoteModels | None = None
         """The models of other servers; None if there are none."""
+        self._holds = ModelHolds()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load(
-        self, name: str, config: str, files: dict[str, bytes], requester: str = ""
+        self,
+        name: str,
+        config: str,
+        files: dict[str, bytes],
+        requester: str = "",
+        holder: object = None,
     ) -> None:
         """Loads a model for `pb_utils.load_model`; `files`: contents by path. See below.
 
-        The hook takes no part in the load of a model of this server by the `initialize` of another:
-        each server that loads the other does it.
+        `holder`: the instance that holds the model from now on; None if it does not. The hook takes
+        no part in the load of a model of this server by the `initialize` of another: each server
+        that loads the other does it.
         """
         parameters: dict[str, Parameter | bytes] = {
             f"file:{path}": content for path, content in files.items()
         }
         if config:
             parameters["config"] = config
+        if holder is None:
+            self._holds.keep_loaded(name)
+            await self._load_for_model(name, parameters, requester)
+            return
+        name = checked_load_name(name)
+        # Held before it is loaded: until then, another model could unload it.
+        self._holds.add(name, holder, loads=not self._is_loaded(name))
+        try:
+            await self._load_for_model(name, parameters, requester)
+        except BaseException:  # also of a call that was cancelled
+            self._holds.release(name, holder)
+            raise
+
+    async def _load_for_model(self, name: str, parameters: LoadParameters, requester: str) -> None:
         load = partial(self.load_with_parameters, name, parameters, requester)
         if self.hook is None or (requester and not self._is_remote(name)):
             await load()
@@ -95,6 +117,7 @@ class ModelControl:
         """Waits for earlier unloads of the model, then as `load_with_parameters`."""
         async with self._wait_for_earlier(name):
             pass
+        self._holds.keep_loaded(name)
         await self.load_with_parameters(name, parameters)
 
     async def load_with_parameters(
@@ -200,23 +223,58 @@ class ModelControl:
     def _wait_for_earlier(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
 
-    async def unload(self, name: str, dependents: bool) -> None:
+    async def unload(self, name: str, dependents: bool, holder: object = None) -> None:
         """Starts to unload a model and the ensembles that use it. Raises HostError.
 
-        A model that is not loaded is no error. `dependents`: also unloads the step models that
-        were loaded only for this ensemble and that no other ensemble uses. A load in progress
-        fails: it may belong to the model that asks, which therefore cannot wait for it.
+        Releases a hold of `holder`, the instance that asks. As long as the model or one of these
+        ensembles is held, they stay loaded. A model that is not loaded is no error. `dependents`:
+        also unloads the step models that were loaded only for this ensemble and that no other
+        ensemble uses. A load in progress fails: it may belong to the model that asks, which
+        therefore cannot wait for it.
         """
         self._raise_unless_explicit()
-        if self.hook is None:
-            await self._unload_here(name, dependents)
+        self._holds.release(name, holder)
+        if self._holds.are_held(self._with_ensembles(name)):
+            _log.debug("'%s' stays loaded, as models hold it", name, extra=model_fields(name))
             return
-        await self.hook.unload(name, dependents, partial(self._unload_here, name, dependents))
+        if self.hook is None:
+            self._unload_here(name, dependents)
+            return
 
-    async def _unload_here(self, name: str, dependents: bool) -> None:
+        async def unload() -> None:
+            self._unload_here(name, dependents)
+
+        await self.hook.unload(name, dependents, unload)
+
+    def release_holds(self, holder: object) -> None:
+        """Releases the holds of an instance that has ended; unloads what only they had loaded.
+
+        With a hook, these models stay loaded: other servers may hold them.
+        """
+        for name in self._holds.release_all(holder):
+            ends_here = self.hook is None and self._serving()
+            if ends_here and not self._holds.are_held(self._with_ensembles(name)):
+                self._unload_here(name, dependents=False)
+
+    def _unload_here(self, name: str, dependents: bool) -> None:
         self._raise_if_remote(name)
         for known in self._registry.qualified_names(name):
             self._dependencies.unload(known, dependents)
+
+    def _with_ensembles(self, name: str) -> list[str]:
+        """The names of a model and of the ensembles that use it, directly or not."""
+        known = self._registry.qualified_names(name)
+        for one in known:  # grows meanwhile
+            known += [user for user in self._dependencies.users_of(one) if user not in known]
+        return [name, *map(self._registry.name_of, known)]
+
+    def _is_loaded(self, name: str) -> bool:
+        """Whether a version of the model is ready or is being loaded."""
+        return any(
+            version.state in (VersionState.READY, VersionState.LOADING)
+            for known in self._registry.qualified_names(name)
+            for version in self._registry.versions(known).values()
+        )
 
     async def is_ready(self, name: str, version: str) -> bool:
         """Whether a model is ready. Raises HostError if there is no such model.

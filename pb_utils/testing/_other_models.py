@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
@@ -61,8 +62,9 @@ class OtherModels:
         self._control = control
         self._unloaded: set[str] = set()
         self._added: set[str] = set()
+        self._holds: Counter[str] = Counter()
 
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
         """Loads a model. A model without a stand-in needs a configuration and files.
 
         Raises:
@@ -74,14 +76,16 @@ class OtherModels:
                 f"failed to load '{name}', failed to poll from model repository"
             )
         self._control.append(ModelControl("load", name, config, dict(files)))
+        self._holds[name] += hold
         if name not in self._models:
             self._added.add(name)
         self._unloaded.discard(name)
 
     def unload_model(self, name: str) -> None:
-        """Unloads a model. An unknown model is not an error."""
+        """Releases a hold, and unloads a model that has none. An unknown one is not an error."""
         self._control.append(ModelControl("unload", name, "", {}))
-        if name in self._models or name in self._added:
+        self._holds[name] = max(0, self._holds[name] - 1)
+        if not self._holds[name] and (name in self._models or name in self._added):
             self._unloaded.add(name)
 
     def is_model_ready(self, name: str, version: str = "") -> bool:

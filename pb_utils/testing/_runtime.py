@@ -129,10 +129,10 @@ class HarnessRuntime:
         ).start()
         return cancelled.set
 
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
         """Loads another model."""
         try:
-            self._other_models.load_model(name, config, files)
+            self._other_models.load_model(name, config, files, hold)
         except TritonModelException as error:
             raise self._as_server_error(error) from None
 

@@ -252,12 +252,16 @@ class CancelBls(_Message, tag="cancel_bls"):
 
 
 class LoadModel(_Message, tag="load"):
-    """Loads a model; `config` and `files` (by path) override those of the repository."""
+    """Loads a model; `config` and `files` (by path) override those of the repository.
+
+    `hold`: the stub holds the model until it unloads it, or ends.
+    """
 
     number: int
     name: str
     config: str
     files: Dict[str, bytes]
+    hold: bool
 
 
 class UnloadModel(_Message, tag="unload"):

@@ -32,14 +32,18 @@ import triton_python_backend_utils as pb_utils
 {UNTIL_SOURCE}
 def attempt(call):
     function, *arguments = json.loads(call)
+    options = arguments.pop() if arguments[-1:] == [{{"hold": True}}] else {{}}
     if len(arguments) > 2:
         arguments[2] = {{path: text.encode() for path, text in arguments[2].items()}}
     try:
-        return repr(getattr(pb_utils, function)(*arguments))
+        return repr(getattr(pb_utils, function)(*arguments, **options))
     except pb_utils.TritonModelException as error:
         return str(error)
 """
-"""`attempt` calls `pb_utils`: JSON of the function's name and its arguments, files as text."""
+"""`attempt` calls `pb_utils`: JSON of the function's name and its arguments, files as text.
+
+The last argument may be `{"hold": true}`.
+"""
 
 MODEL = (
     HEAD

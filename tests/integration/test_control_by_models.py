@@ -257,3 +257,81 @@ def test_initialize_may_outdate_its_own_load(
                 " lifecycle, current load operation is out-dated.\n"
             ),
         )
+
+
+HOLD = {"hold": True}
+ENSEMBLE = """
+    platform: "ensemble"
+    input { name: "COMMAND" data_type: TYPE_STRING dims: 1 }
+    output { name: "ANSWER" data_type: TYPE_STRING dims: 1 }
+    ensemble_scheduling { step { model_name: "x" model_version: -1
+      input_map { key: "COMMAND" value: "COMMAND" }
+      output_map { key: "ANSWER" value: "ANSWER" } } }
+"""
+
+
+@pytest.fixture
+def holding(repository: RepositoryBuilder, serve: Serve) -> Iterator[tuple[RunningHost, Client]]:
+    """A host that serves the models `a` and `b`; `x` and the ensemble `pipe` of it are on disk."""
+    for name in ("a", "b", "x"):
+        repository.add(name, model(name), CONFIG)
+    repository.add("pipe", config=ENSEMBLE)
+    host = serve(repository, EXPLICIT, "--load-model=a", "--load-model=b").wait_started()
+    with host.client() as client:
+        yield host, client
+
+
+def test_a_held_model_stays_loaded_until_its_last_holder_unloads_it(
+    holding: tuple[RunningHost, Client],
+) -> None:
+    _, client = holding
+
+    def unload(asker: str, name: str = "x") -> bool:
+        assert call(client, "unload_model", name, asked=asker) == "None"
+        return not client.is_model_ready("x")
+
+    for asker in ("a", "b", "b"):
+        assert call(client, "load_model", "x", HOLD, asked=asker) == "None"
+    assert not unload("a")
+    assert run_command(client, "name", "x") == "x"
+    assert not unload("a"), "the holds of another model are not released"
+    assert not unload("b")
+    assert unload("b")
+
+    # An ensemble that is held keeps its steps, and a failed load holds nothing.
+    assert call(client, "load_model", "pipe", HOLD, asked="a") == "None"
+    assert not unload("b")
+    assert client.is_model_ready("pipe")
+    assert not unload("a", "pipe")
+    assert "failed to poll" in call(client, "load_model", "x", "{", HOLD, asked="a")
+    assert unload("b")
+
+    # Clients may unload what models hold.
+    assert call(client, "load_model", "x", HOLD, asked="a") == "None"
+    client.unload_model("x")
+    assert not client.is_model_ready("x")
+
+
+def test_an_instance_that_ends_releases_its_holds(holding: tuple[RunningHost, Client]) -> None:
+    host, client = holding
+
+    def is_gone() -> bool:
+        return not client.is_model_ready("x")
+
+    for asker in ("a", "b"):
+        assert call(client, "load_model", "x", HOLD, asked=asker) == "None"
+    (killed,) = host.stubs("a_0")
+    killed.kill()
+    wait_until(lambda: host.stubs("a_0") not in ([], [killed]), "the restart")
+    assert not is_gone(), "the other model holds it"
+    client.unload_model("b")
+    wait_until(is_gone, "the last holder to end")
+
+    client.load_model("x")
+    assert call(client, "load_model", "x", HOLD, asked="a") == "None"
+    client.unload_model("a")
+    wait_until(lambda: index(client, "a") == [("1", "UNAVAILABLE", "unloaded")], "the unload")
+    assert not is_gone(), "a client has loaded it"
+    client.load_model("b")
+    assert call(client, "unload_model", "x", asked="b") == "None"
+    assert is_gone(), "no model holds it"

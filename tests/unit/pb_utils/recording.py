@@ -63,8 +63,8 @@ class RecordingRuntime:
     def model_dir(self) -> str:
         return "/models/m/1"
 
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        self._call("load", name, config, dict(files))
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
+        self._call("load", name, config, dict(files), *["held"] * hold)
 
     def unload_model(self, name: str, dependents: bool) -> None:
         self._call("unload", name, dependents)

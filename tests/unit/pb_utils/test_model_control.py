@@ -17,6 +17,7 @@ def test_arguments_reach_the_server(runtime: RecordingRuntime) -> None:
     files: dict[str, Any] = {"file:1/model.py": b"code", "file:x": bytearray()}
     load_model(b"m", '{"backend": "python"}', files)
     load_model(model_name="m", config=b"{}", files={})
+    load_model("m", hold=True)
     unload_model("m")
     unload_model(model_name=b"m", unload_dependents=np.bool_(True))  # type: ignore[arg-type]  # allowed, but not in the types
     assert is_model_ready("m") is True
@@ -26,6 +27,7 @@ def test_arguments_reach_the_server(runtime: RecordingRuntime) -> None:
         ("load", "m", "", {}),
         ("load", "m", '{"backend": "python"}', {"1/model.py": b"code", "x": b""}),
         ("load", "m", "{}", {}),
+        ("load", "m", "", {}, "held"),
         ("unload", "m", False),
         ("unload", "m", True),
         ("ready?", "m", ""),

@@ -318,6 +318,19 @@ class TestModelControl:
             True,
         ]
 
+    def test_a_held_model_stays_loaded_until_it_is_unloaded_as_often(self) -> None:
+        def act() -> list[Any]:
+            for _ in range(2):
+                pb_utils.load_model("other", hold=True)
+            pb_utils.unload_model("other")
+            ready = pb_utils.is_model_ready("other")
+            pb_utils.unload_model("other")
+            return [ready, refusal_of(lambda: pb_utils.is_model_ready("other"))()]
+
+        unknown = "Request for unknown model: 'other' has no available versions"
+        refused = f"Failed to check model readiness: {SERVER}{unknown}"
+        assert run_in_model(act, models=self.MODELS) == [True, refused]
+
     def test_a_model_may_be_loaded_from_files(self) -> None:
         def act() -> list[Any]:
             pb_utils.load_model("new", "{}", {"file:1/model.py": b""})

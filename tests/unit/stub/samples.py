@@ -35,7 +35,7 @@ TO_HOST: list[m.ToHost] = [
     m.BatchReturned(1),
     m.BlsRequest(1, REQUEST, 1, True),
     m.CancelBls(1),
-    m.LoadModel(1, "x", "", {}),
+    m.LoadModel(1, "x", "", {}, True),
     m.UnloadModel(1, "x", False),
     m.IsModelReady(1, "x", ""),
     m.NewMetricFamily(1, 1, "name", "text", 0),
