@@ -18,7 +18,7 @@ from benchmarks.servers import RunningServer
 class BlsLoad:
     """`workers` threads or coroutines call at a time; 0 is the main thread in `execute`.
 
-    With `streamed`, each call is decoupled and gets so many responses.
+    With `streamed`, each call is decoupled and gets that many responses.
     """
 
     model: str

@@ -35,7 +35,7 @@ _IDLE_SECONDS = 6.0  # arenas return memory that was not needed for 2 to 4 secon
 
 @contextmanager
 def serving(count: int, instances: int) -> Iterator[RunningServer]:
-    """A server with so many frontend processes."""
+    """A server with `count` frontend processes."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "identity_fp32")
         shutil.copytree(SOURCE, model)

@@ -106,7 +106,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def measure_models(folder: Path, count: int) -> int:
-    """The bytes of so many loaded models together."""
+    """The bytes of all these loaded models together."""
     with ours(folder, flags=[ON_DEMAND]) as server, connect(server) as client:
         for number in range(count):
             ask(client, number)

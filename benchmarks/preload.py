@@ -40,7 +40,7 @@ ROUNDS = 5
 
 
 def load(client: grpcclient.InferenceServerClient, instances: int) -> float:
-    """Loads the model with so many instances; returns the seconds."""
+    """Loads the model with `instances` instances; returns the seconds."""
     config = {
         "name": "large",
         "backend": "python",

@@ -1,3 +1,3 @@
-"""The version of pbhost, of which `pyproject.toml` makes that of the package."""
+"""The version of pbhost; `pyproject.toml` reads it as the version of the package."""
 
 RELEASE = "0.2.0"

@@ -197,7 +197,7 @@ class StubMemory:
         return max(0, self.own.free_bytes(excluding=self.exported.exported_blocks()) - imported)
 
     def inline_limit(self, tensors: int) -> int:
-        """Returns the bytes that each of so many tensors may have inside the next message."""
+        """Returns the bytes that each of `tensors` tensors may have inside the next message."""
         return max(
             INLINE_ALWAYS, self.ring_free_bytes() // (self._batch_requests * max(1, tensors))
         )
@@ -252,7 +252,7 @@ class StubMemory:
         return not in_time and bool(self._unsent_releases)
 
     def begin_batch(self, requests: int = 1) -> None:
-        """Begins a batch of so many requests, on the main thread."""
+        """Begins a batch of `requests` requests, on the main thread."""
         self._releases_before_wake = _IN_EXECUTE
         self._batch_requests = requests
 

@@ -35,7 +35,7 @@ class ProcessReaper:
         self._host = host
         self._groups: Set[int] = set()  # of stubs that run
         self._terminating: Dict[int, float] = {}  # when their processes get SIGKILL
-        self._killed: Set[int] = set()  # groups of which only the resource tracker may be left
+        self._killed: Set[int] = set()  # groups that may have only the resource tracker left
 
     def run(self) -> None:
         """Returns when the host has ended and the groups of its stubs are empty."""

@@ -65,7 +65,7 @@ def frontends(host: RunningHost) -> list[psutil.Process]:
 
 
 def wait_complete(host: RunningHost, count: int) -> list[psutil.Process]:
-    """Waits until there are so many frontend processes; returns them by their number."""
+    """Waits until there are `count` frontend processes; returns them by their number."""
     wait_until(lambda: len(frontends(host)) == count, f"{count} frontend processes")
     return frontends(host)
 

@@ -66,18 +66,18 @@ class Collector:
                 ]
 
     def wait_for(self, condition: Callable[[Span], bool], count: int) -> list[Span]:
-        """The spans that fulfil a condition, once there are so many of them."""
+        """The spans that fulfil a condition, once there are `count` of them."""
         wait_until(lambda: len(list(filter(condition, self.spans))) >= count, f"{count} spans")
         return list(filter(condition, self.spans))
 
     def wait_for_trace(self, trace: str, count: int) -> dict[str, Span]:
-        """The spans of one trace by name, once there are so many."""
+        """The spans of one trace by name, once there are `count`."""
         found = self.wait_for(lambda span: span.trace == trace, count)
         assert len(found) == count
         return {span.name: span for span in found}
 
     def wait_for_request(self, request_id: str, count: int) -> dict[str, Span]:
-        """The spans of the trace that a request has, by name, once there are so many."""
+        """The spans of the trace that a request has, by name, once there are `count`."""
         of_model = self.wait_for(lambda s: s.attributes.get("triton.request_id") == request_id, 1)
         return self.wait_for_trace(of_model[0].trace, count)
 

@@ -74,7 +74,7 @@ def _split_line(words: list[str]) -> tuple[str, bytes, dict[str, str]]:
     while len(words) > 1 and (option := _OPTION.fullmatch(words[-1])):
         name, value = option.groups()
         if name in options:
-            raise ValueError(f"option '{name}' is there twice")
+            raise ValueError(f"option '{name}' is given twice")
         options[name] = value
         words = words[:-1]
     if len(words) > 2:

@@ -130,7 +130,7 @@ def _field_of(value: Parameter) -> str:
     if isinstance(value, int) and value >= 1 << 63:  # the id of a sequence
         return "uint64_param"
     kinds: tuple[tuple[type, str], ...] = (
-        (bool, "bool_param"),  # before int, of which bool is a subclass
+        (bool, "bool_param"),  # before int, because bool is a subclass of it
         (int, "int64_param"),
         (float, "double_param"),
     )

@@ -53,14 +53,14 @@ class RayOptions:
         0, "Add replicas up to this number under load; 0 keeps --replicas.", integer(0)
     )
     per_model: bool = _group(
-        False, "Make a deployment for each model, in place of replicas that hold all models."
+        False, "Make a deployment for each model instead of replicas that hold all models."
     )
     http_port: int = _group(8000, "HTTP port of the proxies.", PORT)
     grpc_port: int = _group(8001, "gRPC port of the proxies.", PORT)
     address: str = _group("0.0.0.0", "Address that the proxies listen on for HTTP.")
     argument: list[str] = _group(
         [],
-        "NAME=VALUE: a flag of pbhost serve, with _ in place of -. May be repeated.",
+        "NAME=VALUE: a flag of pbhost serve, with _ instead of -. You can repeat this flag.",
         check=check_inputs,
     )
 

@@ -162,7 +162,7 @@ class _Download:
             except (http.client.HTTPException, ConnectionError) as error:
                 raise unavailable(f"the server has ended the recording early: {error}") from error
             except TimeoutError as error:
-                raise unavailable("the server sends nothing any more") from error
+                raise unavailable("the server stopped sending") from error
             except OSError as error:
                 raise unavailable(
                     f"cannot write the recording to '{self._directory}': {error.strerror or error}"

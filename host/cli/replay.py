@@ -92,7 +92,7 @@ class ReplayOptions:
     )
     speed: str = _group(
         "1",
-        "How many times as fast as they came the requests are sent; max: as fast as possible.",
+        "Speed of sending, as a multiple of the recorded speed; max: as fast as possible.",
         check=_check_speed,
     )
     concurrency: int = _group(

@@ -141,7 +141,7 @@ def _mark_ready(ready: list[_Tensor]) -> None:
 
 
 def _find_cause(node: _Tensor) -> _Tensor:
-    """The tensor because of which this one cannot be computed.
+    """The tensor that keeps this one from being computed.
 
     That is the nearest one that no step writes. If each of them is written, some depend on
     themselves: then it is the last tensor on the way to one that was passed before, or `node` if

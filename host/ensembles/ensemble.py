@@ -195,7 +195,7 @@ class Ensemble(DrainableModel):
             except HostError as error:
                 reason = error.message
             if reason:
-                return f"model '{step.model}', which it is made of, is not ready: {reason}"
+                return f"its step model '{step.model}' is not ready: {reason}"
         return ""
 
     def _find(self, step: EnsembleStep) -> LoadedModel:

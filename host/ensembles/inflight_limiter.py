@@ -90,9 +90,9 @@ class InflightLimiter:
         if not permit.waits:
             return
         _log.error(
-            "ensemble '%s': a request of step %d has waited %d s for one of the %d that are under"
-            " way to end; it goes ahead. Raise 'max_inflight_requests', or find out why they do"
-            " not end",
+            "ensemble '%s': a request of step %d waited %d s for one of %d running requests to"
+            " finish; continuing without it. Raise 'max_inflight_requests', or find out why they"
+            " do not finish",
             self._name, permit.step, _MAX_WAIT_NS // 1_000_000_000, self._under_way[permit.step],
         )  # fmt: skip
         self._start(permit)

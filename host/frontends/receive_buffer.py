@@ -22,7 +22,7 @@ _address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object,)
 
 
 class MessageFiller(Protocol):
-    """Makes a message of its pieces, each of which is copied when it comes."""
+    """Makes a message of its pieces, each of which is copied when it arrives."""
 
     def append(self, part: Piece | bytearray, /) -> None:
         """Copies the next piece. Raises MemoryError."""
@@ -32,7 +32,7 @@ class MessageFiller(Protocol):
 
 
 StartFilling = Callable[[int], MessageFiller]
-"""Starts to fill a message of so many bytes."""
+"""Starts to fill a message of the given size in bytes."""
 
 
 class FilledMessage:

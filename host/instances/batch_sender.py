@@ -92,7 +92,7 @@ class BatchSender:
             self._connection.send_work(frame, reclaimed)
 
     def reclaim_prefetched(self, most: int) -> list[Call]:
-        """Takes back at most so many batches that the stub has not taken; returns their calls."""
+        """Takes back at most `most` batches that the stub has not taken; returns their calls."""
         calls: list[Call] = []
         for number, other_messages in self._connection.link.reclaim_frames(most):
             calls += self._batches.withdraw_batch(number)

@@ -67,7 +67,7 @@ class BatchTracker:
 
     @property
     def blocking_batches(self) -> list[int]:
-        """Numbers of the batches one of which has to end before the stub can take another."""
+        """Numbers of the batches: one of them has to end before the stub can take another."""
         under_way = [batch for batch in self._started_batches() if not batch.deferred]
         if all(batch.instance_free for batch in under_way):
             return []
@@ -311,7 +311,7 @@ class BatchTracker:
         self._log(m.LogLine(2, "executor.py", 0, text), calls)
 
     def finish_unsent(self, batch: Batch) -> None:
-        """Ends a batch of which no call could be sent, unless the stub has died since."""
+        """Ends a batch whose calls could not be sent, unless the stub has died since."""
         if self._batches.pop(batch.number, None) is not None:
             batch.on_done(batch, None)
             self._release_instance(batch)

@@ -20,8 +20,8 @@ SendResponse = Callable[[int, InferResponse | None, bool, bool], None]
 The flags say whether it is the last response, and whether the batch waits for it.
 """
 
-_PARENT_CANCELLED = "the request was cancelled, for the request on whose behalf it was made was"
-_CANCELLED_BY_MODEL = "the model that made the request has cancelled it"
+_PARENT_CANCELLED = "the request was cancelled because its parent request was cancelled"
+_CANCELLED_BY_MODEL = "the request was cancelled by the model that sent it"
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ class ForkClient:
     async def wait_prepared(self, seconds: float | None) -> str:
         """Waits until the server has prepared its model; returns the error, "" for none.
 
-        Raises TimeoutError after so many seconds, and ConnectionError if the server ends.
+        Raises TimeoutError after `seconds`, and ConnectionError if the server ends.
         """
         return await asyncio.wait_for(asyncio.shield(self._prepared), seconds)
 

@@ -182,7 +182,7 @@ class ForkLauncher:
         try:
             return await server.fork(stub)
         except ConnectionError as error:
-            _log.warning("%s: a stub is a new interpreter, in place of a fork", error)
+            _log.warning("%s: a stub is started as a new interpreter, not forked", error)
         return await self._spawn.launch(stub)
 
     async def prepare(self) -> ForkServer:

@@ -84,7 +84,8 @@ class Link:
         # Whether the ring says that a frame comes by ZeroMQ, where it is not yet.
         self._awaiting_overflow = False
         self._delivered = 0
-        self._late: deque[tuple[int, asyncio.Future[None]]] = deque()  # done at so many delivered
+        # Futures, each done when that many frames are delivered.
+        self._late: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._open = True
         self._stopped_reading = False
         self._delivers_later = False
@@ -123,7 +124,7 @@ class Link:
         self._doorbell.announce_frame()
 
     def reclaim_frames(self, most: int) -> list[ReclaimedFrame]:
-        """Removes the newest frames of work that the stub has not taken, at most so many.
+        """Removes at most `most` of the newest frames of work that the stub has not taken.
 
         Returns the oldest first.
 

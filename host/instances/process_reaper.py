@@ -31,7 +31,7 @@ class ProcessReaper:
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
-        self._unconfirmed: set[int] = set()  # groups of which something may be left
+        self._unconfirmed: set[int] = set()  # groups that may have processes left
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0

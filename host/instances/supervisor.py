@@ -225,7 +225,7 @@ class Supervisor(InstanceSlot):
         pass_on(self, call)
 
     def reclaim_prefetched(self, most: int) -> Sequence[Call]:
-        """Takes back at most so many calls that the stub has not taken."""
+        """Takes back at most `most` calls that the stub has not taken."""
         return self.instance.batch_sender.reclaim_prefetched(most)
 
     def drain_prefetched(self) -> Sequence[Call]:

@@ -215,7 +215,7 @@ class TensorTransfer:
         else:
             block = self._exported.find_block(wire.arena, wire.offset)
             if block.size != wire.size:
-                raise ValueError(f"a lent block of {block.size} bytes came back as {wire.size}")
+                raise ValueError(f"a lent block of {block.size} bytes was returned as {wire.size}")
         data = (
             block.data
             if type(block) is Block or not isinstance(block, SharedMemoryBytes)

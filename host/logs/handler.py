@@ -201,7 +201,7 @@ class LogHandler(logging.Handler):
 
     def _format_dropped(self, lines: int) -> bytes:
         """Returns a line about lines that were dropped."""
-        text = f"dropped {lines} log lines: the console or the disk did not take them in time"
+        text = f"dropped {lines} log lines: the console or the disk was too slow"
         record = LOGGER.makeRecord(LOGGER.name, logging.WARNING, __file__, 0, text, (), None)
         if not self.filter(record):
             return b""

@@ -14,7 +14,7 @@ class LatencyCounts(Counter[int]):
     """The number of requests in each bucket of latency; counts of two versions can be added."""
 
     def add_latency(self, ns: int) -> None:
-        """Counts a request that took so many nanoseconds."""
+        """Adds one request of the given duration in nanoseconds."""
         mantissa, exponent = frexp(ns)  # 0.5 <= mantissa < 1, so each exponent has 16 buckets
         self[exponent * _PER_OCTAVE + int(mantissa * 2 * _PER_OCTAVE)] += 1
 

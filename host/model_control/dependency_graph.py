@@ -15,7 +15,7 @@ from host.repository.qualified_name import qualified_name
 
 
 class DependencyGraph:
-    """Which models each ensemble is made of, by its configuration as it was read last."""
+    """The step models of each ensemble, by its configuration as it was read last."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -70,7 +70,7 @@ class DependencyGraph:
         )
 
     def unloaded_remote_models(self, name: str) -> list[str]:
-        """The step models of an ensemble of which other servers have no version loaded."""
+        """The step models of an ensemble that no other server has loaded."""
         known = filter(self._registry.is_remote, self.dependencies_of(name))
         return sorted(member for member in known if not self._registry.versions(member))
 

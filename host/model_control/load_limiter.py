@@ -29,7 +29,7 @@ class LoadLimiter(LendableSemaphore):
         chain = self.find_wait_chain(target, requester)
         if chain:
             raise invalid_argument(
-                f"'initialize' of model '{requester}' asks for it, and would wait for itself:"
+                f"'initialize' of model '{requester}' requests it, and would wait for itself:"
                 f" {' -> '.join([requester, *chain])}. Load one of them before the others, or from"
                 " 'execute'"
             )

@@ -244,7 +244,7 @@ class MemoryBudget:
                 for name, memory in sorted(used.items())
                 if memory.get(device)
             )
-            wanted = f"it needs {_mib(need[device])}" if device in need else "its need is not known"
+            wanted = f"it needs {_mib(need[device])}" if device in need else "its need is unknown"
             texts.append(
                 f"{device}: {wanted}{', and ' + others if others else ''};"
                 f" the budget is {_mib(self._limits[device])}"

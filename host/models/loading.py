@@ -22,7 +22,7 @@ Source: docs/reference/configuration-and-scheduling.md, "Change detection".
 """
 
 UPDATABLE_PARAMETERS = (CANARY_PARAMETER, SHADOW_PARAMETER)
-"""Config parameters of which the same is true."""
+"""Config parameters for which the same is true."""
 
 
 def clear_updatable(config: ModelConfig) -> None:

@@ -8,7 +8,7 @@ QUEUE_SECONDS = "queue_seconds"
 """The name of a replica's statistic for autoscaling: the mean time in its queues, in seconds."""
 
 UNCOUNTED_REQUESTS = "uncounted_requests"
-"""The name of the statistic of requests in progress that did not come through Ray Serve."""
+"""The name of the statistic of requests in progress that arrived outside of Ray Serve."""
 
 TARGET_QUEUE_SECONDS = 0.1
 """Seconds in a queue above which replicas are added."""

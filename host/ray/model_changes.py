@@ -245,7 +245,7 @@ class SharedModelControl:
         try:
             known = await self.peers.call(LIST_STAMPS, timeout=_QUESTION_SECONDS)
         except HostError as error:
-            _log.warning("loads and unloads of other replicas are not known: %s", error.message)
+            _log.warning("cannot find out what other replicas have loaded: %s", error.message)
             return 0, {}
         latest: dict[str, tuple[tuple[int, str], str]] = {}
         for replica, stamps in known:
@@ -260,7 +260,7 @@ class SharedModelControl:
         try:
             parts = await self.peers.call(SEND_CHANGES, missed, timeout=self.load_seconds)
         except HostError as error:
-            _log.warning("loads and unloads of other replicas did not come: %s", error.message)
+            _log.warning("did not receive model changes from other replicas: %s", error.message)
             return
         for changes in parts:
             await self.apply(changes)

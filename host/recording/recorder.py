@@ -113,7 +113,7 @@ class Recording:
         return True
 
     def drop(self, size: int) -> None:
-        """Forgets a request that held so many bytes."""
+        """Forgets a request that held `size` bytes."""
         self._pending -= 1
         self._pending_bytes -= size
 

@@ -134,7 +134,7 @@ class RemoteModels:
         return await _within(
             _ANSWER_SECONDS,
             self._provider.statistics(name, version),
-            f"the statistics of {what} did not come",
+            f"did not receive the statistics of {what}",
         )
 
     async def index(self, ready: bool) -> Sequence[IndexEntry]:
@@ -142,7 +142,7 @@ class RemoteModels:
         return await _within(
             _ANSWER_SECONDS,
             self._provider.index(ready),
-            "the index entries of the remote models did not come",
+            "did not receive the index entries of the remote models",
         )
 
     async def ready(self) -> bool:
@@ -150,7 +150,7 @@ class RemoteModels:
         answered = self._provider.ready()
         try:
             return await _within(
-                _ANSWER_SECONDS, answered, "the readiness of the remote models did not come"
+                _ANSWER_SECONDS, answered, "did not receive the readiness of the remote models"
             )
         except _NoAnswerError as error:
             _log.warning("%s", error.message)

@@ -22,7 +22,7 @@ class ResponseWindow:
         self._changed = asyncio.Event()
 
     def sent(self, size: int) -> None:
-        """Counts a response with so many bytes of tensors."""
+        """Counts a response with `size` bytes of tensors."""
         self._sizes.append(size)
         self._bytes += size
 

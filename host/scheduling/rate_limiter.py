@@ -115,7 +115,7 @@ class RateLimiter:
         return self._allowed.get(pool, self._allowed.get((name, None), 0))
 
     def holders(self, permit: Permit) -> list[CallHolder]:
-        """The owners of the executions one of which has to end before this permit is granted.
+        """The owners of the executions; one of them has to end before this permit is granted.
 
         They have resources that it needs; if all that it needs is free and it waits for its turn,
         resources that the first one needs. Empty if it need not wait, or if an execution that holds

@@ -48,7 +48,7 @@ class BlockingServer:
         """Starts the server, once, as `Server.start`. Raises HostError."""
         with self._state_lock:
             if self._thread.ident is not None:
-                raise unavailable("this server has been started before; make another one")
+                raise unavailable("this server has been started before; create a new one")
             self._thread.start()
             self._process, self._running = os.getpid(), True
         try:

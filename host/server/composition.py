@@ -1,4 +1,4 @@
-"""What a server is made of: stubs, loaders, models and their control, opened and closed as one."""
+"""The parts of a server: stubs, loaders, models and their control, opened and closed as one."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class Server:
     def _refuse_exiting(self) -> None:
         """Raises HostError UNAVAILABLE if `stop` was called."""
         if self._state.exiting:
-            raise unavailable("this server has been told to stop; make another one")
+            raise unavailable("this server is stopping; create a new one")
 
     def _open_metrics_collector(self, components: Components) -> MetricsCollector:
         keys = self._endpoints.api_keys

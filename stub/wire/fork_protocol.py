@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 from stub.wire.spawn import SpawnArguments
 
 _MAX_MESSAGE = 1 << 16  # bytes
-_MAX_ERROR = 5000  # characters, of which each takes at most 12 bytes
+_MAX_ERROR = 5000  # characters; each takes at most 12 bytes
 
 
 class RequestRefused(Exception):

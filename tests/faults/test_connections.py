@@ -270,7 +270,7 @@ def hold_idle_connections(host: RunningHost) -> None:
 
 
 def pipeline_http(host: RunningHost) -> None:
-    """2,000 requests in one go, of which no response is read."""
+    """2,000 requests in one go, whose responses are not read."""
     address = ("127.0.0.1", int(host.http_url.rpartition(":")[2]))
     with closing(socket.create_connection(address, DEADLINE)) as connection:
         connection.settimeout(2)

@@ -183,7 +183,7 @@ def test_a_wide_message_harms_no_other(host: RunningHost, name: str) -> None:
 
 
 def cancel(host: RunningHost) -> None:
-    """500 requests of which each is cancelled at once."""
+    """500 requests, each of which is cancelled at once."""
     with host.client() as client:
         inputs = [tensor("INPUT0", np.ones(1000, np.float32))]
         for _ in range(500):

@@ -1,6 +1,6 @@
 """A library of arrays on GPUs, as small as it can be: what torch is to a model, without torch.
 
-It speaks to the CUDA driver itself, be it real or simulated, and is copied beside models of tests.
+It calls the CUDA driver itself, whether real or simulated, and is copied beside models of tests.
 """
 
 from __future__ import annotations

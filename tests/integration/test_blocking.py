@@ -42,7 +42,7 @@ def test_a_blocking_server_that_does_not_run_says_so(repository: RepositoryBuild
     assert server.stop(), "it has been stopped"
     with pytest.raises(pbhost.HostError, match="does not run in this process"):
         server.infer("identity", inputs)
-    with pytest.raises(pbhost.HostError, match="has been started before; make another one"):
+    with pytest.raises(pbhost.HostError, match="has been started before; create a new one"):
         server.start()
 
 

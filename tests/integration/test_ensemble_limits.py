@@ -86,7 +86,7 @@ def folder(module_repository: RepositoryBuilder) -> Path:
 
 
 class Held:
-    """A request of its own number for so many responses; its consumers are held."""
+    """A request with a number of its own, whose consumers are held."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._folder, self._number = folder / str(number), number

@@ -544,7 +544,7 @@ def test_streams_may_follow_each_other(host: RunningHost) -> None:
 
 
 def test_a_long_stream_goes_through(host: RunningHost) -> None:
-    """More than may be under way from a member to the client at a time."""
+    """More than may be in transit from a member to the client at once."""
     with ModelStream(host) as stream:
         stream.infer("stream", [1000])
         assert [outputs["O"][0] for outputs in stream.outputs()] == list(range(1, 1001))

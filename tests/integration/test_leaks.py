@@ -82,7 +82,7 @@ async def and_then_nothing_is_left(serve: Callable[[], Awaitable[None]]) -> None
 
 
 async def one_request(bench: Bench, chance: random.Random) -> str:
-    """Right, refused, failed in the model, or cancelled under way."""
+    """Successful, refused, failed in the model, or cancelled while they run."""
     kind = chance.choice(
         ["right", "right", "right", "ask", "refused", "unknown", "raises", "cancelled"]
     )

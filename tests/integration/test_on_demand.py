@@ -274,7 +274,7 @@ def test_a_request_waits_at_most_as_long_as_the_flag_says(
     host = serve(repository, ON_DEMAND, "--on-demand-timeout-secs=0.5").wait_started()
     assert error_of(host, "slow") == (
         "StatusCode.UNAVAILABLE",
-        "model 'slow' did not load within 0.5 s; it goes on loading",
+        "model 'slow' did not load within 0.5 s; loading continues",
     )
     gate.touch()
 

@@ -55,7 +55,7 @@ class Busy:
         return self.pool.submit(work)
 
     def pending(self, count: int) -> None:
-        """Waits until so many requests have come and not begun."""
+        """Waits until `count` requests have arrived and not started."""
 
         def there() -> bool:
             with urlopen(f"http://{self.host.metrics_url}/metrics", timeout=DEADLINE) as answer:

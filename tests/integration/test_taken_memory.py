@@ -121,7 +121,7 @@ def host(
         f"--trace-config=triton,file={folder}/traces",
     ).wait_started()
     yield host
-    assert host.stop() == 0  # nothing is under way any more
+    assert host.stop() == 0  # no request is left
     assert "Traceback" not in host.output, host.output
 
 

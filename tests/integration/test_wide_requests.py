@@ -53,7 +53,7 @@ class Witness:
                     self._answered.notify_all()
 
     def wait_answered(self, count: int) -> None:
-        """Waits until so many more requests are answered."""
+        """Waits until `count` more requests are answered."""
         with self._answered:
             expected = self.answered + count
             assert self._answered.wait_for(lambda: self.answered >= expected, DEADLINE)

@@ -91,7 +91,7 @@ class Load:
             thread.join()
 
     def goes_on(self, requests: int = 100) -> None:
-        """Returns once so many more requests are answered."""
+        """Returns once `requests` more requests are answered."""
         target = self.answered + requests
         wait_until(lambda: self.answered >= target, "requests to be answered")
 

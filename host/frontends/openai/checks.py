@@ -1,4 +1,4 @@
-"""Checks of JSON values, of which the checks of fields are made.
+"""Building blocks of the field checks: checks of JSON values.
 
 `place` says where a value stands in the body, such as `messages[0].role`. A wrong value raises
 OpenAIError, with the place and what was expected.

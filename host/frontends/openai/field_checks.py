@@ -1,6 +1,6 @@
 """Checks of the fields that are more than one JSON value: messages, tools, texts, formats.
 
-They are made of the checks in `checks`, and raise OpenAIError as those do.
+They combine the checks in `checks`, and raise OpenAIError like those.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def wanted_tools(fields: Fields) -> list[dict[str, Any]] | None:
 
 
 def demanded_functions(contract: Contract, fields: Fields) -> list[dict[str, Any]]:
-    """Returns the functions of which the answer must call one, as a schema says to the model.
+    """Returns the functions that the answer must choose from, as a schema says to the model.
 
     Returns none if the model takes tools itself, or cannot follow a schema.
     """
@@ -25,7 +25,7 @@ def demanded_functions(contract: Contract, fields: Fields) -> list[dict[str, Any
 
 
 def required_functions(fields: Fields) -> list[dict[str, Any]]:
-    """Returns the functions of which the answer must call one; none if it may be a text."""
+    """Returns the functions that the answer must choose from; none if it may be a text."""
     functions = [tool["function"] for tool in wanted_tools(fields) or ()]
     choice = fields.get("tool_choice")
     if isinstance(choice, dict):

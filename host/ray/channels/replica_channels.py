@@ -233,7 +233,7 @@ class ReplicaChannels:
             found = await self._ask_addresses(_SLOT_SECONDS)
             self._pause = _REFRESH_SECONDS
         except (RayError, RayServeException, TimeoutError) as error:
-            _log.debug("the addresses of replicas did not come: %s", error)  # handles say why
+            _log.debug("did not receive the addresses of replicas: %s", error)  # handles say why
             found = self._known
             self._pause = min(2 * self._pause, _MAX_REFRESH_SECONDS)
         connections = await asyncio.gather(
@@ -244,7 +244,7 @@ class ReplicaChannels:
     def _refresh_ended(self, task: asyncio.Future[None]) -> None:
         self._refreshing = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("the connections to replicas are not known", exc_info=error)
+            _log.error("cannot find out the addresses of replicas", exc_info=error)
 
     def close(self) -> None:
         """Closes all connections; no others are made."""

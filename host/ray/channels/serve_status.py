@@ -19,7 +19,7 @@ class ServeStatusReader:
     """Asks Ray Serve for its status, once at a time in this process.
 
     A question costs CPU time for each deployment, in this process and in the controller. It goes on
-    when its caller has given up, so many of them would leave a busy machine no time for answers.
+    when its caller has given up, so that many of them would keep a busy machine from answering.
     """
 
     def __init__(self, ask: Callable[[], Any]) -> None:

@@ -242,7 +242,7 @@ class Connection:
         )
         for answer in await asyncio.gather(*told, return_exceptions=True):
             if isinstance(answer, BaseException):
-                _log.warning("a deployment was not told of a change of '%s': %s", name, answer)
+                _log.warning("cannot notify a deployment about model '%s': %s", name, answer)
 
     def _replicas(self, name: str) -> ReplicaChannels:
         channels = self._channels.get(name)

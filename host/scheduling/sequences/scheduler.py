@@ -87,7 +87,7 @@ class SequenceScheduler(CallHolder):
 
     @property
     def has_sequences(self) -> bool:
-        """Whether a sequence has begun that has not ended, be it idle."""
+        """Whether a sequence has started and not ended, even if it is idle."""
         return bool(self._known)
 
     def count_sequences(self, calls: Iterable[Call]) -> int:

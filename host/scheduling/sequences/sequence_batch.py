@@ -52,7 +52,7 @@ class SequenceBatchOwner(Protocol):
 
 
 class SequenceBatch(SlotHolder):
-    """`count` slots of `instance`, of which at most one batch runs. Base of both strategies."""
+    """`count` slots of `instance`, which runs one batch at a time. Base of both strategies."""
 
     def __init__(
         self, owner: SequenceBatchOwner, instance: InstanceSlot, count: int, gate: ExecutionGate

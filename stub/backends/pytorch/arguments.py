@@ -74,8 +74,8 @@ def map_inputs_to_arguments(
         if name is not None and argument.kind in ("dict", "other"):
             raise ModelFailure(
                 f"model '{model}' cannot be loaded: the argument '{argument.name}' of"
-                f" forward({_signature(arguments)}) is not a tensor, so the input '{name}' cannot"
-                " be it"
+                f" forward({_signature(arguments)}) is not a tensor, so it cannot be the"
+                f" input '{name}'"
             )
     return ArgumentMapping(order, arguments)
 

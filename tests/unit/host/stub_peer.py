@@ -130,7 +130,7 @@ class StubPeer:
         os.eventfd_write(self.spawn.host_event_fd, 1)
 
     async def receives(self, kind: type[m.ToStub], count: int = 1) -> list[m.ToStub]:
-        """Waits for so many messages of a kind; returns all of the kind."""
+        """Waits for `count` messages of a kind; returns all of the kind."""
 
         def found() -> list[m.ToStub]:
             return [message for message in self.received if isinstance(message, kind)]

@@ -233,7 +233,7 @@ def test_answers_reach_the_request_that_they_belong_to(start_stub: StartStub) ->
 
 
 def receive_requests(host: HostPeer, count: int) -> list[m.BlsRequest]:
-    """Waits for so many requests to other models."""
+    """Waits for `count` requests to other models."""
     return [host.receive(m.BlsRequest) for _ in range(count)]
 
 

@@ -27,7 +27,7 @@ class TritonPythonModel:
         return responses
 
     def call(self, count, elements, streamed):
-        """Sends `count` requests in turn; with `streamed`, each gets so many responses."""
+        """Sends `count` requests in turn; with `streamed`, each gets that many responses."""
         array = np.zeros(elements, dtype=np.float32)
         if streamed:
             array = np.array([streamed], dtype=np.int32)

@@ -26,7 +26,7 @@ _log = logging.getLogger("pbhost")
 
 _DRAIN_PING = b"pbdrain."
 _MAX_RESET_STREAMS = 1024  # remembered streams that were reset while the client was sending
-_STREAMS_PER_TOKEN = 64  # a change of the window of so many streams costs as much as a frame
+_STREAMS_PER_TOKEN = 64  # changing the window of this many streams costs as much as a frame
 _MAX_SETTINGS = 128  # per frame
 _MIN_REQUEST_BYTES = 48  # bytes; smaller inputs are control frames
 

@@ -44,7 +44,7 @@ def test_a_line_gives_name_key_and_permissions(tmp_path: Path) -> None:
         ("a the-secret concurrency=\n", "line 1: concurrency must be a whole number above 0"),
         ("a the-secret models=x,,y\n", "line 1: models: a name is empty"),
         ("a the-secret allow=health,infer\n", "line 1: allow: unknown category 'infer'; known are"),
-        ("a the-secret rate=1 rate=2\n", "line 1: option 'rate' is there twice"),
+        ("a the-secret rate=1 rate=2\n", "line 1: option 'rate' is given twice"),
         ("a the-secret model=x\n", "line 1: expected [NAME] KEY [OPTION=VALUE ...]; did you mean"),
         ("a b the-secret\n", "line 1: expected [NAME] KEY [OPTION=VALUE ...]. Options are allow"),
         ("sha256:abc\n", "line 1: a hash is sha256: and 64 hexadecimal digits"),

@@ -35,7 +35,7 @@ Z = TensorSpec(name="z", dtype=np.float32, shape=(1,), optional=True)
 
 
 def rows(*sizes: int) -> list[Request]:
-    """Requests of so many samples; each sample has a number of its own."""
+    """Requests of these numbers of samples; each sample has a number of its own."""
     ends = np.cumsum(sizes)
     numbers = np.arange(ends[-1], dtype=np.float32).repeat(2).reshape(-1, 2)
     return [

@@ -304,7 +304,7 @@ def test_an_ensemble_is_ready_when_its_members_are() -> None:
     second.ready = False
     assert not is_ready()
     assert asyncio.run(ensemble.why_not_ready()) == (
-        "model 'second', which it is made of, is not ready: it sleeps"
+        "its step model 'second' is not ready: it sleeps"
     )
 
 

@@ -131,7 +131,7 @@ def test_every_question_has_a_deadline(loop: FakeClockLoop, question: str) -> No
         if question == "ready":
             assert waits.result() is False
         else:
-            with pytest.raises(HostError, match="did not come within 15 s"):
+            with pytest.raises(HostError, match="did not receive the statistics of .* within 15 s"):
                 waits.result()
 
     loop.run_until_complete(main())
@@ -177,7 +177,7 @@ def test_an_answer_without_news_does_not_change_the_table_of_models(loop: FakeCl
 
 
 class Sender(Provider):
-    """Sends responses with a tensor of so many bytes, as fast as it may."""
+    """Sends responses with a tensor of `size` bytes, as fast as it may."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

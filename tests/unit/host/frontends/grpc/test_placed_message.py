@@ -60,7 +60,7 @@ def reserve(arena: Arena, size: int) -> tuple[Block, memoryview]:
 
 
 def receive(data: bytes, arena: Arena, piece: int, flag: int = 0) -> bytes:
-    """What a reader makes of a message that comes in pieces of so many bytes."""
+    """What a reader makes of a message that arrives in pieces of `piece` bytes."""
     reader = MessageReader(1 << 30, ReceiveBudget(), partial(reserve, arena))
     framed = memoryview(PREFIX.pack(flag, len(data)) + data)
     for start in range(0, len(framed), piece):
@@ -218,7 +218,7 @@ def test_a_request_is_not_known_by_its_bytes_alone(arena: Arena) -> None:
     assert is_repeatable(bytes(message))
 
 
-def test_tensors_of_repeated_requests_are_released_by_whoever_needs_them_no_longer(
+def test_tensors_of_repeated_requests_are_released_by_their_last_user(
     arena: Arena,
 ) -> None:
     """A step of an ensemble, say; the response may come long after."""

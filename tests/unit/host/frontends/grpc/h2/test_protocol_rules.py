@@ -386,7 +386,7 @@ def test_an_incomplete_request_head_times_out(serve: Serve, connect: Connect, se
 
 
 def test_streams_without_a_window_stop_their_handlers(serve: Serve, connect: Connect) -> None:
-    """Each may leave so many bytes, and waits then: a stall of many streams has a bound."""
+    """Each may leave that many bytes, and then waits: a stall of many streams has a bound."""
     server = serve(ConnectionLimits(max_send_queue=10000, max_streams=50))
     peer = connect(server, {SettingsFrame.INITIAL_WINDOW_SIZE: 0})
     for _ in range(50):
