@@ -79,7 +79,7 @@ def _measure(host: RunningHost, pairs: int, requests: int, size: int) -> None:
 
 @contextmanager
 def _recording(host: RunningHost, sample: float) -> Iterator[None]:
-    """Records a share of the requests; what comes is read and dropped."""
+    """Records a share of the requests; what arrives is read and dropped."""
     connection = HTTPConnection(host.http_url)
     settings = {"sample": sample, "seconds": 3600, "max_requests": 1_000_000}
     connection.request("POST", "/v2/models/identity/record", json.dumps(settings))

@@ -71,7 +71,7 @@ def one_stream(server: RunningServer, count: int) -> Streamed:
     finally:
         reader.close()
     if len(arrivals) != count:
-        raise SystemExit(f"{len(arrivals)} of {count} responses came")
+        raise SystemExit(f"{len(arrivals)} of {count} responses arrived")
     gaps = [after - before for before, after in pairwise(arrivals)]
     p99 = statistics.quantiles(gaps, n=100, method="inclusive")[98]
     return Streamed(count / seconds, (arrivals[0] - started) * 1e3, p99 * 1e6)
@@ -97,6 +97,6 @@ def many_streams(server: RunningServer, requests: int, responses: int) -> Stream
         finally:
             reader.close()
         if received != requests * responses:
-            raise SystemExit(f"{received} of {requests * responses} responses came")
+            raise SystemExit(f"{received} of {requests * responses} responses arrived")
         memory.append(process.memory_info().rss / 1e6)
     return Streamed(requests * responses / seconds, 0.0, 0.0, *memory)

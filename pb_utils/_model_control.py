@@ -23,7 +23,7 @@ def load_model(
 ) -> None:
     """Loads or reloads a model, and waits until it is loaded.
 
-    A loaded version goes on serving if the reload fails. The server must run with ``--model-
+    A loaded version continues serving if the reload fails. The server must run with ``--model-
     control-mode=explicit`` (docs/reference/model-api.md, "Model control").
 
     Args:

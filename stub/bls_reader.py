@@ -67,7 +67,7 @@ class BlsReader:
     def choose_thread(self) -> bool:
         """Returns whether the service thread has to wait for responses. Only that thread calls.
 
-        It goes on until another thread reads, or each request would wake it.
+        It continues until another thread reads, or each request would wake it.
         """
         with self._lock:
             # The event loop may be blocked until followers without a leader have their responses.

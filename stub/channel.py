@@ -346,7 +346,7 @@ def _check_threads() -> None:
 class Wakeup:
     """Messages and readable descriptors that woke the service thread.
 
-    `has_frame`: whether a frame has come by ZeroMQ, maybe one without messages.
+    `has_frame`: whether a frame has arrived by ZeroMQ, maybe one without messages.
     """
 
     __slots__ = ("descriptors", "has_frame", "messages")

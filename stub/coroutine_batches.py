@@ -78,7 +78,7 @@ class CoroutineBatches:
 
     def _attach(self) -> None:
         self._loop.add_reader(self._channel.work_event, self._read_work)
-        self._read_work()  # some may have come before
+        self._read_work()  # some may have arrived before
 
     def _read_work(self) -> None:
         try:

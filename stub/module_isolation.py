@@ -105,7 +105,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         fromlist: Optional[Sequence[str]] = (),
         level: int = 0,
     ) -> Any:
-        """Imports a module; our modules, and their functions, go on importing ours."""
+        """Imports a module; our modules, and their functions, continue importing ours."""
         own = self._own
         if level == 0 and name in own and globals is not None:
             importer = own.get(str(globals.get("__name__")))

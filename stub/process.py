@@ -78,8 +78,8 @@ _fork = threading.local()
 def _block_sigterm() -> None:
     """Keeps SIGTERM pending, so that a child gets it that is ended right after its fork.
 
-    `multiprocessing.Pool` does that. Python forgets signals that came before it was set up in the
-    child.
+    `multiprocessing.Pool` does that. Python forgets signals that arrived before it was set up in
+    the child.
     """
     _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 

@@ -88,7 +88,7 @@ class ResponderRegistry:
         self.loop_thread = thread
 
     def begin_batch(self, batch: int, responders: "Sequence[StubResponder]") -> None:
-        """Registers the responders of a batch; applies cancellations that came before it."""
+        """Registers the responders of a batch; applies cancellations that arrived before it."""
         with self._batch_lock:
             self._current_responders = responders
             self._last_batch = batch

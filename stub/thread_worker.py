@@ -84,7 +84,7 @@ class ThreadWorker(Worker):
         finally:
             self._coroutines.stop()
             if self._model is not None:
-                with self._runtime.forbid_bls():  # also if no Finalize message has come
+                with self._runtime.forbid_bls():  # also if no Finalize message has arrived
                     self._model.finalize()
 
     def _serve_service(self) -> None:

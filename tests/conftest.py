@@ -209,7 +209,7 @@ class RunningHost:
                 pass
 
     def _take(self) -> bool:
-        """Takes what it has printed by now: whether more may come."""
+        """Takes what it has printed by now: whether more may arrive."""
         with self._changed:
             if self._pipe.closed:
                 return False

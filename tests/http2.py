@@ -1,4 +1,4 @@
-"""HTTP/2 by hand: what clients cannot be made to send, and what they do not show of what comes."""
+"""HTTP/2 by hand: what clients cannot be made to send, and what they do not show."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Span:
 
 
 class Collector:
-    """Spans as they came, at a port of this machine."""
+    """Spans as they arrived, at a port of this machine."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}/v1/traces"

@@ -32,7 +32,7 @@ async def eventually(
 ) -> None:
     """Returns once the condition holds; fails with `what` and the state when the time is over.
 
-    As `wait_until` of the conftest, on a loop that goes on meanwhile.
+    As `wait_until` of the conftest, on a loop that continues meanwhile.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds

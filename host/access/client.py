@@ -37,7 +37,7 @@ class Permissions:
         models: Patterns of model names, as in a shell; empty means every model.
         categories: Categories of requests.
         rate: Inference requests per second, in the long run; 0 means no limit.
-        burst: Inference requests that may come at once.
+        burst: Inference requests that may arrive at once.
         concurrency: Inference requests in progress at a time; 0 means no limit.
     """
 

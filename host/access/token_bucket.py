@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """Limits the rate of events. `capacity` events may come at once, then `per_second`."""
+    """Limits the rate of events. `capacity` events may arrive at once, then `per_second`."""
 
     __slots__ = ("_capacity", "_rate", "_tokens", "_updated_at", "_clock")
 

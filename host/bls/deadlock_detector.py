@@ -182,7 +182,7 @@ def _edges(node: Call | CallHolder, old: Collection[Call]) -> _Edges:
 
 
 def _fail_call(call: Call, held_up: Call) -> None:
-    """Fails a call of a cycle; `held_up` is the call that cannot go on."""
+    """Fails a call of a cycle; `held_up` is the call that cannot continue."""
     name, busy = call.request.model_name, held_up.request.model_name
     called = "it" if busy == name else f"'{name}'"
     holder = held_up.holder

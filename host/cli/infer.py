@@ -152,7 +152,7 @@ def _infer(client: InferenceClient, model: str, options: InferOptions) -> bool:
         error = response.error()
         if error is None:
             sys.stdout.write(f"{format_response(count, response)}\n")
-            sys.stdout.flush()  # the next response of a stream may come much later
+            sys.stdout.flush()  # the next response of a stream may arrive much later
         else:
             failed = True
             sys.stderr.write(f"response {count}: error: {error.message()}\n")

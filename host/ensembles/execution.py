@@ -265,7 +265,7 @@ class EnsembleExecution(CallHolder):
             elif self._error is None and not self._over:
                 self._take_outputs(execution, call, response, final)
             elif not final:
-                call.acknowledge_response(response)  # lets the step come to its end
+                call.acknowledge_response(response)  # lets the step finish
         except Exception as error:
             self._fail_with_exception(error)
         finally:

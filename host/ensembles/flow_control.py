@@ -93,7 +93,7 @@ class FlowControl:
         self.acknowledge_waiting()
 
     def release_all(self) -> None:
-        """Acknowledges everything from now on, so that step models come to their ends."""
+        """Acknowledges everything from now on, so that step models can finish."""
         self._free = True
         self.acknowledge_waiting()
 

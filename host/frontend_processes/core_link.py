@@ -168,7 +168,7 @@ class CoreLink:
             self._handle_deferred()
 
     def _handle_deferred(self) -> None:
-        """Handles all messages in order. One that asks `ask_now` lets more of them come."""
+        """Handles all messages in order. One that asks `ask_now` lets more of them arrive."""
         self._handling = True
         try:
             while self._deferred:

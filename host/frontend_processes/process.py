@@ -182,7 +182,7 @@ def _tls_directories(options: Options) -> list[Path]:
 class CoreLogHandler(logging.Handler):
     """Sends records to the log of the server. One about a MemoryError ends the process.
 
-    An endpoint logs each defect and goes on, but without memory messages may be lost.
+    An endpoint logs each defect and continues, but without memory messages may be lost.
     """
 
     def __init__(self, link: CoreLink) -> None:

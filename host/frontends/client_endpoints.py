@@ -173,7 +173,7 @@ class ClientEndpoints:
         return 0 if self._grpc_service is None else self._grpc_service.open_requests
 
     async def reload_tls(self) -> None:
-        """Reads the TLS files again, for new connections; logs what came of it."""
+        """Reads the TLS files again, for new connections; logs the result."""
         await self._tls_reloader.reload()
 
     async def drain(self, seconds: float) -> bool:

@@ -28,7 +28,7 @@ class MessageFiller(Protocol):
         """Copies the next piece. Raises MemoryError."""
 
     def finish(self) -> bytes:
-        """The message, once all pieces have come."""
+        """The message, once all pieces have arrived."""
 
 
 StartFilling = Callable[[int], MessageFiller]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ServerState:
-    """How far a server has come, between its start and its exit."""
+    """The progress of a server between its start and its exit."""
 
     started: bool = False
     """Start-up is complete."""

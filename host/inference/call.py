@@ -37,7 +37,7 @@ ComputeCallback = Callable[[int, int, int], None]
 
 
 class CallState(enum.Enum):
-    """How far a call has come."""
+    """The progress of a call."""
 
     RUNNING = "running"  # queued, or with a model
     CANCELLING = "cancelling"  # its model was asked to stop, and may still respond
@@ -76,12 +76,12 @@ class CallHolder:
 
     @property
     def blocking_calls(self) -> Sequence[Call]:
-        """The calls that must end before its calls can go on."""
+        """The calls that must end before its calls can continue."""
         return ()
 
     @property
     def awaited_models(self) -> Collection[str]:
-        """The models that must be loaded before its calls can go on."""
+        """The models that must be loaded before its calls can continue."""
         return ()
 
     @property

@@ -59,7 +59,7 @@ class BatchSender:
                 requests.append(transfer.encode_request(call.request, WORK, frame, batch_requests))
             except ArenaFull as full:
                 failed.append((call, arena_full_error(full)))
-            except Exception as error:  # a defect: the other requests of the batch go on
+            except Exception as error:  # a defect: the other requests of the batch continue
                 _log.exception(
                     "a request cannot be sent to the model", extra={"instance": self._log.label}
                 )

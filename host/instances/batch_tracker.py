@@ -133,7 +133,7 @@ class BatchTracker:
         return True
 
     def _detach_from_instance(self, batch: Batch, index: int, call: Call) -> None:
-        """Lets the call go on while its instance is free for other batches."""
+        """Lets the call continue while its instance is free for other batches."""
         cancel = partial(self._send_cancel, batch, index)
         call.holder = _DetachedCall(self._bls_requests, batch.number, cancel)
 
@@ -239,7 +239,7 @@ class BatchTracker:
         return answer
 
     def handle_released(self, message: m.InstanceReleased) -> Action:
-        """The batch goes on as a coroutine."""
+        """The batch continues as a coroutine."""
         batch = self._batches.get(message.batch)
         if batch is None and 0 < message.batch <= self._number:
             return lambda: None  # the batch has already ended
@@ -323,7 +323,7 @@ class BatchTracker:
     def accepts_reclaimable(self, call: Call) -> bool:
         """Whether the call may be sent and reclaimed later: its message refers to no memory.
 
-        None of a coroutine function may: its event loop takes every frame as soon as it comes.
+        None of a coroutine function may: its event loop takes every frame as soon as it arrives.
         """
         request = call.request
         if self.decoupled or self.runs_coroutines:
@@ -392,7 +392,7 @@ class BatchTracker:
 
 
 class _DetachedCall(CallHolder):
-    """Holds a call that goes on after its instance is free for the next batch."""
+    """Holds a call that continues after its instance is free for the next batch."""
 
     __slots__ = ("_batch", "_bls_requests", "_send_cancel")
 

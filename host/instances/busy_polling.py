@@ -1,4 +1,4 @@
-"""Busy polling for what comes soon, and early wake-ups of stubs before their work is ready.
+"""Busy polling for messages that arrive soon, and early wake-ups of stubs before their work.
 
 It takes a sleeping process a third of the time of a small request to run again on another core
 (docs/explanation/decisions/0020).

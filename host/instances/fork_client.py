@@ -36,7 +36,7 @@ class ForkClient:
     When the other end of `sock` is gone, `on_disconnect` is called, launches fail with
     `disconnect_text`, and the stubs count as killed. `silence_timeout`: seconds in which a server
     that has answered before has to answer again; otherwise `silent` is set, and what waits for it
-    fails. Its stubs go on. Source: docs/explanation/decisions/0010 and 0016.
+    fails. Its stubs continue. Source: docs/explanation/decisions/0010 and 0016.
     """
 
     def __init__(

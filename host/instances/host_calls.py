@@ -108,7 +108,7 @@ class HostCalls:
             self._send_reply(m.HostReply(number, None, value))
 
     def stub_exited(self) -> None:
-        """Called when the stub is gone; loads and unloads go on."""
+        """Called when the stub is gone; loads and unloads continue."""
         self._stub_exited = True
         for task in self._tasks:
             task.cancel()

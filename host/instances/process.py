@@ -18,7 +18,7 @@ from stub.wire.spawn import SpawnArguments
 
 _ENTRY = str(Path(stub.wire.__file__).parents[1] / "__main__.py")
 
-_READ_BYTES = 2048  # bytes that are handled before the event loop goes on
+_READ_BYTES = 2048  # bytes that are handled before the event loop continues
 _READS_AFTER_EXIT = 48  # reads after the end: what a pipe holds (64 kB), and half as much again
 _MAX_LINE = 1 << 16  # bytes of output without a newline that are kept
 
@@ -123,7 +123,7 @@ class StubProcess:
         self._read_remaining_output(code, _READS_AFTER_EXIT)
 
     def _read_remaining_output(self, code: int, chunks: int) -> None:
-        """Reads the remaining output in small parts, so that the event loop goes on.
+        """Reads the remaining output in small parts, so that the event loop continues.
 
         A child of the model may keep a pipe open and write to it, so only what a pipe holds is
         read.

@@ -217,7 +217,7 @@ class ModelControl:
                 for known in self._registry.qualified_names(name):
                     await self._dependencies.unload_in_turn(known, dependents)
 
-        # The unload goes on if its caller is cancelled.
+        # The unload continues if its caller is cancelled.
         await asyncio.shield(asyncio.get_running_loop().create_task(unload()))
 
     def _wait_for_earlier(self, name: str) -> asyncio.Lock:

@@ -114,8 +114,8 @@ class OnDemandLoads:
             raise unavailable("Request timeout expired")
         if not done:
             raise unavailable(
-                f"model '{request.model_name}' did not load within {self._timeout:g} s; it goes on"
-                " loading"
+                f"model '{request.model_name}' did not load within {self._timeout:g} s; loading"
+                " continues"
             )
         if pending.task.cancelled():
             raise unavailable("Server exiting")

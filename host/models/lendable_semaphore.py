@@ -32,7 +32,7 @@ class LendableSemaphore:
     def lend(self) -> Iterator[None]:
         """While entered, a holder's slot is free for others. It is taken back without a wait.
 
-        So for a moment one holder more may go on, as its work has begun already.
+        So for a moment one holder more may continue, as its work has begun already.
         """
         self._release_slot()
         try:

@@ -62,7 +62,7 @@ class ServerFlags:
         " flag.")
     dev: bool = _server(
         False, "Development mode: listen on the loopback interface only, reload a model as soon as"
-        " its files or the modules that it imports change, go on if a model fails to load, and"
+        " its files or the modules that it imports change, continue if a model fails to load, and"
         " print errors with their source lines. Triton does not have this flag.", SWITCH)
     exit_timeout_secs: int = _server(
         30, "Seconds that the server waits at exit for requests in flight.")

@@ -233,7 +233,7 @@ class SharedModelControl:
         return count
 
     async def stop(self) -> None:
-        """Ends what goes on in the background."""
+        """Ends what runs in the background."""
         tasks = {*self._passing_on, *([self._catching_up] if self._catching_up else ())}
         for task in tasks:
             task.cancel()

@@ -24,7 +24,7 @@ _BY_HEADER = "hdr("
 
 
 class SequenceGuard:
-    """Knows how requests come to this replica, one of several.
+    """Knows how requests reach this replica, one of several.
 
     Ray's own proxies read the sequence of unary gRPC requests, see `host.ray.sequence_router`, and
     the header `x-session-id` of HTTP requests. HAProxy reads only the header that its algorithm

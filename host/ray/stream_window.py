@@ -91,7 +91,7 @@ class StreamWindow:
         self._changed.set()
 
     def _client_gone(self) -> HostError:
-        """Why no more messages come."""
+        """Why no more messages arrive."""
         error = None if self._reader.cancelled() else self._reader.exception()
         if isinstance(error, HostError):
             return error

@@ -186,5 +186,5 @@ class _PassedOnCall(CallHolder):
 
     @property
     def blocking_calls(self) -> Sequence[Call]:
-        """Those that the other server waits for, as far as they have come here."""
+        """Those that the other server waits for, as far as they have arrived here."""
         return self._made_for()

@@ -52,6 +52,6 @@ class ReturningCalls:
                 calls.pop(call, None)
 
     def made_for(self, name: str) -> Sequence[Call]:
-        """The calls that have come for an outgoing call, and that it may wait for."""
+        """The calls that have arrived for an outgoing call, and that it may wait for."""
         settled = time.monotonic_ns() - _SETTLED_NS
         return [call for call in self._returned.get(name, ()) if call.received_ns < settled]

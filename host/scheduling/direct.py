@@ -38,7 +38,7 @@ class DirectScheduler(InstanceQueue):
 
     While all of several instances are busy, each of them may get its next call in advance; an
     instance that becomes idle while no call is queued takes the one that was given first. A call
-    that has come back stays in the queue until an instance can start it.
+    that has returned stays in the queue until an instance can start it.
     """
 
     def __init__(self, clock: Clock | None = None, cpus: float = math.inf) -> None:
@@ -53,7 +53,7 @@ class DirectScheduler(InstanceQueue):
         self._without_next: dict[InstanceSlot, None] = {}
         # Instances that got it as all were busy, and when that was; the first to get it first.
         self._with_next: dict[InstanceSlot, int] = {}
-        self._newest_returned_ns = -1  # arrival of the newest call that has come back
+        self._newest_returned_ns = -1  # arrival of the newest call that has returned
         self._timer: Timer | None = None
         # The first and the last of `_ahead` at the last check.
         self._checked: dict[InstanceSlot, tuple[Call, Call]] = {}

@@ -207,7 +207,7 @@ class DynamicScheduler(InstanceQueue):
             self.gate.queue_empty()
 
     def _set_timer(self, time: int) -> None:
-        """Sets the timer. One is enough: it may come too early and is then set again."""
+        """Sets the timer. One is enough: it may arrive too early and is then set again."""
         if time >= NEVER:
             return
         if self._timer is not None:

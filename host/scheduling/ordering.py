@@ -103,9 +103,9 @@ class ResponseOrdering:
                 self.release_responses()
 
     def release_responses(self) -> None:
-        """Passes on all responses whose turn has come; a loop, as there may be thousands."""
+        """Passes on all responses whose turn it is; a loop, as there may be thousands."""
         if self._releasing:
-            return  # called from within the loop below, which goes on
+            return  # called from within the loop below, which continues
         self._releasing = True
         try:
             while self.first is not None and self.first.held:

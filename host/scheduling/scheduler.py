@@ -15,7 +15,7 @@ class InstanceSlot(CallHolder, ABC):
 
     @abstractmethod
     def run(self, calls: Sequence[Call]) -> None:
-        """Runs a batch. The scheduler's `instance_ready` is called when the next one may come.
+        """Runs a batch. The scheduler's `instance_ready` is called when the next one may start.
 
         That may be before the calls of this one have ended.
         """

@@ -15,7 +15,7 @@ from host.inference.call import Call
 from host.scheduling.policy import QueuePolicies, QueuePolicy
 
 NEVER = 1 << 100
-"""A time that never comes."""
+"""A time that is never reached."""
 
 
 class CallQueue(Protocol):

@@ -184,7 +184,7 @@ class Endpoints:
             yield _METRICS_SERVICE, f"{options.metrics_host}:{self.metrics_port}"
 
     async def reload_tls(self) -> None:
-        """Reads the TLS files again, for new connections; logs what came of it."""
+        """Reads the TLS files again, for new connections; logs the result."""
         if self._clients is not None:
             await self._clients.reload_tls()
 
@@ -239,7 +239,7 @@ async def wait_with_reports(
 ) -> bool:
     """Waits until `deadline` (loop time), and calls `report` every second with the seconds left.
 
-    Returns whether the work has ended; otherwise it goes on.
+    Returns whether the work has ended; otherwise it continues.
     """
     loop = asyncio.get_running_loop()
     while True:

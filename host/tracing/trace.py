@@ -18,7 +18,7 @@ TraceEvent = tuple[str, int]
 class TraceTree:
     """The trace of a client's request, with the traces of its BLS requests and ensemble steps.
 
-    All of them are exported together. `on_complete` is called once, when no more events can come
+    All of them are exported together. `on_complete` is called once, when no more events can arrive
     for any of them.
     """
 

@@ -300,7 +300,7 @@ class ModelHarness:
 
         Raises:
             TritonModelException: a server would reject what ``execute`` returned, or the last
-                response does not come within ``response_timeout``; the request is then cancelled.
+                response does not arrive within ``response_timeout``; the request is then cancelled.
             Exception: any exception of ``execute``.
         """
         self._check_open()

@@ -205,7 +205,7 @@ class Instance:
         def call() -> None:
             try:
                 self.run_batch(requests, receivers)
-            except BaseException as error:  # as in a server, the instance goes on
+            except BaseException as error:  # as in a server, the instance continues
                 self._log_exception(error)
 
         self.worker.submit(call)
@@ -214,7 +214,7 @@ class Instance:
         """Returns the result of the model's ``is_ready``; True if it does not define it.
 
         Raises:
-            TritonModelException: the result is not a bool, or does not come in time.
+            TritonModelException: the result is not a bool, or does not arrive in time.
             Exception: any exception of ``is_ready``.
         """
         if not defines(self.model, "is_ready"):

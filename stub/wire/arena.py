@@ -269,7 +269,7 @@ class BlockReferences:
     def release_block(self, arena: int, offset: int, count: int) -> None:
         """Removes the `count` latest references to a block. Raises KeyError if there are fewer.
 
-        The latest go first, because a block may come back to its owner and be exported again: the
+        The latest go first, because a block may return to its owner and be exported again: the
         second export refers to the first one, which must outlive it.
         """
         with self._lock:

@@ -98,7 +98,7 @@ class Initialize(_Message, tag="init"):
 class Execute(_Message, tag="exec"):
     """Runs one batch.
 
-    `reclaimable`: return it if it comes while `execute` waits for a response. It is not set for
+    `reclaimable`: return it if it arrives while `execute` waits for a response. It is not set for
     coroutine functions.
     """
 
@@ -208,7 +208,7 @@ class InstanceReleased(_Message, tag="released"):
 
 
 class BatchReturned(_Message, tag="returned"):
-    """The stub will not run this batch, which came while `execute` waits for another model."""
+    """The stub will not run this batch, which arrived while `execute` waits for another model."""
 
     batch: int
 
@@ -235,7 +235,7 @@ class BlsRequest(_Message, tag="bls_request"):
     """A request of a model to another model (BLS); `batch` is 0 if the batch is not known.
 
     `blocking`: the thread of the batch waits, and reads the response from the work queue.
-    `decoupled`: any number of responses may come.
+    `decoupled`: any number of responses may arrive.
     """
 
     number: int

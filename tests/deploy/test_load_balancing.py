@@ -18,7 +18,7 @@ def count_requests(host: RunningHost) -> int:
 def test_a_client_with_round_robin_uses_all_servers(
     repository: RepositoryBuilder, serve: Serve
 ) -> None:
-    """It goes on with one of them when the other one is stopped."""
+    """It continues with one of them when the other one is stopped."""
     repository.copy("identity")
     flags = ["--grpc-max-connection-age=300000"]
     hosts = [serve(repository, *flags) for _ in range(2)]

@@ -90,7 +90,7 @@ def test_a_repository_that_changes_while_it_is_polled_harms_no_model(
             (repository.path / f"link{number}").unlink()
             shutil.rmtree(repository.path / f"passing{number}", ignore_errors=True)
         repository.add("last", code, config)
-        wait_until(lambda: serves(host, "last"), "the model that came last")
+        wait_until(lambda: serves(host, "last"), "the model that arrived last")
         shutil.rmtree(repository.path / "last")
         wait_until(lambda: not serves(host, "last"), "it to be unloaded")
         wait_until(

@@ -80,7 +80,7 @@ class SharedTensors:
         client.register_system_shared_memory(self._name, key, 2 * VALUES.nbytes)
 
     def start(self, client: grpcclient.InferenceServerClient) -> queue.Queue[Any]:
-        """Sends a request to the model `hold`; what comes of it."""
+        """Sends a request to the model `hold`; returns its outcome."""
         given = grpcclient.InferInput("IN", list(VALUES.shape), "FP32")
         given.set_shared_memory(self._name, VALUES.nbytes)
         wanted = grpcclient.InferRequestedOutput("OUT")

@@ -169,7 +169,7 @@ signal.pause()
 def test_a_console_that_is_not_read_harms_no_request(
     repository: RepositoryBuilder, serve: Serve, script: str
 ) -> None:
-    """The pipe is full; `live` is served, and the model goes on."""
+    """The pipe is full; `live` is served, and the model continues."""
     add_models(repository)
     host = serve(repository, under=[sys.executable, "-c", STOP_READING]).wait_started()
     with fault("the console is not read", host), host.client() as client:
@@ -283,4 +283,4 @@ def test_a_model_that_blocks_harms_no_other(host: RunningHost) -> None:
                 "StatusCode.DEADLINE_EXCEEDED"
             )
             stub.send_signal(signal.SIGCONT)
-            wait_until(lambda: answers(host), "the process to go on")
+            wait_until(lambda: answers(host), "the process to continue")

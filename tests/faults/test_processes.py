@@ -85,9 +85,9 @@ def test_a_killed_helper_process_harms_no_model(host: RunningHost, title: str) -
 def test_a_helper_process_that_stands_still_harms_no_model(
     host: RunningHost, title: str, goes_on: bool
 ) -> None:
-    """Requests go on, a stub that dies is replaced, readiness is true, and the exit is in time.
+    """Requests continue, a stub that dies is replaced, readiness is true, and the exit is in time.
 
-    If the helper goes on, no stub comes of the launch that it has not answered in time.
+    If the helper continues, no stub results from the launch that it has not answered in time.
     """
     helper = find(host, title)
     assert helper is not None

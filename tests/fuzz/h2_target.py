@@ -1,7 +1,7 @@
 """A whole HTTP/2 connection with a gRPC service on it, fed with any bytes in any pieces.
 
 The first byte of an input says how the rest is meant, the second how it is cut. Half of the inputs
-are bytes as they come; in the others each frame is told by four bytes and its payload, so that
+are bytes as they arrive; in the others each frame is told by four bytes and its payload, so that
 changed inputs are still frames, and kinds from 16 on are requests that can be served.
 """
 
@@ -234,6 +234,6 @@ SEEDS = [
 
 
 def check(data: bytes, run: Callable[..., None] = asyncio.run) -> None:
-    """The connection raises nothing, keeps little, and ends with a reason or can go on."""
+    """The connection raises nothing, keeps little, and ends with a reason or can continue."""
     if len(data) >= 2:
         run(_converse(data))

@@ -274,7 +274,7 @@ def test_a_client_above_its_rate_is_told_when_to_retry(
     assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
     assert 0 < int(reply.headers["retry-after-ms"]) <= 100_000
     with InferStream(host, headers=bearer(key)) as stream:
-        for _ in range(2):  # the stream goes on
+        for _ in range(2):  # the stream continues
             stream.send("last")
             with pytest.raises(InferenceServerException, match="more than 0.01 requests"):
                 stream.next()

@@ -250,7 +250,7 @@ def test_request_cancelled_in_the_queue_does_not_run(client: Client) -> None:
         await asyncio.to_thread(until, begun.exists, 'the other model to begin')
         second = ask('other', command(f"open({str(ran)!r}, 'w')")).async_exec()
         second.cancel()
-        first.cancel()  # it goes on until its stub hears of this, and has heard of the other
+        first.cancel()  # it continues until its stub hears of this, and has heard of the other
         third = await ask('other', command("return 3")).async_exec()
         return [third.has_error(), ran.exists()]
         """,

@@ -451,7 +451,7 @@ with Host(**hosts) as host:
     sys.stdout.write(f"URL {host.grpc_url}\\n")
     sys.stdout.flush()
     host.serve()
-print("went on", flush=True)
+print("continued", flush=True)
 """
 
 
@@ -501,7 +501,7 @@ def test_a_signal_ends_serve_and_the_program_continues(program: Program) -> None
     program.send_request()
     program.process.terminate()  # the same signal as Ctrl-C in the documented example
     assert program.process.wait(DEADLINE) == 0
-    assert program.log.read_text().endswith("went on\n")
+    assert program.log.read_text().endswith("continued\n")
     assert not program.host.is_running()
 
 

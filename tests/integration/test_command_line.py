@@ -177,7 +177,7 @@ def test_a_signal_finishes_what_runs_and_finalizes_the_models(
     class TritonPythonModel:
         def execute(self, requests):
             print("waiting")
-            until(lambda: os.path.exists({go!r}), "the word to go on")
+            until(lambda: os.path.exists({go!r}), "the word to continue")
             return [pb_utils.InferenceResponse([]) for _ in requests]
 
         def finalize(self):

@@ -135,7 +135,7 @@ def test_a_load_outlives_the_model_that_requested_it(
     go = tmp_path / "go"
     body = f"""
         print("initializing", flush=True)
-        until(lambda: os.path.exists({str(go)!r}), "the word to go on")
+        until(lambda: os.path.exists({str(go)!r}), "the word to continue")
     """
     repository.add("slow", starting(body), BLANK)
     with host.client() as client, host.client() as other:
@@ -198,7 +198,7 @@ def test_initialize_may_wait_for_a_load_that_a_client_has_begun(
     go = tmp_path / "go"
     body = f"""
         print("initializing", flush=True)
-        until(lambda: os.path.exists({str(go)!r}), "the word to go on")
+        until(lambda: os.path.exists({str(go)!r}), "the word to continue")
         print("told:", attempt('["load_model", "x"]'))
     """
     repository.add("a", starting(body), BLANK)

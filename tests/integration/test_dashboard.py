@@ -49,7 +49,7 @@ def the_browser_has_nothing_to_complain_of(
 ) -> Iterator[None]:
     """Scripts ran, and what the policy forbids was not tried.
 
-    With `serve`, this ends before a host does, which the page would go on to ask.
+    With `serve`, this ends before a host does, which the page would then ask.
     """
     yield
     if "browser" in request.fixturenames:

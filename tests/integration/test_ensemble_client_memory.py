@@ -129,7 +129,7 @@ def test_a_cached_output_of_a_member_is_the_same_in_every_place(
     for place in places:
         source = [given(memory, array)]
         client.infer("by_heart", source, outputs=[wanted(memory, "O", array.nbytes, place)])
-        memory.write(np.zeros(10, np.float32), BIG)  # the client goes on with its memory
+        memory.write(np.zeros(10, np.float32), BIG)  # the client continues with its memory
     np.testing.assert_array_equal(memory.read(np.float32, [20_000], places[1]), array + 1)
     (stats,) = client.get_inference_statistics("kept").model_stats
     assert stats.inference_stats.cache_hit.count >= 1

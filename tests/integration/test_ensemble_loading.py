@@ -400,5 +400,5 @@ def test_polls_follow_members(repository: RepositoryBuilder, serve: Serve) -> No
         aside = Path(shutil.move(repository.path / "z", repository.path.parent / "z"))
         wait_until(lambda: index(client, "of_z") == UNLOADED, "the ensemble to go")
         shutil.move(aside, repository.path / "z")
-        wait_until(lambda: index(client, "of_z") == READY, "the ensemble to come back")
+        wait_until(lambda: index(client, "of_z") == READY, "the ensemble to return")
         assert send_request(client, "of_z", I=[1]) == {"O": [3]}

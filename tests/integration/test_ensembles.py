@@ -551,7 +551,7 @@ def test_a_long_stream_goes_through(host: RunningHost) -> None:
 
 
 def test_a_stream_ends_with_the_first_failure(host: RunningHost) -> None:
-    """The step model goes on to its end, however much it still sends: its responses are taken."""
+    """The step model runs to its end, however much it still sends: its responses are taken."""
     with ModelStream(host) as stream:
         stream.infer("stream", [-500])
         assert stream.next().as_numpy("O").tolist() == [6]

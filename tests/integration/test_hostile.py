@@ -1,4 +1,4 @@
-"""Invalid and hostile requests at both endpoints get an error, and the server goes on."""
+"""Invalid and hostile requests at both endpoints get an error, and the server continues."""
 
 from __future__ import annotations
 

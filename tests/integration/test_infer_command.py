@@ -277,7 +277,7 @@ def test_a_request_that_takes_too_long_is_given_up(
         UNTIL_SOURCE + "import os\n"
         "class TritonPythonModel:\n"
         "    def execute(self, requests):\n"
-        f"        until(lambda: os.path.exists({str(go)!r}), 'the word to go on')\n",
+        f"        until(lambda: os.path.exists({str(go)!r}), 'the word to continue')\n",
         'input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }\n',
     )
     host = serve(repository).wait_started()

@@ -312,7 +312,7 @@ PROTOCOL_VIOLATIONS = {
 
 
 def test_stub_violating_the_protocol_is_killed_and_replaced(repository: RepositoryBuilder) -> None:
-    """Its call is answered or says what became of it, others go on, and it is replaced."""
+    """Its call is answered or says what became of it, others continue, and it is replaced."""
     repository.copy("identity")
     config = (repository.path / "identity" / "config.pbtxt").read_text()
     names = {}

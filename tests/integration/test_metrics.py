@@ -504,7 +504,7 @@ def test_a_scrape_first_reads_pending_messages_of_stubs(
         self.family = pb_utils.MetricFamily("said", "", pb_utils.MetricFamily.COUNTER)
         metric = self.family.Metric()
         pathlib.Path({str(started)!r}).touch()
-        until(pathlib.Path({str(go)!r}).exists, "the word to go on")
+        until(pathlib.Path({str(go)!r}).exists, "the word to continue")
         metric.increment(1)
         pathlib.Path({str(done)!r}).touch()
     """

@@ -211,7 +211,7 @@ def test_a_client_that_gives_up_a_load_does_not_stop_it(
     class TritonPythonModel:
         def initialize(self, args):
             print("initializing", flush=True)
-            until(lambda: os.path.exists({str(go)!r}), "the word to go on")
+            until(lambda: os.path.exists({str(go)!r}), "the word to continue")
 
         def execute(self, requests):
             return [pb_utils.InferenceResponse([]) for _ in requests]

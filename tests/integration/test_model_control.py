@@ -328,7 +328,7 @@ def test_an_unload_comes_after_the_load_that_is_under_way(
     go = tmp_path / "go"
     body = f"""
         print("initializing", flush=True)
-        until(lambda: os.path.exists({str(go)!r}), "the word to go on")
+        until(lambda: os.path.exists({str(go)!r}), "the word to continue")
     """
     tensors = """
         input [ { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } ]

@@ -220,5 +220,5 @@ def test_a_change_in_one_repository_does_not_affect_the_others(
     wait_until(lambda: add(host, "twin", "X") == 2, "the name to mean the other one")
     wait_until(lambda: answers(2, 2), "its ensemble to take the other one")
     member(first, "twin", 9)
-    wait_until(lambda: answers(9, 2), "the first twin to come back, to its neighbour")
+    wait_until(lambda: answers(9, 2), "the first twin to return, to its neighbour")
     assert add(host, "twin", "X") == (400, AMBIGUOUS)

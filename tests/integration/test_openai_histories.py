@@ -41,7 +41,7 @@ def host(module_serve: Serve, module_repository: RepositoryBuilder) -> RunningHo
 
 
 def send_history(host: RunningHost, *messages: dict[str, Any], model: str = "echo") -> Reply:
-    """Asks for a chat that goes on after these messages."""
+    """Asks for a chat that continues after these messages."""
     asked, more = {"role": "user", "content": "a"}, {"role": "user", "content": "b"}
     body = {"model": model, "messages": [asked, *messages, more]}
     return send(host, "POST", "/v1/chat/completions", body)

@@ -29,7 +29,7 @@ open({begun!r}, "w").close()
 def gone():
     {meanwhile}
     return os.path.exists({go!r})
-until(gone, "the word to go on")
+until(gone, "the word to continue")
 return os.getpid()
 """
 
@@ -203,7 +203,7 @@ def test_prefetched_request_runs_if_a_signal_has_ended_the_wait_for_bls(
     asked = tmp_path / "asked"
     waits = f"""import os
 open({str(asked)!r}, 'w').close()
-until(lambda: os.path.exists({str(tmp_path / "go")!r}), 'the word to go on')
+until(lambda: os.path.exists({str(tmp_path / "go")!r}), 'the word to continue')
 """
     meanwhile = f"""import signal
     class Ended(Exception):

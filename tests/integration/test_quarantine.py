@@ -163,7 +163,7 @@ def test_a_loaded_model_starts_anew(repository: RepositoryBuilder, serve: Serve,
         client.load_model("misbehave")
     kill_stub(host, "aborts")
     if way == "a changed file":
-        assert refusals(host) == 1  # the metric goes on where it was
+        assert refusals(host) == 1  # the metric continues where it was
 
 
 def test_numbers_that_json_lacks_harm_neither_records_nor_the_quarantine(

@@ -128,7 +128,7 @@ def test_a_request_that_exceeds_the_limit_is_refused_and_others_go_on(
         assert text.endswith(
             f" of {LIMIT} bytes. Send it again later, or raise --receive-buffer-byte-size"
         ), text
-        assert not refusal(client, 4), "its connection goes on"
+        assert not refusal(client, 4), "its connection continues"
         slow.send(2 * MIB)
         assert slow.wait_for_status() in (0, 200)
         wait_served(client)
@@ -152,7 +152,7 @@ def test_a_refusal_over_http_is_503_and_its_connection_goes_on(host: RunningHost
             response = connection.getresponse()
             text = json.loads(response.read())["error"]
             assert (response.status, text[:39]) == (503, "Not enough memory to receive the reques")
-            assert connection.sock is not None, "the connection goes on"
+            assert connection.sock is not None, "the connection continues"
             connection.request("POST", path, head)
             response = connection.getresponse()
             assert response.status == 200, response.read()

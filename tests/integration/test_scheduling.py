@@ -81,7 +81,7 @@ class Pipe:
         os.mkfifo(path)
 
     def open(self) -> None:
-        """Returns when the model has come to it; the model goes on."""
+        """Returns when the model has come to it; the model continues."""
         self.path.open("w").close()
 
     def reached(self) -> bool:
@@ -93,7 +93,7 @@ class Pipe:
         return True
 
     def let_go(self) -> None:
-        """The model that has been found waiting goes on."""
+        """The model that has been found waiting continues."""
         os.close(self._held)
 
 

@@ -429,7 +429,7 @@ def test_sequences_in_the_backlog_have_a_time_limit(
     answers: list[Any] = []
     while answers != [late, late] and timeout < DEADLINE * 1e6:
         line.send(13, "s", timeout=timeout)
-        line.send(13)  # may come too late for a short timeout
+        line.send(13)  # may arrive too late for a short timeout
         answers = [line.next() for _ in range(2)]
         timeout *= 4
     assert answers == [late, late]

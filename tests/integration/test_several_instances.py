@@ -92,7 +92,7 @@ def test_requests_run_while_one_of_two_fast_instances_is_slow(
             assert [other.result(DEADLINE) for other in others] == list(range(8))
             assert not slow.done()
         finally:
-            with pipe.open():  # lets the slow one go on
+            with pipe.open():  # lets the slow one continue
                 assert slow.result(DEADLINE) == -1
         statistics = client.get_inference_statistics("fast").model_stats[0]
     assert statistics.inference_count == statistics.execution_count == 49

@@ -54,7 +54,7 @@ def test_instances_tell_what_they_do(host: RunningHost, tmp_path: Path) -> None:
     script = f"""
     import os
     open({str(begun)!r}, "w").close()
-    until(lambda: os.path.exists({str(go)!r}), "the word to go on")
+    until(lambda: os.path.exists({str(go)!r}), "the word to continue")
     """
     with ThreadPoolExecutor(1) as pool, host.client() as client:
         running = pool.submit(run_command, client, script, "script")
@@ -100,7 +100,7 @@ def test_a_model_that_hangs_in_initialize_shows_where(
         UNTIL_SOURCE + "import os\n"
         "class TritonPythonModel:\n"
         "    def initialize(self, args):\n"
-        f"        until(lambda: os.path.exists({str(go)!r}), 'the word to go on')\n",
+        f"        until(lambda: os.path.exists({str(go)!r}), 'the word to continue')\n",
     )
     host = serve(repository, "--model-control-mode=explicit").wait_started()
     with ThreadPoolExecutor(1) as pool, host.client() as client:

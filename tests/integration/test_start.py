@@ -36,7 +36,7 @@ class LoadingHost:
             UNTIL_SOURCE + "import os\n"
             "class TritonPythonModel:\n"
             "    def initialize(self, args):\n"
-            f"        until(lambda: os.path.exists({str(self.go)!r}), 'the word to go on')\n"
+            f"        until(lambda: os.path.exists({str(self.go)!r}), 'the word to continue')\n"
             "    def execute(self, requests):\n"
             "        raise ValueError\n",
             "input { name: 'X' data_type: TYPE_FP32 dims: 1 }\n"

@@ -93,7 +93,7 @@ dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 600
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Once it is there, `asks_later` goes on."""
+    """Once it is there, `asks_later` continues."""
     return tmp_path_factory.mktemp("signals") / "go"
 
 

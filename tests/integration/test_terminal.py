@@ -23,7 +23,7 @@ SLOW = """
         def initialize(self, args):
             for number in range(20):
                 if number % 5 == 0:
-                    until(lambda: os.path.exists(f"{go}{{number}}"), "the word to go on")
+                    until(lambda: os.path.exists(f"{go}{{number}}"), "the word to continue")
                 print(f"step {{number}}", flush=True)
 
         def execute(self, requests):
@@ -33,7 +33,7 @@ SLOW = """
 BROKEN = """
     import os
 
-    until(lambda: os.path.exists("{go}15"), "the word to go on")
+    until(lambda: os.path.exists("{go}15"), "the word to continue")
     import absent
 """
 CONFIG = "backend: 'python'"

@@ -1,4 +1,4 @@
-"""Traces go on from the client through the deployments of models."""
+"""Traces continue from the client through the deployments of models."""
 
 from __future__ import annotations
 

@@ -81,12 +81,12 @@ class StreamWriter(Protocol):
     """Writes to a stream; the engine implements it."""
 
     def write_message(self, message: bytes, more: bool) -> bool:
-        """Sends a message; `more` may come soon. Whether the next one may be written at once:
+        """Sends a message; `more` may arrive soon. Whether the next one may be written at once:
         otherwise `resume_writing` is called when this one has left, or little enough waits.
         """
 
     def resume_reading(self) -> None:
-        """Lets the next message come, after `message_received` has returned False."""
+        """Allows the next message, after `message_received` has returned False."""
 
     def finish_stream(self, error: Exception | None = None, retry: int | None = None) -> None:
         """Ends the stream, with an error if there is one. Nothing is called after that.
@@ -99,7 +99,7 @@ class StreamHandler(Protocol):
     """Serves one stream; the engine calls it directly, without tasks."""
 
     def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
-        """Handles a message; returns whether the next one may come before `resume_reading`.
+        """Handles a message; returns whether the next one may arrive before `resume_reading`.
 
         `reserved` is the memory of the message, if it is counted; the handler keeps it as long.
         """
@@ -127,7 +127,7 @@ class UnaryMethod:
     has gone or its deadline has passed. `category`: what can be restricted. `callback_handler`:
     does the same without a coroutine, and calls its second argument once, maybe before it returns.
     Its last argument is the memory of the message, if it is counted; it is kept with the message.
-    With `reserve_block`, which only an engine that can do so uses, a message that came in pieces
+    With `reserve_block`, which only an engine that can do so uses, a message that arrived in pieces
     may be a PlacedMessage.
     """
 

@@ -46,7 +46,7 @@ class PlacedMessage(bytes):
 
 
 class MessagePlacer:
-    """Takes the pieces of a message of `size` bytes, as they come.
+    """Takes the pieces of a message of `size` bytes, as they arrive.
 
     Fields that are not large raw tensors are kept; their content is not looked at. A message with
     more than 2048 fields is kept from there on, as reading each costs a microsecond.
@@ -55,11 +55,11 @@ class MessagePlacer:
     def __init__(self, size: int, reserve: ReserveBlock) -> None:
         """Raises MemoryError."""
         self._reserve = reserve
-        self._left = size  # bytes of the message that have not come
+        self._left = size  # bytes of the message that have not arrived
         self._rest = FilledMessage(size)  # the whole message, if no tensor is placed
         self._blocks: dict[int, Block] = {}
-        self._view = memoryview(b"")  # what is left to write of the tensor that comes now
-        self._kept = 0  # bytes that are left of the field that comes now
+        self._view = memoryview(b"")  # what is left to write of the tensor that arrives now
+        self._kept = 0  # bytes that are left of the field that arrives now
         self._fields = 0
         self._tag = -1  # of the field whose length comes now
         self._length = self._shift = 0

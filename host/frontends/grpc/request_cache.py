@@ -28,7 +28,7 @@ from stub.wire.arena import Block
 
 _NO_BLOCKS: dict[int, Block] = {}
 _MAX_TEMPLATE_BYTES = 512  # bytes of a cached request without its tensors
-_MAX_RECENT = 256  # names of models, and requests that came once
+_MAX_RECENT = 256  # names of models, and requests that arrived once
 _MAX_TEMPLATES = 1024  # requests with different shapes or parameters
 _MAX_SEQUENCES = 1024  # recent parameters; each sequence has its own
 
@@ -136,7 +136,7 @@ class RequestCache:
         self._last_by_model: dict[bytes, RequestTemplate] = {}
         # By the request without id, sequence and tensors.
         self._templates: dict[bytes, RequestTemplate] = {}
-        self._seen_once: dict[bytes, None] = {}  # such requests that came once
+        self._seen_once: dict[bytes, None] = {}  # such requests that arrived once
 
     def lookup(self, data: bytes) -> tuple[InferRequest, InferMessage] | None:
         """Returns the request for a ModelInferRequest, or None if it matches no template.

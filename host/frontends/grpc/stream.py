@@ -108,7 +108,7 @@ class InferStream:
         self._close_if_done()
 
     def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
-        """Submits a request; returns whether the next one may come before `resume_reading`."""
+        """Submits a request; returns whether the next one may arrive before `resume_reading`."""
         understood, request_id, outcome = self._service.submit_stream_request(
             message, self._context, reserved
         )
@@ -219,7 +219,7 @@ class InferStream:
         self._send_queue.append((pending, answer, final))
         if pending.ordered and final:
             self._queue_next_in_order()
-        if not self._writing:  # otherwise the loop that caused this response goes on with it
+        if not self._writing:  # otherwise the loop that caused this response continues with it
             self._write_outcomes()
 
     def _queue_next_in_order(self) -> None:

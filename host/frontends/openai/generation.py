@@ -216,7 +216,7 @@ class GenerationHandler(Handler):
         return usage
 
     async def _deltas(self, generation: _Generation) -> AsyncGenerator[list[Delta], None]:
-        """Yields the deltas of all choices as they come. Leaving early cancels the calls."""
+        """Yields the deltas of all choices as they arrive. Leaving early cancels the calls."""
         echoes = [
             Delta(index, {"content": text}) for index, text in enumerate(generation.echoes) if text
         ]
@@ -358,7 +358,7 @@ async def _run(in_thread: bool, function: Any, *arguments: Any) -> Any:
 async def _merge(
     streams: Sequence[AsyncGenerator[list[Delta], None]],
 ) -> AsyncGenerator[list[Delta], None]:
-    """Yields what several streams yield, as it comes. An error of one ends all of them."""
+    """Yields what several streams yield, as it arrives. An error of one ends all of them."""
     queue: asyncio.Queue[list[Delta] | Exception | None] = asyncio.Queue(1)
 
     async def forward(stream: AsyncGenerator[list[Delta], None]) -> None:

@@ -49,7 +49,7 @@ class Handler:
             raise from_host_error(error) from None
 
     async def _responses(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """Yields the responses as they come. Leaving early cancels the call. Raises OpenAIError."""
+        """Yields responses as they arrive. Leaving early cancels the call. Raises OpenAIError."""
         async with aclosing(aiter(await self._start_call(request))) as responses:
             async for response in responses:
                 yield response

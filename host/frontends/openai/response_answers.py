@@ -35,7 +35,7 @@ class ResponseAnswer:
         self._started = False
         self._items: list[_Item] = []
         self._text: _TextItem | None = None  # the item that gets texts
-        self._logprobs: list[Any] = []  # of tokens whose text has not come yet
+        self._logprobs: list[Any] = []  # of tokens whose text has not arrived yet
         self._calls: dict[str, _Item] = {}
         self._reason: str | None = None
 

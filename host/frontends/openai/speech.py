@@ -1,4 +1,4 @@
-"""Answers `POST /v1/audio/speech`: a text in, its sound out as it comes."""
+"""Answers `POST /v1/audio/speech`: a text in, its sound out as it arrives."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SpeechHandler(Handler):
     async def _pieces(
         self, contract: Contract, request: InferRequest
     ) -> AsyncGenerator[bytes, None]:
-        """Yields the sound as it comes. Leaving early cancels the call."""
+        """Yields the sound as it arrives. Leaving early cancels the call."""
         async with aclosing(self._responses(request)) as responses:
             async for response in responses:
                 raise_error(response)

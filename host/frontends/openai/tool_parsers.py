@@ -1,4 +1,4 @@
-"""Parses the tool calls that a model writes into its text, as the text comes.
+"""Parses the tool calls that a model writes into its text, as the text arrives.
 
 Each parser reads every character once. The text of a call is held back until the call is complete.
 The forms are those of Hermes and Qwen, of Llama 3.1 and later, and of Mistral.

@@ -73,7 +73,7 @@ class TranscriptionHandler(Handler):
     async def _pieces(
         self, request: InferRequest, transcript: _Transcript
     ) -> AsyncGenerator[str, None]:
-        """Yields the text as it comes. Leaving early cancels the call."""
+        """Yields the text as it arrives. Leaving early cancels the call."""
         async with aclosing(self._responses(request)) as responses:
             async for response in responses:
                 yield transcript.read(response)

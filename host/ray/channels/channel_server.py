@@ -97,7 +97,7 @@ class ChannelServer:
         return ChannelAddress(host, port, self._secret)
 
     def say_goodbye(self) -> None:
-        """Takes no new requests; those in progress go on."""
+        """Takes no new requests; those in progress continue."""
         self.stopping = True
         if self._server is not None:
             self._server.close()
@@ -199,7 +199,7 @@ class _ServedChannel:
         self._server = server
         self._reader = reader
         self._writer = writer
-        self._waiting: list[Frame] = []  # have come, and have not begun
+        self._waiting: list[Frame] = []  # have arrived, and have not begun
         self._beginning: asyncio.Task[None] | None = None
         self._work: dict[int, Cancellable] = {}
         self._windows: dict[int, ResponseWindow] = {}  # of requests
@@ -277,7 +277,7 @@ class _ServedChannel:
                 self._start(number, self._run(number, contents, window))
 
     def say_goodbye(self) -> None:
-        """Tells the client to send no new requests; after the handshake, if that goes on."""
+        """Tells the client to send no new requests; after the handshake, if that continues."""
         if self._greeted:
             self.send(encode_frame(FrameKind.GOODBYE, 0))
 

@@ -93,8 +93,8 @@ class ReplicaChannels:
         """One of the connections with the fewest requests in progress; None if there is none now.
 
         A random one, as other callers do not see these requests and would choose the same.
-        Never waits: the first request finds none. While requests come, it asks Ray for the replicas
-        again every two seconds; less often while one has no free slot, as questions wait there.
+        Never waits: the first request finds none. While requests arrive, it asks Ray for the
+        replicas again every two seconds; less often while one has no free slot, as questions wait there.
         """
         if self._closed:
             return None
@@ -220,7 +220,7 @@ class ReplicaChannels:
 
     async def _open(self, address: ChannelAddress) -> Channel:
         channel = await Channel.connect(address)
-        if self._closed:  # a cancellation may come too late
+        if self._closed:  # a cancellation may arrive too late
             channel.close()
             raise _closed_error()
         self._channels[address] = channel  # here, as those that wait may be cancelled

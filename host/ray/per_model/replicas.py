@@ -138,7 +138,7 @@ class ModelReplica(ConnectedReplica):
             await self._connection.announce(self._model)
 
     def present_models(self) -> set[str]:
-        """Also an ensemble that waits for a step: it is loaded when that comes back."""
+        """Also an ensemble that waits for a step: it is loaded when that returns."""
         return super().present_models() | self._server.waiting_ensembles().keys()
 
     async def check_health(self) -> None:

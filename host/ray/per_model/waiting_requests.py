@@ -23,7 +23,7 @@ class WaitingRequests:
     """Ray Serve lets requests wait for a replica without a deadline; this gives them one.
 
     `has_replica`: tells whether a replica of a model's deployment lives. Requests that wait for a
-    busy replica go on. Belongs to the event loop.
+    busy replica continue. Belongs to the event loop.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class Sequence:
         self.calls: deque[SequenceCall] = deque()  # calls that were not passed on yet
         self.sequence_batch: SlotHolder | None = None  # None while the sequence is in the backlog
         self.number = 0
-        self.ending = False  # no more requests come: the slot is free once no call is left
+        self.ending = False  # no more requests arrive: the slot is free once no call is left
         self.overdue = False  # it was idle for too long in the backlog
         self.dead = False
         self.states: dict[str, Tensor] | None = None

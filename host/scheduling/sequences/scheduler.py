@@ -186,7 +186,7 @@ class SequenceScheduler(CallHolder):
             self._alarm.schedule(end)
 
     def _end_hold(self) -> bool:
-        """Ends the hold if enough calls have come; returns whether that dispatched calls."""
+        """Ends the hold if enough calls have arrived; returns whether that dispatched calls."""
         if not self.holding:
             return False
         shape = self._shape
@@ -199,7 +199,7 @@ class SequenceScheduler(CallHolder):
         return True
 
     def cancel_call(self, call: Call) -> bool:
-        """Withdraws a queued call; its sequence ends when its turn would come. Returns False."""
+        """Withdraws a queued call; its sequence ends when its turn is reached. Returns False."""
         assert isinstance(call, SequenceCall) and call.sequence is not None
         sequence = call.sequence
         call.failure_reason = call.failure_reason or FailureReason.OTHER

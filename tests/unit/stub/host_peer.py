@@ -184,7 +184,7 @@ class HostPeer:
             self._received += self.receive_frame()
 
     def received(self, kind: type[Message]) -> list[Message]:
-        """Returns all messages of a kind that came before a message that was waited for."""
+        """Returns all messages of a kind that arrived before a message that was waited for."""
         found: list[Message] = [one for one in self._received if isinstance(one, kind)]
         self._received = [message for message in self._received if not isinstance(message, kind)]
         return found

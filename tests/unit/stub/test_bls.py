@@ -182,7 +182,7 @@ def test_an_error_of_the_other_model_is_a_response_with_its_code_and_text(
 def test_an_answer_whose_shared_memory_cannot_be_opened_is_an_error_response(
     start_stub: StartStub, execute: Any
 ) -> None:
-    """For example because the stub has no more descriptors. The stub goes on."""
+    """For example because the stub has no more descriptors. The stub continues."""
     host = start_stub(execute)
     host.send_batch(wire_request(0))
     sent = host.receive(m.BlsRequest)

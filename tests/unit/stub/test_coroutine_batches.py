@@ -220,7 +220,7 @@ def test_a_batch_whose_task_is_cancelled_before_it_begins_fails_and_the_next_one
         value = input_value(requests[0])
         if value == 1:
             host.send_batch(wire_request(2))
-            while len(asyncio.all_tasks()) == 1:  # noqa: ASYNC110 - to go on before the new task
+            while len(asyncio.all_tasks()) == 1:  # noqa: ASYNC110 - to continue before the new task
                 await asyncio.sleep(0)
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()

@@ -17,7 +17,7 @@ _FRAME_KEY = 0  # the incomplete frame of a connection; no stream has this id
 class PingPolicy:
     """Limits the client's pings by the rules of gRPC's own servers.
 
-    A ping that comes too soon after the previous one is a strike. Frames that the server sends
+    A ping that arrives too soon after the previous one is a strike. Frames that the server sends
     reset the strikes.
     """
 
@@ -55,7 +55,7 @@ class PingPolicy:
 
 
 class MinDataRate:
-    """Requires a minimum data rate of requests and frames that have come in part."""
+    """Requires a minimum data rate of requests and frames that have arrived in part."""
 
     def __init__(
         self, streams: Mapping[int, Stream], reader: FrameReader, limits: ConnectionLimits

@@ -50,7 +50,7 @@ class GrpcCall(Stream):
         self._end_and_cancel(RpcError(StatusCode.UNAVAILABLE, text))
 
     def on_too_slow(self) -> None:
-        """Ends the call with DEADLINE_EXCEEDED, as the request came too slowly."""
+        """Ends the call with DEADLINE_EXCEEDED, as the request arrived too slowly."""
         self._end_and_cancel(RpcError(StatusCode.DEADLINE_EXCEEDED, _TOO_SLOW))
         self.connection.send_buffer.flush()
 

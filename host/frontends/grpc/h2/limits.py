@@ -11,7 +11,7 @@ MIB = 1 << 20
 class ConnectionLimits:
     """Limits of each connection; sizes in bytes, times in seconds (`idle_timeout` 0: no limit).
 
-    A rate is the number of frames that may come at once, and how many may follow per second.
+    A rate is the number of frames that may arrive at once, and how many may follow per second.
     """
 
     # INT32_MAX (docs/reference/protocol.md, "ModelInferResponse")

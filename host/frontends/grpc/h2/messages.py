@@ -27,7 +27,7 @@ class MessageReader:
 
     Attributes:
         messages: Complete messages: whether each is compressed, its bytes, and its reserved memory,
-            which is None if it came in one piece.
+            which is None if it arrived in one piece.
         bytes_received: The number of bytes of all pieces.
     """
 
@@ -57,7 +57,7 @@ class MessageReader:
         self._prefix = b""  # an incomplete prefix
         self._flag = 0
         self._missing = -1  # missing bytes of the current message; -1 between messages
-        self._buffer: ReceiveBuffer | None = None  # of a message that comes in pieces
+        self._buffer: ReceiveBuffer | None = None  # of a message that arrives in pieces
         self._reserve_block = reserve_block
 
     @property

@@ -119,7 +119,7 @@ class Stream(ABC):
         return 0
 
     def on_too_slow(self) -> None:
-        """Called when the rest of an incomplete message comes too slowly."""
+        """Called when the rest of an incomplete message arrives too slowly."""
         self.reset(H2ErrorCode.CANCEL)
 
     @abstractmethod

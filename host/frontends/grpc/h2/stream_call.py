@@ -20,7 +20,7 @@ class StreamCall(GrpcCall):
     """A streaming call: passes messages to a StreamHandler, and is its StreamWriter.
 
     Reading pauses while the handler accepts no message, or a compressed message is being
-    decompressed. Bytes that come meanwhile are acknowledged when reading goes on.
+    decompressed. Bytes that arrive meanwhile are acknowledged when reading continues.
     """
 
     __slots__ = ("_method", "_reader", "_handler", "_reading_paused", "_tasks")

@@ -26,7 +26,7 @@ _ERRORS = {
 
 
 def object_schema(properties: Schema, required: Iterable[str] = ()) -> Schema:
-    """Returns the schema of an object whose members have these schemas; others may come too."""
+    """Returns the schema of an object whose members have these schemas; others are allowed."""
     made: Schema = {"type": "object", "properties": properties}
     if required := list(required):
         made["required"] = required

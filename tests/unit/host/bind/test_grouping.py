@@ -1,4 +1,4 @@
-"""Groups of samples: whatever came is answered in its place, whatever the groups are."""
+"""Groups of samples: whatever arrived is answered in its place, whatever the groups are."""
 
 from __future__ import annotations
 

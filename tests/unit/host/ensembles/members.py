@@ -225,7 +225,7 @@ Step = tuple[InMemoryModel, Mapping[str, str], Mapping[str, str]]
 
 
 class Caller:
-    """One request to an ensemble, and what came back. `reads`: acknowledges each response."""
+    """One request to an ensemble, and its results. `reads`: acknowledges each response."""
 
     def __init__(self, ensemble: Ensemble, values: Values, reads: bool, **options: Any) -> None:
         inputs = [Tensor(name, "INT8", [1], bytes([value])) for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""Busy-polling for messages that come soon, and waking stubs before their work is there."""
+"""Busy-polling for messages that arrive soon, and waking stubs before their work is there."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def turns() -> None:
-    """Lets everything that can go on do so."""
+    """Lets everything that can continue do so."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -8,7 +8,7 @@ from host.remote.returning_calls import ReturningCalls
 
 
 def call_for(*ancestors: str, age_s: float = 5.0) -> Call:
-    """A call of another server that came so long ago."""
+    """A call of another server that arrived so long ago."""
     call = Call(InferRequest("model", [], ancestors=ancestors))
     call.received_ns -= int(age_s * 1e9)
     return call

@@ -260,7 +260,7 @@ class LimiterMachine(RuleBasedStateMachine):
             count = self.limit(pool) if self.allowed else 9
             need = ResourceRequest([Resource(name, count, device is None)], device or 0)
             permit = self.limiter.permit(need)
-            assert permit.request_execution(lambda: None), f"{pool} has not come back"
+            assert permit.request_execution(lambda: None), f"{pool} has not returned"
             permit.close()
 
 

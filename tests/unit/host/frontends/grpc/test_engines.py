@@ -376,7 +376,7 @@ def test_a_port_can_be_shared_on_purpose(loop: Loop) -> None:
 
 
 class Relay:
-    """Passes one connection on to a server, and counts the bytes that come back."""
+    """Passes one connection on to a server, and counts the bytes that it sends back."""
 
     def __init__(self, port: int) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

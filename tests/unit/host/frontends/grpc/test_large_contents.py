@@ -213,7 +213,7 @@ def test_cancelling_a_large_request_cancels_its_call() -> None:
 
 
 class Client:
-    """The other end of a stream. `reads`: whether the stream lets the next message come."""
+    """The other end of a stream. `reads`: whether the stream allows the next message."""
 
     def __init__(self) -> None:
         self.core = EchoCore()

@@ -221,7 +221,7 @@ def test_a_request_is_not_known_by_its_bytes_alone(arena: Arena) -> None:
 def test_tensors_of_repeated_requests_are_released_by_their_last_user(
     arena: Arena,
 ) -> None:
-    """A step of an ensemble, say; the response may come long after."""
+    """A step of an ensemble, say; the response may arrive long after."""
     message = request(LARGE)
     message.model_name = "hold"
     data = message.SerializeToString()

@@ -60,7 +60,7 @@ def parsed(data: bytes) -> InferRequest | None:
 
 
 def remember(request_cache: RequestCache, data: bytes) -> None:
-    for _ in range(2):  # a request that comes only once is not cached
+    for _ in range(2):  # a request that arrives only once is not cached
         message = parse_infer_request(data)
         request_cache.remember(data, message, to_request(message, Regions(None)))
 

@@ -85,7 +85,7 @@ class Conversation:
         self.stream.resume_writing()
 
     def finish(self) -> list[Any]:
-        """Half-close and take everything that has come."""
+        """Half-close and take everything that has arrived."""
         self.stream.half_closed()
         assert self._ended and self.error is None
         assert not self.service.open_requests

@@ -15,7 +15,7 @@ def test_requests_are_given_up_only_if_their_deployment_has_no_replica() -> None
 
         async def has_replica(name: str) -> bool:
             asked.append(name)
-            # A replica that comes back after some time is in time.
+            # A replica that returns after some time is in time.
             return name == "busy" or (name == "late" and asked.count(name) == 5)
 
         waiting = WaitingRequests(has_replica, check_seconds=0)
