@@ -159,8 +159,9 @@ class ForkLauncher:
 
     If the server dies, its stubs die with it and the next launch starts another one; launches that
     it has not answered are spawned. If it is silent for `silence_timeout` seconds, its stubs
-    continue, and the next launch starts another one as well. The Python of an environment is another program,
-    so its stubs are spawned. With `preload`, the server has prepared a model, and has its Python.
+    continue, and the next launch starts another one as well. The Python of an environment is
+    another program, so its stubs are spawned. With `preload`, the server has prepared a model, and
+    has its Python.
     """
 
     def __init__(

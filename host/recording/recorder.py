@@ -158,7 +158,7 @@ class Recording:
 
 
 class RecordedCall(CallListener):
-    """A request that is recorded, and its responses as they arrive. `size`: its tensors in bytes."""
+    """A request that is recorded, and its responses as they arrive. `size`: tensors in bytes."""
 
     def __init__(
         self, recording: Recording, request: InferRequest, inputs: list[Tensor], size: int

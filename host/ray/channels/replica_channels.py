@@ -94,7 +94,8 @@ class ReplicaChannels:
 
         A random one, as other callers do not see these requests and would choose the same.
         Never waits: the first request finds none. While requests arrive, it asks Ray for the
-        replicas again every two seconds; less often while one has no free slot, as questions wait there.
+        replicas again every two seconds; less often while one has no free slot, as questions wait
+        there.
         """
         if self._closed:
             return None

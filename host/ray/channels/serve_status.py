@@ -18,8 +18,8 @@ _ANSWERING = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
 class ServeStatusReader:
     """Asks Ray Serve for its status, once at a time in this process.
 
-    A question costs CPU time for each deployment, in this process and in the controller. It does not
-    end when its caller gives up, so that many of them would keep a busy machine from answering.
+    A question costs CPU time for each deployment, in this process and in the controller. It does
+    not end when its caller gives up, so that many of them would keep a busy machine from answering.
     """
 
     def __init__(self, ask: Callable[[], Any]) -> None:

@@ -67,8 +67,8 @@ class FrameReader:
     """Splits received bytes into frames, and calls a FrameHandler for each.
 
     DATA is passed on as it arrives. Other frames are buffered until they are complete, so the
-    reader holds at most one frame and one header block, and the rest of what it was fed when it pauses.
-    It pauses after as many requests as one turn of the event loop may handle.
+    reader holds at most one frame and one header block, and the rest of what it was fed when it
+    pauses. It pauses after as many requests as one turn of the event loop may handle.
     """
 
     def __init__(self, handler: FrameHandler, limits: ConnectionLimits) -> None:

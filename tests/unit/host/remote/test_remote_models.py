@@ -131,7 +131,7 @@ def test_every_question_has_a_deadline(loop: FakeClockLoop, question: str) -> No
         if question == "ready":
             assert waits.result() is False
         else:
-            with pytest.raises(HostError, match="did not receive the statistics of .* within 15 s"):
+            with pytest.raises(HostError, match="did not receive the .* within 15 s"):
                 waits.result()
 
     loop.run_until_complete(main())
