@@ -21,7 +21,7 @@ class EnsembleDependencies:
     """Keeps ensembles and their step models consistent. Belongs to the event loop.
 
     Step models load before their ensemble. When a step model changes, its ensembles are reloaded;
-    when it is unloaded, they are unloaded, and they are loaded again when it comes back
+    when it is unloaded, they are unloaded, and they are loaded again when it returns
     (docs/reference/configuration-and-scheduling.md, "How a load proceeds", "Load requests", "Unload
     requests").
     """

@@ -185,10 +185,10 @@ class ModelLifecycle:
         """Loads a model or brings it up to date; returns whether that changed what is served.
 
         The caller holds the lock of the model (`lock_model`), whose step models are loaded. The
-        versions that serve go on until the new ones are ready. An override always reloads the
-        model, and so does `force`. The configuration of an override holds for later loads without
-        one until the model's files change or the model is unloaded; uploaded files do not.
-        `polled`: a model whose instances were given up is left alone until its files change.
+        versions that serve continue until the new ones are ready. An override always
+        reloads the model, and so does `force`. The configuration of an override holds for later
+        loads without one until the model's files change or the model is unloaded; uploaded files do
+        not. `polled`: a model whose instances were given up is left alone until its files change.
         `if_missing`: a model that serves is left alone, even if its files have changed.
 
         Raises HostError; RepositoryReadError if nothing was attempted.
@@ -359,7 +359,7 @@ class ModelLifecycle:
         raise VersionLoadError("".join(texts), lines)
 
     def _set_unavailable(self, plan: VersionPlan, number: int, reason: str) -> None:
-        """Enters a version that did not come up, unless one with its number serves."""
+        """Marks a version that failed to load as unavailable, unless its number is served."""
         if number not in plan.serving:
             version = ModelVersion(number, VersionState.UNAVAILABLE, reason)
             self._registry.set_version(plan.name, version)
@@ -444,7 +444,7 @@ class ModelLifecycle:
         )
 
     def retiring_models(self) -> set[str]:
-        """The models of which a version finishes its work, or stops."""
+        """The models that have a version which is finishing its work or stopping."""
         return set(self._retirements.values())
 
     def has_override(self, name: str) -> bool:

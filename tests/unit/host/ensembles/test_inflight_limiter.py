@@ -91,7 +91,7 @@ def test_after_five_minutes_one_goes_ahead_and_the_log_says_so(
         starts.clock.ticks += 1
         starts.clock.run_due()
     assert starts.made == [0, 1]
-    assert "ensemble 'e': a request of step 0 waited 300 s for one of 1 running requests" in caplog.text
+    assert "a request of step 0 waited 300 s for one of 1 running requests" in caplog.text
     starts.enter(2)
     starts.limiter.release_permit(waiting)
     assert starts.made == [0, 1]  # the step that does not end still runs
