@@ -117,7 +117,7 @@ class ModelLifecycle:
             self._registry.set_failed(name, error.status_string, counts=counts)
 
     def start_load(self, load: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """Runs a load, which goes on if its caller is cancelled, until the server stops.
+        """Runs a load, which continues if its caller is cancelled, until the server stops.
 
         Raises HostError if it is stopping.
         """
@@ -233,7 +233,7 @@ class ModelLifecycle:
 
         `settle` is called when all instances are made, and may raise HostError. Raises HostError
         if a version or `settle` failed, or if the model was unloaded meanwhile. Then the versions
-        that served before go on.
+        that served before continue.
         """
         name = plan.name
         for number in plan.chosen:
