@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
 from pb_utils._datatypes import NAMES
 
 if TYPE_CHECKING:
     from pb_utils._response import InferenceResponse
+    from pb_utils._tensor import Tensor
 
 
 def find_mismatches(
@@ -39,6 +40,29 @@ def find_mismatches(
         if given != entry["data_type"] or not fits:
             found.append(f"output '{name}' is {given} {list(sizes)}; {expected}")
     return found
+
+
+def describe_undeclared(
+    model: str, outputs: Iterable[Tensor], declared: Sequence[str]
+) -> Optional[str]:
+    """Returns a sentence about the outputs that are not declared; None if there are none.
+
+    Args:
+        model: name of the model.
+        outputs: the outputs of a response.
+        declared: names of the outputs of its configuration.
+    """
+    names = [tensor._name for tensor in outputs if tensor._name not in declared]
+    if not names:
+        return None
+    return (
+        f"model '{model}' returned an output {_quote(names)}, which its configuration does not"
+        f" have; the configuration has: {_quote(declared)}"
+    )
+
+
+def _quote(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "no output"
 
 
 def declared_shape(entry: Mapping[str, Any], max_batch_size: int) -> List[int]:

@@ -7,6 +7,7 @@ from typing import Callable, Deque, List, Mapping, Optional, Sequence, Set, Tupl
 from weakref import WeakValueDictionary
 
 import pb_utils
+from pb_utils._output_check import describe_undeclared
 from pb_utils._sender import Responder
 from stub.channel import Channel
 from stub.conversion import error_response, response_to_wire
@@ -16,6 +17,7 @@ from stub.wire.arena import Block
 from stub.wire.messages import (
     Initialize,
     LogLine,
+    ModelWarning,
     Response,
     ToHost,
 )
@@ -54,7 +56,9 @@ class ResponderRegistry:
         self.send_timeout = 60.0
         self.max_outstanding_responses = 128  # per request
         self.loop_thread: Optional[int] = None  # where waiting blocks all coroutines
-        self._name = ""
+        self._name = self._model_name = ""
+        self._declared_outputs: Sequence[str] = ()
+        self._strict = False
         self._wake = wake
         self._current_responders: Sequence[StubResponder] = ()
         self._late_responders: WeakValueDictionary[Tuple[int, int], StubResponder] = (
@@ -66,22 +70,44 @@ class ResponderRegistry:
         self._cancelled_early: Set[Tuple[int, int]] = set()  # before their batch began
         self._warned_of: Set[str] = set()  # outputs that were dropped
 
-    def configure(self, message: Initialize) -> None:
-        """Sets the instance's name and the limits of senders."""
+    def configure(self, message: Initialize, strict: bool) -> None:
+        """Sets what is known of the instance, and the limits of senders.
+
+        `strict`: outputs that the configuration does not have are errors.
+        """
         self._name = message.instance_name
+        self._model_name = message.args["model_name"]
+        self._declared_outputs = message.outputs
+        self._strict = strict
         self.max_outstanding_responses = max(1, message.max_outstanding_responses)
         self.send_timeout = message.send_timeout
 
-    def warn_of_dropped_outputs(self, names: Sequence[str], requested: Sequence[str]) -> None:
-        """Logs, once for each name, that a response has none of the outputs that it should have."""
-        if self._warned_of.issuperset(names):
-            return
+    def check_dropped_outputs(
+        self, outputs: Sequence[pb_utils.Tensor], requested: Sequence[str], none_left: bool
+    ) -> Optional[WireResponse]:
+        """Logs once that outputs were dropped which the model has returned in vain.
+
+        Returns the error that replaces the response if outputs are not in the configuration, and
+        that is an error. `none_left`: no output of the response was requested.
+        """
+        dropped = [tensor for tensor in outputs if tensor._name not in requested]  # no states
+        undeclared = describe_undeclared(self._model_name, dropped, self._declared_outputs)
+        if undeclared is not None and self._strict:
+            return error_response(undeclared)
+        names = [tensor._name for tensor in outputs]
+        if not (undeclared or none_left) or self._warned_of.issuperset(names):
+            return None
         self._warned_of.update(names)
+        if undeclared is not None:
+            text = limit_text(f"{undeclared}; the output is not sent")
+            self.channel.send([ModelWarning(text)])
+            return None
         text = (
             f"a response has no output that was asked for: the model returned {_quote(names)}, but"
             f" the configuration or the request names {_quote(requested)}"
         )
         self.channel.send([LogLine(_WARNING, "responders.py", 0, limit_text(text))])
+        return None
 
     def set_loop_thread(self, thread: int) -> None:
         """Sets the thread that runs the event loop."""
@@ -263,13 +289,19 @@ class StubResponder(Responder):
 
     def to_wire(self, response: pb_utils.InferenceResponse, exported: List[Block]) -> WireResponse:
         """Converts a response for the wire; `exported` as in `tensor_to_wire`."""
+        before = len(exported)
         wire = response_to_wire(
             response, self.requested_outputs, self._registry.memory, exported, self.output_placement
         )
-        if not wire.outputs and response._output_tensors and wire.error is None:
-            names = [tensor._name for tensor in response._output_tensors]
-            self._registry.warn_of_dropped_outputs(names, self.requested_outputs)
-        return wire
+        outputs = response._output_tensors
+        if len(wire.outputs) == len(outputs) or wire.error is not None:
+            return wire
+        error = self._registry.check_dropped_outputs(
+            outputs, self.requested_outputs, not wire.outputs
+        )
+        if error is not None:
+            del exported[before:]
+        return error or wire
 
     def take_held_response(self, exported: List[Block]) -> Optional[WireResponse]:
         """Returns the response that was sent without the final flag, if any, and removes it."""

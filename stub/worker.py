@@ -234,7 +234,7 @@ class Worker:
                 model = message.args["model_name"]
                 self._model = self._load_model(message.source, name, model)
             self._runtime.set_instance(name, self._model.version_directory)
-            self._registry.configure(message)
+            self._registry.configure(message, strict=self._reports_imports)
             self._model.initialize(message.args)
         except BindingError as failure:
             self._send_last(

@@ -18,6 +18,7 @@ from pb_utils import _runtime
 from pb_utils._model_config import using_decoupled_model_transaction_policy
 from pb_utils._model_exception import TritonModelException
 from pb_utils._model_methods import defines
+from pb_utils._output_check import describe_undeclared
 from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
 from pb_utils._return_value import InvalidReturnValue, check_return_value
 from pb_utils.testing._messages import (
@@ -31,6 +32,7 @@ from pb_utils.testing._threads import CallThread, EventLoopThread
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from pb_utils._response import InferenceResponse
     from pb_utils._runtime import ResponseReceiver, Runtime
 
 _ERROR = 2
@@ -71,8 +73,10 @@ class Instance:
         self.worker = CallThread()
         self._file = file
         self._runtime = runtime
+        self._model_name = str(config["name"])
         self._outputs = [output["name"] for output in config["output"]]
         batching = config.get("sequence_batching") or {}
+        self._states = {state["output_name"] for state in batching.get("state", ())}
         self._reschedules = bool(batching.get("iterative_sequence"))
         self._loop = EventLoopThread()
         # Reentrant, because a model may call itself through another model.
@@ -117,6 +121,7 @@ class Instance:
                 cancelled_event(request),
                 requested_outputs,
                 f"The request at index {index}",
+                self._find_fault,
             )
             pending_requests.append(pending_request)
             batch.append(request_as_received(request, pending_request, self._outputs))
@@ -196,6 +201,16 @@ class Instance:
                 fresh._flags = 0
                 rescheduled.append((fresh, receive))
         return rescheduled
+
+    def _find_fault(self, response: InferenceResponse) -> str | None:
+        """Returns the error of a response with outputs that the configuration does not have.
+
+        A server only warns of them, but the test is there to find such mistakes.
+        """
+        if not self._outputs:  # the test gave no configuration
+            return None
+        outputs = [one for one in response._output_tensors if one._name not in self._states]
+        return describe_undeclared(self._model_name, outputs, self._outputs)
 
     def submit_batch(
         self, requests: Sequence[InferenceRequest], receivers: Sequence[ResponseReceiver]

@@ -46,7 +46,14 @@ class PendingRequest(Responder):
         subject: the name of the request in error texts.
     """
 
-    __slots__ = ("_held_response", "_receive", "_requested_outputs", "cancelled", "subject")
+    __slots__ = (
+        "_find_fault",
+        "_held_response",
+        "_receive",
+        "_requested_outputs",
+        "cancelled",
+        "subject",
+    )
 
     def __init__(
         self,
@@ -55,6 +62,7 @@ class PendingRequest(Responder):
         cancelled: threading.Event,
         requested_outputs: Iterable[str] = (),
         subject: str = "The request",
+        find_fault: Callable[[InferenceResponse], str | None] = lambda response: None,
     ) -> None:
         """Creates the pending request.
 
@@ -64,6 +72,7 @@ class PendingRequest(Responder):
             cancelled: the event that the caller sets to cancel the request.
             requested_outputs: names of the outputs to deliver; all outputs if empty.
             subject: the name of the request in error texts.
+            find_fault: returns the error that replaces a response, if it has one.
         """
         super().__init__(decoupled)
         self.cancelled = cancelled
@@ -71,6 +80,7 @@ class PendingRequest(Responder):
         self._receive = receive
         self._requested_outputs = frozenset(requested_outputs)
         self._held_response: InferenceResponse | None = None
+        self._find_fault = find_fault
 
     def is_cancelled(self) -> bool:
         """Returns whether the caller has cancelled the request."""
@@ -88,7 +98,14 @@ class PendingRequest(Responder):
         pass  # none waits
 
     def _send_response(self, response: InferenceResponse | None, final: bool) -> None:
-        sent = None if response is None else response_as_received(response, self._requested_outputs)
+        sent = None
+        if response is not None:
+            fault = self._find_fault(response)
+            sent = (
+                error_response(fault)
+                if fault is not None
+                else response_as_received(response, self._requested_outputs)
+            )
         if self.decoupled:
             self._receive(sent, final)
         elif final:

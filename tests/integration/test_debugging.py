@@ -309,8 +309,7 @@ def test_the_traceback_of_a_models_exception_begins_in_the_model(
          ["output 'Y' is TYPE_FP64 [2]; the configuration declares TYPE_FP32 [-1]"]),
         ("pb_utils.Tensor('Y', x.reshape(1, 2))",
          ["output 'Y' is TYPE_FP32 [1, 2]; the configuration declares TYPE_FP32 [-1]"]),
-        ("pb_utils.Tensor('y', x)",
-         ["output 'Y' is missing; the configuration declares TYPE_FP32 [-1]"]),
+        ("", ["output 'Y' is missing; the configuration declares TYPE_FP32 [-1]"]),
         ("pb_utils.Tensor('Y', x)", []),
     ],
     ids=["type", "shape", "name", "right"],
@@ -321,6 +320,15 @@ def test_declared_outputs_that_are_missing_or_differ_are_warned_of(
     code = SCALE.replace("HERE", f"return [pb_utils.InferenceResponse([{outputs}])]")
     done = run(repository.add("m", code, CONFIG), "--input", "X=[1, 2]")
     assert (done.returncode, done.stderr.splitlines()) == (0, [f"warning: {w}" for w in warnings])
+
+
+def test_an_output_outside_the_configuration_is_an_error(repository: RepositoryBuilder) -> None:
+    outputs = "pb_utils.Tensor('Y', x), pb_utils.Tensor('y', x)"
+    code = SCALE.replace("HERE", f"return [pb_utils.InferenceResponse([{outputs}])]")
+    done = run(repository.add("m", code, CONFIG), "--input", "X=[1, 2]")
+    text = "model 'm' returned an output 'y', which its configuration does not have"
+    assert done.returncode == 1
+    assert f"response 1: error: {text}; the configuration has: 'Y'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from tritonclient.utils import InferenceServerException
 
-from tests.clients import run_command
+from tests.clients import InferStream, run_command, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, model
 from tests.integration.test_command_line import run
@@ -115,6 +117,39 @@ def test_a_model_that_fails_is_tried_again_when_what_it_imports_is_repaired(
     assert len(re.findall("failed to load 'x'", host.output)) == 2, host.output
     writer.write(library / "helper.py", "TEXT = 'whole'\n")
     answers(host, "x", "whole")
+
+
+@pytest.mark.parametrize("decoupled", ["false", "true"])
+def test_an_output_outside_the_configuration_is_an_error(
+    repository: RepositoryBuilder, serve_dev: Serve, decoupled: str
+) -> None:
+    source = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+                outputs = [pb_utils.Tensor(name, x) for name in ("Y", "y")]
+                final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                request.get_response_sender().send(pb_utils.InferenceResponse(outputs), final)
+    """
+    config = f"""
+    input {{ name: "X" data_type: TYPE_FP32 dims: [ -1 ] }}
+    output [{{ name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }}]
+    model_transaction_policy {{ decoupled: {decoupled} }}
+    """
+    repository.add("m", source, config)
+    host = serve_dev()
+    with InferStream(host) as stream:
+        for size in (1, 1 << 20):  # in the message, and in shared memory
+            stream.send_inputs("m", tensor("X", np.zeros(size, np.float32)))
+            with pytest.raises(
+                InferenceServerException,
+                match="model 'm' returned an output 'y', which its configuration does not have; the"
+                " configuration has: 'Y'",
+            ):
+                stream.next()
 
 
 def test_the_version_before_serves_while_the_new_one_fails(

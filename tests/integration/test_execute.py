@@ -100,8 +100,8 @@ def test_an_output_outside_the_configuration_is_dropped_and_logged_once(
         assert len(result.get_response().outputs) == 0
     assert run_command(client, "echo after it") == "after it"
     warning = (
-        "[misbehave:1/misbehave_0] a response has no output that was asked for: the model returned"
-        " 'OTHER', but the configuration or the request names 'ANSWER'"
+        "[misbehave:1] model 'misbehave' returned an output 'OTHER', which its configuration does"
+        " not have; the configuration has: 'ANSWER'; the output is not sent"
     )
     host.wait_for(re.escape(warning))
     assert host.output.count(warning) == 1

@@ -40,7 +40,6 @@ class Doubler:
             outputs = [
                 pb_utils.Tensor("Y", 2 * x.as_numpy()),
                 pb_utils.Tensor("Z", x.as_numpy()),
-                pb_utils.Tensor("UNKNOWN", x.as_numpy()),
             ]
             responses.append(pb_utils.InferenceResponse(outputs))
         return responses
@@ -89,7 +88,17 @@ class TestInfer:
 
     def test_without_configured_outputs_returns_all(self) -> None:
         with testing.load(Doubler) as model:
-            assert set(model.infer({"X": x})) == {"Y", "Z", "UNKNOWN"}
+            assert set(model.infer({"X": x})) == {"Y", "Z"}
+
+    def test_an_output_outside_the_configuration_is_an_error(self) -> None:
+        config = {**CONFIG, "output": CONFIG["output"][:1]}
+        with testing.load(Doubler, config) as model:
+            text = "model 'doubler' returned an output 'Z', which its configuration does not have"
+            with pytest.raises(pb_utils.TritonModelException, match=text):
+                model.infer({"X": x})
+            (response,) = model.execute([model.request({"X": x}, requested_outputs=["Y"])])
+            error = response.error()
+            assert error is not None and text in error.message()
 
     def test_gives_the_model_private_writable_inputs(self) -> None:
         def execute(requests: Any) -> Any:
