@@ -219,7 +219,8 @@ def _check_code(
             text = f"Python model file not found in '{path}'"
             model.add(text, "default_model_filename", "create this file with the model's code")
         else:
-            file = PythonFile(path)
+            batches = config.HasField("dynamic_batching") or config.HasField("sequence_batching")
+            file = PythonFile(path, batches)
             elsewhere = needs_environment(config)  # another Python version may accept it
             model.problems += [replace(problem, warning=elsewhere) for problem in file.problems]
             return file.may_complete

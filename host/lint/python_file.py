@@ -6,6 +6,7 @@ import ast
 import warnings
 from pathlib import Path
 
+from host.lint.habits import find_habits
 from host.lint.problem import Problem
 from host.system.regular_file import read_file
 
@@ -18,10 +19,10 @@ class PythonFile:
 
     `problems` are the findings. `may_complete` says whether the model may have
     `auto_complete_config`. It is True if that is unknown: the file cannot be read, or the class is
-    imported, decorated or has base classes.
+    imported, decorated or has base classes. `batches`: `execute` may get several requests.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, batches: bool = False) -> None:
         self.problems: list[Problem] = []
         self.may_complete = True
         try:
@@ -41,6 +42,9 @@ class PythonFile:
             self.problems.append(Problem(path, text))
         else:
             self._inspect(path, tree)
+            for node, text, advice in find_habits(tree, _CLASS, batches):
+                at = (node.lineno, node.col_offset + 1)
+                self.problems.append(Problem(path, text, "", advice, at, warning=True))
 
     def _inspect(self, path: Path, tree: ast.Module) -> None:
         places = [node for node in ast.walk(tree) if _may_bind(node, _CLASS)]

@@ -92,3 +92,91 @@ def test_a_class_that_is_not_defined_plainly_may_complete_its_configuration(
     file = look(tmp_path, source)
     assert file.problems == []
     assert file.may_complete is may_complete
+
+
+RETURNS = """\
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            if failed:
+                return [error]
+            responses.append(response)
+        return responses
+"""
+SLEEPS = """\
+    def initialize(self, args):
+        number = int(args["model_instance_name"].split("_")[-1])
+        seconds = 5 * number
+        time.sleep(seconds)
+"""
+CATCHES = """\
+        try:
+            work()
+        except Exception as error:
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(error))]
+"""
+REPEATS = """\
+    def stream(self, sender, tokens):
+        for token in tokens:
+            response = pb_utils.InferenceResponse([token])
+            sender.send(response)
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+HOLDS_BACK = REPEATS.replace("            sender.send(response)\n", "").replace(
+    "            response =", "            sender.send(response)\n            response ="
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "text"),
+    [
+        (RETURNS, 6, "execute returns inside the loop over its requests"),
+        (RETURNS.replace("in requests:", "in zip(range(9), requests):"), 6, "execute returns"),
+        (RETURNS.replace("return [error]", "return None"), 6, "execute returns"),
+        (SLEEPS + EXECUTE, 5, "initialize sleeps by the instance"),
+        (SLEEPS.replace("time.sleep", "sleep") + EXECUTE, 5, "initialize sleeps"),
+        (EXECUTE[:-5] + "\n" + CATCHES, 6, "the message of TritonError is an exception"),
+        (REPEATS + EXECUTE, 6, "the last 'response' of the loop is sent again"),
+    ],
+)
+def test_a_habit_that_loses_responses_or_time_is_warned_of(
+    tmp_path: Path, body: str, line: int, text: str
+) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(f"class TritonPythonModel:\n{body}")
+    (problem,) = PythonFile(path, batches=True).problems
+    assert problem.text.startswith(text) and problem.warning
+    assert problem.position is not None and problem.position[0] == line
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        RETURNS.replace("return [error]", "return [error for _ in requests]"),
+        RETURNS.replace("return [error]", "return self.fail(requests)"),
+        RETURNS.replace("responses = []", "responses = [error] * len(requests)").replace(
+            "return [error]", "return responses"
+        ),
+        RETURNS.replace("return [error]", "check = lambda: [error]"),
+        RETURNS.replace("in requests:", "in self.parts:"),
+        SLEEPS.replace("seconds)", "1)") + EXECUTE,
+        SLEEPS.replace("time.sleep", "self.place") + EXECUTE,
+        EXECUTE[:-5] + "\n" + CATCHES.replace("Error(error)", "Error(str(error))"),
+        REPEATS.replace("        sender.send(response, f", "        sender.send(f") + EXECUTE,
+        REPEATS.replace("        sender.send(response, f", "        sender.send(last, f") + EXECUTE,
+        # The last response is held back.
+        REPEATS.replace("sender.send(response)\n", "self.hold(response)\n") + EXECUTE,
+        HOLDS_BACK + EXECUTE,
+    ],
+)  # fmt: skip
+def test_a_habit_that_is_none_is_not_warned_of(tmp_path: Path, body: str) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(f"class TritonPythonModel:\n{body}")
+    assert PythonFile(path, batches=True).problems == []
+
+
+def test_a_return_inside_the_loop_is_right_if_requests_come_one_at_a_time(tmp_path: Path) -> None:
+    source = f"class TritonPythonModel:\n{RETURNS}"
+    assert look(tmp_path, source).problems == []
+    (problem,) = look(tmp_path, source + "config.set_dynamic_batching()\n").problems
+    assert problem.text.startswith("execute returns")
