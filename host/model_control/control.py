@@ -114,11 +114,16 @@ class ModelControl:
         await self.hook.load(name, parameters, load)
 
     async def load_in_turn(self, name: str, parameters: LoadParameters) -> None:
-        """Waits for earlier unloads of the model, then as `load_with_parameters`."""
+        """Waits for earlier unloads of the model, then as `load_with_parameters`.
+
+        Returns when the instances that it takes away have ended. A load by a model does not wait
+        for busy ones, as one of them may wait for the load.
+        """
         async with self._wait_for_earlier(name):
             pass
         self._holds.keep_loaded(name)
         await self.load_with_parameters(name, parameters)
+        await self._dependencies.wait_surplus_ended(self._registry.qualified_names(name))
 
     async def load_with_parameters(
         self, name: str, parameters: LoadParameters, requester: str = ""

@@ -87,11 +87,18 @@ class EnsembleDependencies:
             await asyncio.wait(loads)
         self.unload(name, dependents)
 
+    async def wait_surplus_ended(self, names: Iterable[str]) -> None:
+        """As that of the lifecycle, for these models and their step models."""
+        await self.lifecycle.wait_surplus_ended(self._with_dependencies(names))
+
+    def _with_dependencies(self, names: Iterable[str]) -> list[str]:
+        found = list(names)
+        for one in found:
+            found += self._graph.dependencies_of(one).difference(found)
+        return found
+
     def _loads_of(self, name: str, dependents: bool) -> list[asyncio.Task[bool]]:
-        names = [name]
-        for one in names:
-            if dependents:
-                names += self._graph.dependencies_of(one).difference(names)
+        names = self._with_dependencies([name]) if dependents else [name]
         return [task for task, order in self._in_progress.items() if order.includes_any(names)]
 
     async def follow_remote_model(self, name: str) -> bool:

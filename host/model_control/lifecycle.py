@@ -19,7 +19,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+)
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -107,6 +114,7 @@ class ModelLifecycle:
         self._failures = LoadFailureLog()
         self._loads: set[asyncio.Task[Any]] = set()
         self._retirements: dict[asyncio.Task[None], str] = {}  # and the models
+        self._surplus: dict[asyncio.Task[None], str] = {}  # stop busy instances; and the models
 
     # Loading
 
@@ -219,6 +227,15 @@ class ModelLifecycle:
         _log.info("successfully loaded '%s'", name, extra=model_fields(name))
         return changed
 
+    async def wait_surplus_ended(self, names: Collection[str]) -> None:
+        """Waits until the busy instances that loads took away from these models have ended.
+
+        The wait is limited like a step of a load. Instances that have sequences are not waited for.
+        """
+        ending = [task for task, name in self._surplus.items() if name in names]
+        if ending:
+            await asyncio.wait(ending, timeout=self._settings.step or None)
+
     async def _release_plan(self, planned: PlannedModel) -> None:
         if planned.files is not None:
             await self._release_files(planned.files)
@@ -304,7 +321,9 @@ class ModelLifecycle:
         for number, result in results.items():
             if isinstance(result, _InPlace):
                 model = plan.in_place[number]
-                result.update.commit()
+                for ending in result.update.commit():
+                    self._surplus[ending] = name
+                    ending.add_done_callback(self._surplus.pop)
                 self._records.update_version(model, plan.state, plan.loaded.config)
                 replaced.discard(number)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -206,7 +206,7 @@ class InstanceFactory:
             del self._plans[supervisor]
             task = self._model.retire_slot(supervisor, change.finalize)
             if task is not None:
-                change.ending.append(task)
+                (change.ending if supervisor.idle else change.busy).append(task)
 
     def _create_slot(self, stub: Instance, plan: InstancePlan) -> Supervisor:
         async def launch() -> Instance:
@@ -248,10 +248,12 @@ class InstanceChange:
     finalize: float
     made: list[tuple[Instance, InstancePlan]] = field(default_factory=list)
     ending: list[asyncio.Task[None]] = field(default_factory=list)
+    busy: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def commit(self) -> None:
+    def commit(self) -> Collection[asyncio.Task[None]]:
         """Puts the change into effect."""
         self.factory.commit(self)
+        return self.busy
 
     async def wait_ended(self) -> None:
         """Waits until the surplus instances that were idle have ended."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ class LoadSettings:
         strict: Configurations must be complete; models do not complete them.
         threads: Number of model versions that load at the same time.
         retries: Number of further attempts after a version failed to load.
+        step: Seconds that a step of a load may take; 0 means no limit.
         grace: Seconds that a batch may still run when its model is unloaded.
         finalize: Seconds that a model's `finalize` may take.
         gpus: Device ids that instances may run on.
@@ -68,6 +70,7 @@ class LoadSettings:
     retries: int
     grace: float
     finalize: float
+    step: float = 0.0
     gpus: Sequence[int] = ()
     least_capability: float = 6.0
     config_name: str | None = None
@@ -93,8 +96,11 @@ class VersionLoadError(HostError):
 class InstanceUpdate(Protocol):
     """New instances for a version that stays loaded."""
 
-    def commit(self) -> None:
-        """Starts the new instances; surplus instances stop once they have finished their work."""
+    def commit(self) -> Collection[asyncio.Task[None]]:
+        """Starts the new instances; surplus instances stop once they have finished their work.
+
+        Returns the tasks that stop the busy ones without sequences.
+        """
 
     async def wait_ended(self) -> None:
         """After `commit`: waits until the surplus instances that were idle have ended."""

@@ -262,7 +262,7 @@ class PythonModel(DrainableModel):
         """Stops an instance that is not needed any more, once it has finished its work.
 
         It keeps its sequences until they end; new ones go to other instances. Returns the task
-        that stops it if it is idle, so that only `finalize` has to run.
+        that stops it, unless it has sequences.
         """
         self.supervisors.remove(supervisor)
         empty = asyncio.Event()
@@ -273,7 +273,7 @@ class PythonModel(DrainableModel):
         task = asyncio.get_running_loop().create_task(self._stop_slot(supervisor, empty, finalize))
         self._retiring[supervisor] = task
         task.add_done_callback(lambda _: self._retiring.pop(supervisor, None))
-        return task if empty.is_set() and supervisor.idle else None
+        return task if empty.is_set() else None
 
     async def _stop_slot(
         self, supervisor: Supervisor, empty: asyncio.Event, finalize: float

@@ -367,6 +367,7 @@ async def _read_load_settings(options: Options, adapt_config: AdaptConfig | None
         retries=options.model_load_retry_count,
         grace=options.stub_grace_secs,
         finalize=_finalize_seconds(options),
+        step=options.stub_load_timeout_secs,
         gpus=await find_gpus(options.min_supported_compute_capability),
         least_capability=options.min_supported_compute_capability,
         config_name=options.model_config_name or None,

@@ -208,24 +208,81 @@ def test_load_returns_when_idle_surplus_instances_have_run_finalize(
     assert list(model.instances()) == [f"{model.name}_0_0"]
 
 
-def test_a_surplus_instance_finishes_what_it_works_on(model: Model, tmp_path: Path) -> None:
-    model.write(config("{ count: 2 }"))
-    model.load()
+ENSEMBLE = """
+platform: "ensemble"
+input [ {{ name: "PIPE" data_type: TYPE_STRING dims: [ 1 ] }} ]
+output [ {{ name: "WHO" data_type: TYPE_STRING dims: [ 1 ] }} ]
+ensemble_scheduling {{
+  step [ {{ model_name: "{name}" model_version: -1
+    input_map {{ key: "PIPE" value: "PIPE" }} output_map {{ key: "WHO" value: "WHO" }} }} ]
+}}
+"""
+
+
+@pytest.mark.parametrize("of", ["model", "ensemble"])
+def test_a_load_waits_for_a_busy_surplus_instance_and_requests_go_on(
+    model: Model, client: Client, tmp_path: Path, of: str
+) -> None:
+    log = tmp_path / "finalized"
+    finalizes = f"""
+    def finalize(self):
+        open({str(log)!r}, "w").close()
+"""
+    model.write(config("{ count: 2 }"), model=WHO + finalizes)
+    loaded = model.name
+    if of == "ensemble":
+        loaded = f"of_{model.name}"
+        (model.folder.parent / loaded / "1").mkdir(parents=True)
+        text = ENSEMBLE.format(name=model.name)
+        (model.folder.parent / loaded / "config.pbtxt").write_text(text)
+    client.load_model(loaded)
+    stays, goes = f"{model.name}_0_0", f"{model.name}_0_1"
     pipes = [Pipe(tmp_path / str(number)) for number in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(model.who, "", str(pipe.path)) for pipe in pipes]
-        for pipe in pipes:
-            wait_until(pipe.reached, "both instances to be busy")
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(model.who, "", str(pipes[0].path))]
+        wait_until(pipes[0].reached, "one instance to be busy")
+        if model.who().split()[1] == goes:
+            answers.append(pool.submit(model.who, "", str(pipes[1].path)))
+            wait_until(pipes[1].reached, "both instances to be busy")
+            pipes[0].let_go()
+            assert answers.pop(0).result(DEADLINE).split()[1] == stays
+            del pipes[0]
         model.configure(config("{ count: 1 }"))
-        model.load()
-        assert len(model.instances()) == 2
-        for pipe in pipes:
-            pipe.let_go()
-        assert {answer.result(DEADLINE).split()[1] for answer in answers} == {
-            f"{model.name}_0_0",
-            f"{model.name}_0_1",
-        }
-    wait_until(lambda: len(model.instances()) == 1, "one to end")
+        load = pool.submit(client.load_model, loaded)
+        wait_until(
+            lambda: client.get_model_config(model.name).config.instance_group[0].count == 1,
+            "the load to proceed",
+        )
+        assert model.who().split()[1] == stays
+        assert not load.done() and not log.exists()
+        pipes[0].let_go()
+        assert answers[0].result(DEADLINE).split()[1] == goes
+        load.result(DEADLINE)
+    assert log.exists()
+    assert list(model.instances()) == [stays]
+
+
+def test_a_load_by_a_busy_surplus_instance_returns(model: Model) -> None:
+    """Each of both instances loads its model with one instance less."""
+    loads = WHO.replace(
+        "        responses = []",
+        f"""\
+        import json
+
+        wanted = json.loads(self.config)
+        wanted["instance_group"][0]["count"] = 1
+        pb_utils.load_model({model.name!r}, config=json.dumps(wanted))
+        responses = []""",
+    ).replace(
+        "    def initialize(self, args):",
+        """\
+    def initialize(self, args):
+        self.config = args["model_config"]""",
+    )
+    model.write(config("{ count: 2 }"), model=loads)
+    model.load()
+    assert model.who()
+    assert model.who()
 
 
 def test_no_request_is_refused_while_instances_are_added_and_removed(model: Model) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -88,9 +88,10 @@ class ProcesslessUpdate:
         self._loaded = loaded
         self._events = events
 
-    def commit(self) -> None:
+    def commit(self) -> Collection[asyncio.Task[None]]:
         self._events.append(f"commit {self._model.version}")
         self._model.config = self._loaded.config
+        return ()
 
     async def wait_ended(self) -> None:
         self._events.append(f"ended {self._model.version}")
