@@ -16,7 +16,7 @@ from benchmarks.servers import RunningServer
 
 @dataclass(frozen=True)
 class BlsLoad:
-    """`workers` threads or coroutines call at a time; 0 is the main thread in `execute`.
+    """`workers` threads or coroutines call at the same time; 0 is the main thread in `execute`.
 
     With `streamed`, each call is decoupled and gets that many responses.
     """

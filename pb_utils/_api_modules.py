@@ -50,7 +50,7 @@ def describe_copy(packaged: bool) -> Tuple[str, str]:
 
 
 def report_copy(path: str, packaged: bool = False) -> None:
-    """Reports a file in place of which a module of the API is imported."""
+    """Reports a file that is not imported because a module of the API has its name."""
     fact, advice = describe_copy(packaged)
     text = f"'{path}' {fact}; {advice}"
     if text not in _reported:
@@ -102,7 +102,7 @@ class LoadedModule(importlib.abc.Loader):
 
 
 class _ApiFinder(importlib.abc.MetaPathFinder):
-    """Finds the API's modules in place of the user's files.
+    """Finds the API's modules instead of the user's files.
 
     These are any file with the whole name of a module of the API, and a copy of Triton's in a
     package: what else lies in a package may be the user's own.

@@ -45,7 +45,7 @@ _map_copy_on_write: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None
 def set_copy_on_write_mapper(
     mapper: Callable[[object, npt.NDArray[Any]], npt.NDArray[Any] | None],
 ) -> None:
-    """Sets the function that can map an array copy-on-write in place of a copy.
+    """Sets the function that can map an array copy-on-write instead of a copy.
 
     Args:
         mapper: called with the owner of the memory and an array in it. It returns a private,

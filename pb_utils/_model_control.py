@@ -28,9 +28,9 @@ def load_model(
 
     Args:
         model_name: name of the model.
-        config: model configuration as JSON text, in place of the stored one; the stored one if
+        config: model configuration as JSON text, instead of the stored one; the stored one if
             empty.
-        files: contents of files in place of the stored files. A key is ``file:<path below the
+        files: contents of files instead of the stored files. A key is ``file:<path below the
             model's folder>``. Needs ``config``.
         hold: whether this instance holds the model: other models cannot unload it until this
             instance has called ``unload_model`` as often, or has ended. A model that was loaded

@@ -13,5 +13,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # the working directory, whose modules are none of the server's
+        del sys.path[0]  # the working directory, whose modules must not reach the server
     main()

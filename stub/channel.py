@@ -207,7 +207,7 @@ class Channel:
         """Returns the messages of the frames of work that were announced; does not wait for them.
 
         If the host has only woken this process early, and with `busy_poll`, it polls for work. An
-        event loop calls it in place of `receive_work`. Raises HostGone.
+        event loop calls it instead of `receive_work`. Raises HostGone.
         """
         self._receive_announcements()
         if not self._pending_frames and busy_poll and self._busy_poll():

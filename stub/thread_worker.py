@@ -34,7 +34,7 @@ _JOIN_SECONDS = 2.0  # time for threads to end
 
 
 class _ProvidedModel(UserModel):
-    """A model object that a ModelProvider returns, in place of a class from a file."""
+    """A model object that a ModelProvider returns, instead of a class from a file."""
 
     def __init__(self, source: m.ModelSource, name: str, provide: ModelProvider) -> None:
         self.version_directory = os.path.join(source.directory, str(source.version))

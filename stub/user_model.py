@@ -251,7 +251,7 @@ def _other_files(path: str) -> str:
 
 
 def _defined_classes(module: types.ModuleType) -> str:
-    """Says which classes a module has in place of `TritonPythonModel`."""
+    """Says which classes a module has instead of `TritonPythonModel`."""
     names = [
         f"'{name}'"
         for name, value in vars(module).items()

@@ -63,7 +63,7 @@ WITHOUT_FRONTENDS = {
 }
 """Tests that cannot hold with frontend processes, and why."""
 RAY = os.environ.get("PBHOST_TEST_RAY", "")
-"""The kind of application that tests deploy on Ray in place of hosts: `app` or `model_apps`."""
+"""The kind of application that tests deploy on Ray instead of hosts: `app` or `model_apps`."""
 DEADLINE = 120.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
@@ -350,7 +350,7 @@ def _frontend_flags(flags: Sequence[str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def ray_hosts(check_nothing_left_behind: None) -> Iterator[RayHosts | None]:
-    """What starts applications on a Ray cluster in place of hosts, if the session wants that."""
+    """What starts applications on a Ray cluster instead of hosts, if the session wants that."""
     if not RAY:
         yield None
         return

@@ -98,7 +98,7 @@ def steps(console: str) -> Iterator[tuple[str, str]]:
 
 
 def with_ports(host: RunningHost, text: str) -> str:
-    """The text with the ports of a host in place of the usual ones."""
+    """The text with the ports of a host instead of the usual ones."""
     text = text.replace("localhost:8001", host.url)
     if "localhost:8000" in text:
         text = text.replace("localhost:8000", host.http_url)

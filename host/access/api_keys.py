@@ -28,7 +28,7 @@ _FileState = tuple[int, int, int]
 
 
 CATEGORY_WITHOUT_KEY = "health"
-"""Requests of this category need no key: those who watch the server send them."""
+"""Requests of this category need no key: monitoring sends them."""
 
 
 class ApiKeys:

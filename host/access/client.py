@@ -38,7 +38,7 @@ class Permissions:
         categories: Categories of requests.
         rate: Inference requests per second, in the long run; 0 means no limit.
         burst: Inference requests that may arrive at once.
-        concurrency: Inference requests in progress at a time; 0 means no limit.
+        concurrency: Concurrent inference requests; 0 means no limit.
     """
 
     categories: frozenset[str]
@@ -188,8 +188,8 @@ class Client:
         if not self._capacity.has_room(self.in_progress):
             raise self._too_many(
                 RefusalReason.FAIR_SHARE,
-                f"has its share of the {self._capacity.limit} requests that the server works on"
-                " at a time",
+                f"has its share of the {self._capacity.limit} requests that the server handles"
+                " concurrently",
             )
         if limits.rate and not self._bucket.has_tokens():
             raise self._too_many(
@@ -241,7 +241,7 @@ class Admission:
 
 
 class _CountedCall:
-    """Passes on what a model gets to know of a call, and counts the end of the call."""
+    """Passes on what a model learns about a call, and counts the end of the call."""
 
     __slots__ = ("_client", "_listener")
 

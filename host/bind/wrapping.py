@@ -12,7 +12,7 @@ from host.bind.errors import BadCallError
 
 Function = Callable[..., Any]
 CallWrapper = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
-"""Called in place of the decorated function, with the function and its arguments."""
+"""Called instead of the decorated function, with the function and its arguments."""
 
 
 class Wrapped:

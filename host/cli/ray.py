@@ -130,7 +130,7 @@ def _needs_of_replicas(
     ]
     lines.append(
         f"{len(found.models)} models; a replica needs {found.gpus} GPUs and takes"
-        f" {derived['max_ongoing_requests']} requests at a time"
+        f" {derived['max_ongoing_requests']} concurrent requests"
     )
     return lines
 
@@ -145,7 +145,7 @@ def _needs_of_deployments(
         several = f"{replicas} replicas; " if replicas > 1 else ""
         lines.append(
             f"{part.model}: {several}a replica needs {actor['num_gpus']} GPUs and"
-            f" {actor['num_cpus']} CPUs, and takes {ongoing} requests at a time"
+            f" {actor['num_cpus']} CPUs, and takes {ongoing} concurrent requests"
         )
     return lines
 

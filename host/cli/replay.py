@@ -101,10 +101,10 @@ class ReplayOptions:
     model: str = _group("", "Send the requests to this model instead.")
     version: str = _group("", "Send the requests to this version of the model instead.")
     tolerance: float = _group(
-        1e-5, "Relative difference of floats that are taken as equal.", check=not_negative
+        1e-5, "Relative difference of floats that count as equal.", check=not_negative
     )
     absolute_tolerance: float = _group(
-        1e-8, "Absolute difference of floats that are taken as equal.", check=not_negative
+        1e-8, "Absolute difference of floats that count as equal.", check=not_negative
     )
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
     timeout: float = _group(

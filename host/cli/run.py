@@ -88,7 +88,7 @@ class RunOptions:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Runs the model in place of this process, or in a child process with another Python."""
+    """Runs the model instead of this process, or in a child process with another Python."""
     (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, RunOptions)
     try:
         _run(directory, options)

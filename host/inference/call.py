@@ -103,7 +103,7 @@ class CallHolder:
 
 
 class CallListener(Protocol):
-    """What a model gets to know of its calls."""
+    """What a model learns about its calls."""
 
     def call_responded(self, call: Call, response: InferResponse) -> None:
         """Called before a response is passed on; may change it."""
@@ -320,8 +320,8 @@ class Call:
     def request_cancellation(self, error: HostError) -> None:
         """Asks the model to stop.
 
-        A model that has the request is told, and its further responses are passed on. A call that
-        no model has ends with this error.
+        A model that has the request is notified, and its further responses are passed on. A call
+        that no model has ends with this error.
         """
         if self.state is not _RUNNING:
             return

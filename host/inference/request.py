@@ -146,7 +146,7 @@ class InferRequest(msgspec.Struct):
     """Outputs that may be written to memory of a client at once: blocks by output name."""
     classification: Classification | None = None
     max_outstanding_responses: int = 0
-    """Responses that may be outstanding at a time; 0: the default."""
+    """Responses that may be outstanding at once; 0: the default."""
     validation_key: object = None
     """Equal for requests that differ only in id, sequence, and content of tensors of equal size.
 

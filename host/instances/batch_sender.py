@@ -43,7 +43,7 @@ class BatchSender:
         A batch that may be returned may also be reclaimed. If no call can be sent, the batch ends
         later; but of a prefetched one, the scheduler sees that its calls have failed.
         """
-        if self._exit_reason:  # the scheduler has not heard of the stub's end yet
+        if self._exit_reason:  # the scheduler does not know yet that the stub has ended
             reason = f"{self._exit_reason} before it had begun with this request."
             for call in batch.calls:
                 call.fail(unavailable(reason))

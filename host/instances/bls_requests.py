@@ -125,7 +125,7 @@ class BlsRequests:
         self._send_response(bls_request.number, response, True, bls_request.blocking)
 
     def _send_internal_error(self, bls_request: BlsRequest) -> None:
-        """Answers a request that failed by a defect, so that the model does not wait for ever."""
+        """Answers a request that failed by a defect, so that the model does not wait forever."""
         _log.exception("unexpected failure of a request to '%s'", bls_request.request.model_name)
         self._send_error(bls_request, internal("unexpected failure; the server's log tells more"))
 

@@ -22,7 +22,7 @@ _MAX_USELESS_POLLS = 4  # polls in a row without waiting, which show that there 
 _BACK_OFF_POLLS = 64  # polls to skip then
 _CONTENDED_SECONDS = 0.001  # a yield that takes longer gave this core to a process that computes
 _CONTENDED_BACK_OFF_POLLS = 1024  # polls to skip then, as the next yields would wait as long
-_MAX_UNANNOUNCED = 16  # frames of work that wait before a busy stub is told of them
+_MAX_UNANNOUNCED = 16  # frames of work that wait before a busy stub is notified
 
 
 def no_connection_hook() -> Callable[[], None]:
@@ -161,13 +161,13 @@ class Doorbell:
         self._sent_at = 0.0  # when it was sent work, if it has not responded since
         self._is_quick = False  # whether it responded at once the last time
         self._woken = False  # since it was sent work
-        self._unannounced = 0  # frames of work that it was not told of yet
+        self._unannounced = 0  # frames of work that it was not notified of yet
 
     def announce_frame(self) -> None:
         """Counts one more frame of work for the stub.
 
-        A busy stub is told once the loop has read all that arrived: a process that is woken on this
-        core runs at once, and would do so for every request (docs/explanation/decisions/0020).
+        A busy stub is notified once the loop has read all that arrived: a process that is woken on
+        this core runs at once, and would do so for every request (docs/explanation/decisions/0020).
         """
         self._woken = False
         busy_poller = self._busy_poller
@@ -197,7 +197,7 @@ class Doorbell:
         try:
             return untaken + os.eventfd_read(self._event) % WAKE_EARLY
         except BlockingIOError:
-            return untaken  # the stub has taken all that it was told of
+            return untaken  # the stub has taken all that it was notified of
 
     def restore_frames(self, number: int) -> None:
         """Lets the stub take withdrawn frames after all."""

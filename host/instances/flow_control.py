@@ -9,7 +9,8 @@ from host.inference.request import InferResponse
 from stub.wire import messages as m
 
 ACK_COUNT, _ACK_BYTES, _ACK_NS = 32, 1 << 20, 250_000_000
-"""Responses, their bytes, and the time, after which the stub is told that they were acknowledged.
+"""Responses, their bytes, and the time, after which the stub is notified that they were
+acknowledged.
 
 The first two are below the limits on outstanding responses, so that a sender never waits for an
 acknowledgement that is only delayed. With the third, a sender sees that a slow caller makes
@@ -29,10 +30,10 @@ class FlowControlSettings:
 
 
 class ResponseAckSender:
-    """Collects acknowledged responses of one request until the stub is told.
+    """Collects acknowledged responses of one request until the stub is notified.
 
-    `ack`: sends a message to the stub. `limit`: responses after which it is told. `clock`: returns
-    the time in nanoseconds.
+    `ack`: sends a message to the stub. `limit`: responses after which it is notified. `clock`:
+    returns the time in nanoseconds.
     """
 
     __slots__ = ("_ack", "_batch", "_bytes", "_clock", "_count", "_index", "_limit", "_told_ns")

@@ -59,7 +59,7 @@ class HostCalls:
                 if not self._stub_exited:  # a hook waited for a task that was cancelled
                     self._send_reply(m.HostReply(number, "the call was cancelled"))
                 raise
-            except Exception as error:  # of a hook, or a defect: the model must not wait for ever
+            except Exception as error:  # of a hook, or a defect: the model must not wait forever
                 _log.exception("unexpected failure of a call of a model to the server")
                 self._send_reply(m.HostReply(number, unexpected_failure(error).message))
             else:

@@ -110,7 +110,7 @@ class StubPool:
             raise unavailable("the server is stopping")
         try:
             return await self._start(label, environment, attached, launcher, warnings)
-        except TimeoutError as error:  # the fork server stands still; another one starts now
+        except TimeoutError as error:  # the fork server hangs; another one starts now
             _log.warning("%s: the next stubs are forked from another one", error.strerror)
         except OSError as error:
             raise _start_error(label, error) from error
@@ -202,7 +202,7 @@ class StubPool:
         return found
 
     def awaited_models(self) -> dict[str, set[str]]:
-        """The models that requests of models wait for until they are loaded, by who asks (BLS)."""
+        """The models that requests of models wait for until they are loaded, by the caller (BLS)."""
         found: dict[str, set[str]] = {}
         for instance in self._instances:
             if names := instance.bls_requests.find_awaited_models():

@@ -1,4 +1,4 @@
-"""Finds files of a model in place of which the API's own modules are imported."""
+"""Finds files of a model that are not imported because the API's modules have their names."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class LogHandler(logging.Handler):
 
     Records may carry in `extra`: `instance`, a Label shown before the message; `requests`, the ids
     of the requests concerned, and `trace_id`; `model` and `version` if the text names them itself;
-    `source`, a `file:line` shown in place of the caller's; `table` for text that is not
+    `source`, a `file:line` shown instead of the caller's; `table` for text that is not
     reformatted; `printed` for a line that a stub printed, which has no header.
     """
 

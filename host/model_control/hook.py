@@ -12,7 +12,7 @@ LoadParameters = Mapping[str, Parameter | bytes]
 
 
 class ModelControlHook(Protocol):
-    """Is called in place of the loads and unloads that clients and models ask for.
+    """Is called instead of the loads and unloads that clients and models ask for.
 
     It decides whether and when this server does what was asked, and can pass it on to other
     servers. What it raises as HostError is the answer. Loads at the start, on demand, by the poller

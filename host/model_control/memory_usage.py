@@ -56,7 +56,7 @@ class MemoryUsage:
     async def measure(self) -> ModelMemory:
         """The memory of each model now: no measurement that began before the call.
 
-        Those who ask while another measurement runs share the next one.
+        Callers that ask while another measurement runs share the next one.
         """
         asked = time.monotonic_ns()
         async with self._lock:

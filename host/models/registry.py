@@ -121,7 +121,7 @@ class SplitModel(LoadedModel, Protocol):
     """Stands for a model whose requests are split between its versions."""
 
     stable: LoadedModel
-    """The version that gets the requests of all who do not take part in the split."""
+    """The version that gets the requests of all clients outside the split."""
 
 
 class VersionState(enum.Enum):

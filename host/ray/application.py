@@ -16,7 +16,7 @@ from host.ray.requirements import read_requirements
 def app(args: Mapping[str, Any]) -> serve.Application:
     """The application of a model repository, for `serve run pbhost.ray:app` and its YAML.
 
-    `args`: the flags of `pbhost serve` with `_` in place of `-`, and `deployment`, the options of
+    `args`: the flags of `pbhost serve` with `_` instead of `-`, and `deployment`, the options of
     the deployment in the form of Ray Serve's YAML (`num_replicas`, `ray_actor_options`, ...). The
     repository must be readable where this runs and where replicas run.
 

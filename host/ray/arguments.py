@@ -1,4 +1,4 @@
-"""The arguments of an application: the flags of `pbhost serve`, with `_` in place of `-`."""
+"""The arguments of an application: the flags of `pbhost serve`, with `_` instead of `-`."""
 
 from __future__ import annotations
 

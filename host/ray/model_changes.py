@@ -78,7 +78,7 @@ class SharedModelControl:
     """Carries out changes here and at the other replicas; a `ModelControlHook` of a server.
 
     The last change of each model is kept, for replicas that start later or have missed it. A change
-    is made here first, so one that cannot be made is refused before others hear of it; its stamp is
+    is made here first, so one that cannot be made is refused before others know of it; its stamp is
     taken before, so that of two changes at once the same one is the last in all replicas.
     `load_seconds`: how long another replica may take for a load.
     """

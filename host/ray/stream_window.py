@@ -87,7 +87,7 @@ class StreamWindow:
 
     def _reading_finished(self, reader: asyncio.Future[None]) -> None:
         if not reader.cancelled():
-            reader.exception()  # raised for those who wait
+            reader.exception()  # raised for the waiting callers
         self._changed.set()
 
     def _client_gone(self) -> HostError:

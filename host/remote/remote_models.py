@@ -78,7 +78,7 @@ class RemoteModels:
     async def learn(self, name: str) -> bool:
         """Asks for the versions of a model; returns whether they have changed. Raises HostError.
 
-        Those who ask at the same time share one answer.
+        Callers that ask at the same time share one answer.
         """
         before = self._registry.versions(name)
         task = self._learning.get(name)
@@ -121,7 +121,7 @@ class RemoteModels:
         }
 
     async def _why_not_ready(self, name: str, version: int) -> str:
-        """Asks anew. Raises HostError."""
+        """Asks again. Raises HostError."""
         await self.learn(name)
         found = self._registry.versions(name).get(version)
         if found is None or not isinstance(found.model, RemoteModel):

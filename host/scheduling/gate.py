@@ -15,7 +15,7 @@ class ExecutionGate(Protocol):
     def acquire_instance(self, free: list[InstanceSlot]) -> InstanceSlot | None:
         """Removes from `free`, which is not empty, the instance that runs a batch now.
 
-        None if the batch has to wait; the queue is told when to ask again.
+        None if the batch has to wait; the queue is notified when to ask again.
         """
 
     def instance_removed(self, instance: InstanceSlot) -> None:

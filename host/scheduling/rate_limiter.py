@@ -55,7 +55,7 @@ class ResourceLimit:
 class RateLimiter:
     """Grants resources to one execution after the other, those of the lowest rank first.
 
-    An execution that needs resources overtakes the first one only if it is told to (`overtake`),
+    An execution that needs resources overtakes the first one only if it is asked to (`overtake`),
     even if there is enough for it; one that needs none does not wait. Without `allowances`, there
     is as much of each resource as the most demanding instance needs; with them, they are the limit.
     Belongs to the event loop.
@@ -226,7 +226,7 @@ class Permit:
     def overtake(self) -> bool:
         """Reserves the resources before its turn, if it waits for nothing else.
 
-        The deadlock detector calls this for a permit whose turn would never come.
+        The deadlock detector calls this for a permit that would never be granted.
         """
         return self._limiter._overtake(self)
 

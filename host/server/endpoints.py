@@ -94,7 +94,7 @@ class Endpoints:
         """Opens the gRPC and HTTP endpoints of a core.
 
         `connection_hooks`: called about requests of a connection. `processes`: opens the endpoints
-        in place of this process.
+        instead of this process.
 
         Raises HostError if a port or a certificate cannot be used.
         """

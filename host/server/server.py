@@ -264,7 +264,7 @@ class Server:
         )
 
     async def refresh_remote_model(self, name: str) -> bool:
-        """Asks for the versions of a remote model anew, if this server has learned of it.
+        """Asks for the versions of a remote model again, if this server has learned of it.
 
         To be called when they have changed. The ensembles that use it are reloaded, or unloaded
         until it has a version again; returns whether that changed what is served. Raises HostError.

@@ -63,7 +63,7 @@ class TraceSetting:
         return TENSORS in self.values.level
 
     def remaining_values(self) -> TraceSettingValues:
-        """The values, with the remaining count in place of the original one."""
+        """The values, with the remaining count instead of the original one."""
         values = self.values
         return TraceSettingValues(values.level, values.rate, self.remaining, values.log_frequency)
 

@@ -109,7 +109,7 @@ class ShadowVersion:
 
 
 class _Comparison:
-    """The responses to one request, in place of the listener of the client's call."""
+    """The responses to one request, instead of the listener of the client's call."""
 
     __slots__ = (
         "responses",

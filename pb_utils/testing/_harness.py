@@ -457,7 +457,7 @@ class ModelHarness:
 
 
 class _StandIns(Mapping[str, "StandIn"]):
-    """The stand-ins by model name, with the instances of harnesses in place of harnesses.
+    """The stand-ins by model name, with the instances of harnesses instead of harnesses.
 
     A model is looked up when a request for it arrives, so that a mapping may load it then.
     """

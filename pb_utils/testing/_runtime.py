@@ -1,4 +1,4 @@
-"""The runtime of a model in a test, in place of a server."""
+"""The runtime of a model in a test, instead of a server."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class ArenaFull(Exception):
 def create_arena_file(name: str, limit: int) -> int:
     """Creates the file of a new arena; returns its descriptor.
 
-    `limit` is the maximum number of bytes in use at a time. Raises OSError.
+    `limit` is the maximum number of bytes in use at once. Raises OSError.
     """
     return create_shared_file(name, file_size(limit))
 

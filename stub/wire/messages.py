@@ -77,7 +77,7 @@ class AutoComplete(_Message, tag="complete"):
 class Initialize(_Message, tag="init"):
     """Initializes the instance: imports and constructs the model, calls `initialize(args)`.
 
-    `max_concurrent_batches` limits the batches that an `async def execute` works on at a time.
+    `max_concurrent_batches` limits the batches that an `async def execute` works on concurrently.
     `max_outstanding_responses` limits the unacknowledged responses to one request; the next one
     waits up to `send_timeout` seconds. The process is bound to the CPUs `cpus`, if any, and its
     memory to NUMA node `numa_node`, unless that is None.

@@ -27,7 +27,7 @@ from tests.faults.hostile_http2 import HostileConnection
 from tests.faults.models import add_models
 
 RECEIVE_BUFFER = 64 << 20
-"""Bytes of large requests that the host takes at a time."""
+"""Bytes of large requests that the host holds at once."""
 WINDOW = SettingsFrame.INITIAL_WINDOW_SIZE
 
 

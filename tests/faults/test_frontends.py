@@ -56,7 +56,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def host(module_serve: Serve, module_repository: RepositoryBuilder, gate: Path) -> RunningHost:
-    """A host with two frontend processes, which receive 8 MiB of large requests at a time."""
+    """A host with two frontend processes, which hold 8 MiB of large requests at once."""
     add_models(module_repository)
     add_model(module_repository)
     add_hold(module_repository, gate)

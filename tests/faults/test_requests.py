@@ -271,7 +271,7 @@ def change_settings(host: RunningHost) -> None:
 
 
 def send_large_tensors(host: RunningHost) -> None:
-    """Four clients send and take 64 MB at a time."""
+    """Four clients send and receive 64 MB at once."""
 
     def infer(number: int) -> None:
         with host.client() as client:

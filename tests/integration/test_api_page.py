@@ -40,10 +40,10 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             text = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()[0].decode()
             endless = itertools.repeat("ever")
-            for word in endless if text == "for ever" else text.split():
+            for word in endless if text == "forever" else text.split():
                 if request.is_cancelled():
                     break
-                if text == "for ever":
+                if text == "forever":
                     threading.Event().wait(0.01)
                 array = np.array([word.encode()], dtype=np.object_)
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("WORD", array)]))
@@ -470,7 +470,7 @@ def test_responses_of_a_decoupled_model_are_listed(
 def test_a_stream_can_be_stopped(host: RunningHost, browser: webdriver.Chrome) -> None:
     page = Page(browser, host, "#words/1")
     page.wait_for("h2", "words")
-    page.send(r"· \d+ responses$", TEXT='["for ever"]')
+    page.send(r"· \d+ responses$", TEXT='["forever"]')
     page.press("Stop")
     page.wait_for("#error", r"^Stopped\.$")
     page.send("· 2 responses$", TEXT='["or not"]')  # the model is free again

@@ -208,12 +208,12 @@ def test_a_signal_during_loading_ends_the_start(
 
     class TritonPythonModel:
         def initialize(self, args):
-            print("loading for ever")
+            print("loading forever")
             threading.Event().wait()
     """
     repository.add("slow", source)
     host = serve(repository)
-    host.wait_for("loading for ever")
+    host.wait_for("loading forever")
     assert host.stop(signal.SIGINT) == 0
     assert not host.stubs()
 

@@ -209,7 +209,7 @@ def test_requests_of_a_decoupled_model_overlap_and_short_ones_end_first(
 
 
 def test_an_exception_of_a_decoupled_coroutine_is_logged_and_answered(host: RunningHost) -> None:
-    """Triton only logs it, and its client waits for ever."""
+    """Triton only logs it, and its client waits forever."""
     with InferStream(host) as stream:
         stream.send("-1", model="streaming")
         with pytest.raises(InferenceServerException, match="others cannot be negative"):

@@ -1,6 +1,6 @@
 """Eight streams at once through a limited ensemble: a producer of many responses, and a consumer.
 
-Models write down what they do in one file per test; the test reads how many did it at a time.
+Models write down what they do in one file per test; the test reads how many did it at once.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Run:
         return sum(event == name for event, _, _ in self.events())
 
     def peak(self, begin: str, end: str) -> int:
-        """How many had begun and not ended at a time, at most."""
+        """The largest number that had started and not ended at any moment."""
         now = most = 0
         for event, _, _ in self.events():
             now += (event == begin) - (event == end)
@@ -145,7 +145,7 @@ def read_indexes(stream: ModelStream, number: int) -> list[int]:
 
 
 def assert_all_served(run: Run, streams: list[ModelStream], limit: int) -> None:
-    """Each stream gets its responses, and `limit` consumers at a time work for them."""
+    """Each stream gets its responses, and at most `limit` consumers work for them at once."""
     for number, stream in enumerate(streams):
         run.send_request(stream, limit, number)
     wait_until(lambda: run.count("consume") == (limit or INSTANCES), "consumers to begin")

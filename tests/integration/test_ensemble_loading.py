@@ -205,7 +205,7 @@ def test_a_model_that_loads_its_own_ensemble_at_its_start_is_told_so(
     module_repository.add("eager", starting, config)
     add_ensemble(module_repository, "of_eager", "I", "O", one("eager"))
     assert "circular dependency" in infer_error(client.load_model, "eager")[1]
-    # Whichever of the two sees the cycle first, neither waits for ever.
+    # Whichever of the two sees the cycle first, neither waits forever.
     _, text = infer_error(client.load_model, "of_eager")
     assert "would wait for itself" in text or "circular dependency" in text
 

@@ -54,7 +54,7 @@ def add_gate(repository: RepositoryBuilder, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHost:
-    """A host that takes 8 MiB of large requests at a time."""
+    """A host that holds 8 MiB of large requests at once."""
     module_repository.copy("identity", "stream")
     add_model(module_repository)
     return module_serve(module_repository, "--grpc-engine=h2", FLAG).wait_started()

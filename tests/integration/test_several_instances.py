@@ -1,6 +1,6 @@
 """A request does not wait behind a slow one while another instance is idle.
 
-A fast instance that is busy gets the next request, in place of an idle one that has to wake up.
+A fast instance that is busy gets the next request, instead of an idle one that has to wake up.
 Here the fast one becomes slow all at once, and ends only when the test lets it. While all instances
 are busy, each of them has its next request already.
 """

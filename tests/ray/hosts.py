@@ -1,4 +1,4 @@
-"""Applications of Ray Serve in place of hosts, for tests that speak the protocols.
+"""Applications of Ray Serve instead of hosts, for tests that speak the protocols.
 
 `PBHOST_TEST_RAY=app` makes the fixtures that start hosts deploy `pbhost.ray.app`, and
 `PBHOST_TEST_RAY=model_apps` a deployment for each model.

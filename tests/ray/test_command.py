@@ -71,7 +71,7 @@ def test_check_says_what_the_models_need(repository: RepositoryBuilder) -> None:
     assert "a replica needs 0 GPUs and takes" in done.stdout
     done = pbhost("check", str(MODELS), "--per-model=true")
     assert done.returncode == 0, done.stderr
-    line = "add_sub: a replica needs 0 GPUs and 0.2 CPUs, and takes 32 requests at a time"
+    line = "add_sub: a replica needs 0 GPUs and 0.2 CPUs, and takes 32 concurrent requests"
     assert line in done.stdout.splitlines()
     repository.add("on_gpus", "", "instance_group [{kind: KIND_GPU, gpus: [0, 1]}]")
     done = pbhost("check", str(repository.path), "--per-model=true")

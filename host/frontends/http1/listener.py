@@ -20,7 +20,7 @@ class HttpListener:
 
     `address` is a name, an IPv4 address, or `ipv6:[...]`; port 0 is a free one. With `tls`, it
     speaks HTTPS only. `fast_path` says which requests `app` can answer without a task.
-    `listening`: a socket that listens already, in place of the address.
+    `listening`: a socket that listens already, instead of the address.
     """
 
     def __init__(

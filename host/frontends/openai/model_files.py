@@ -181,7 +181,7 @@ def _special_tokens(folders: Sequence[Path]) -> dict[str, str]:
 
 
 class TokenCounter:
-    """Counts tokens by a tokenizer. Usable from several threads at a time."""
+    """Counts tokens by a tokenizer. Several threads may use it at once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -58,7 +58,7 @@ class ForcedChoice:
         return {}
 
     def finish(self) -> Message:
-        """Returns the call; the text, if it is none."""
+        """Returns the call; the text if there is no call."""
         text = "".join(self._pieces)
         try:
             call = json.loads(text)

@@ -250,7 +250,7 @@ class _ServedChannel:
         self._beginning = asyncio.get_running_loop().create_task(self._begin_when_sent())
 
     async def _begin_when_sent(self) -> None:
-        """Begins once the client is told, also if this process dies then."""
+        """Begins once the client is notified, also if this process dies then."""
         try:
             while self._writer.transport.get_write_buffer_size():
                 await asyncio.wait_for(self._writer.drain(), _SEND_SECONDS)

@@ -17,7 +17,7 @@ def model_apps(args: Mapping[str, Any]) -> serve.Application:
     """The application of a model repository with one deployment per model, and one ingress.
 
     For `serve run pbhost.ray:model_apps` and its YAML. `args`: the flags of `pbhost serve` with `_`
-    in place of `-`, and `deployments`, options of Ray Serve by model; "" is the ingress.
+    instead of `-`, and `deployments`, options of Ray Serve by model; "" is the ingress.
     `load_model` selects the models; without it, all of the repository have a deployment.
 
     Raises ValueError for a wrong flag, a missing model, or a configuration that cannot be read.

@@ -106,7 +106,7 @@ class ConnectedReplica(ServerReplica):
         )
 
     async def refresh_model(self, name: str) -> None:
-        """Learns of the versions of a model of another deployment anew."""
+        """Asks again for the versions of a model of another deployment."""
         try:
             changed = await self._server.refresh_remote_model(name)
         except HostError:
@@ -146,7 +146,7 @@ class ModelReplica(ConnectedReplica):
         await super().check_health()
         waiting = self._server.waiting_ensembles()
         if waiting and (self._asking is None or self._asking.done()):
-            # This replica may have started too late to be told of a load.
+            # This replica may have started too late to be notified of a load.
             steps = {step for missing in waiting.values() for step in missing}
             self._asking = asyncio.create_task(self._ask_for(sorted(steps)))
 

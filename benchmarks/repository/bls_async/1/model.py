@@ -1,4 +1,4 @@
-"""Sends 16 BLS requests to identity_fp32 at a time and returns one of the responses."""
+"""Sends 16 BLS requests to identity_fp32 at once and returns one of the responses."""
 
 import asyncio
 

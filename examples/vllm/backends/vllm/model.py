@@ -121,7 +121,7 @@ def pooling_parameters(fields):
 
 
 def triton_error(error):
-    """Returns what a client is told: whether the request was wrong, or the engine has failed."""
+    """Returns what a client learns: whether the request was wrong, or the engine has failed."""
     codes = pb_utils.TritonError
     if isinstance(error, EngineDeadError):
         return codes(f"the engine has died: {error}", codes.UNAVAILABLE)

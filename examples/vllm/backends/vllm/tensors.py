@@ -48,7 +48,7 @@ class Request:
 
 
 class Text:
-    """Collects the pieces of a text, or of `count` texts for one prompt, until they are taken."""
+    """Collects the pieces of a text, or of `count` texts for one prompt, until they are read."""
 
     def __init__(self, request, count, start):
         self._request = request

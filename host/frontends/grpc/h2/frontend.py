@@ -43,7 +43,7 @@ class H2Frontend:
         receive_budget: ReceiveBudget | None = None,
         listening: socket.socket | None = None,
     ) -> None:
-        """`listening`: a socket that listens already, in place of the address."""
+        """`listening`: a socket that listens already, instead of the address."""
         self._listening = listening
         self._service = service
         self._connection_hooks = connection_hooks

@@ -366,7 +366,7 @@ async function receiveStream(model, response, into, status) {
   status(size, count === 1 ? " · 1 response" : ` · ${count} responses`);
 }
 
-// Returns what lets a person give files in place of the JSON of a BYTES input.
+// Returns what lets a person give files instead of the JSON of a BYTES input.
 function fileChooser(model, field) {
   const { input, area } = field;
   const chooser = make("input", { type: "file", multiple: true, "aria-label": `Files for ${input.name}` });

@@ -274,7 +274,7 @@ parts: st.SearchStrategy[m.ToHost | ReleaseInputs] = st.one_of(
 )  # fmt: skip
 
 
-# What a frame may have in place of the value that makes it one of the short path.
+# What a frame may have instead of the value that makes it one of the short path.
 DEVIATIONS: dict[str, st.SearchStrategy[object]] = {
     "nothing": st.none(),
     "index": indexes,

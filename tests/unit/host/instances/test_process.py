@@ -203,7 +203,7 @@ def test_close_handles_the_unterminated_line_while_others_hold_the_pipe() -> Non
 
 @asynccontextmanager
 async def process_of(code: str) -> AsyncIterator[tuple[StubProcess, OutputLog, list[int]]]:
-    """A process in place of a stub, with its handle; a launcher's part is played here."""
+    """A process instead of a stub, with its handle; a launcher's part is played here."""
     lifeline_read, lifeline = os.pipe()
     out, err = os.pipe(), os.pipe()
     arguments = [sys.executable, "-c", code]

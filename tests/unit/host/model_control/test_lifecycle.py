@@ -1,4 +1,4 @@
-"""Loads and unloads of models from a repository on disk, one after the other and at a time."""
+"""Loads and unloads of models of a repository on disk, one after the other and concurrently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many loads run at a time, and which waits are refused."""
+"""How many loads run at once, and which waits are refused."""
 
 from __future__ import annotations
 

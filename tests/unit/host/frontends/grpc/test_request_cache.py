@@ -79,7 +79,7 @@ def looked_up(request_cache: RequestCache, data: bytes) -> InferRequest | None:
 
 
 def plain(request: InferRequest | None) -> InferRequest | None:
-    """With bytes in place of views, and without what it has in common with others."""
+    """With bytes instead of views, and without what it has in common with others."""
     if request is not None:
         request.validation_key = None
         for tensor in request.inputs:
