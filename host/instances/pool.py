@@ -202,7 +202,7 @@ class StubPool:
         return found
 
     def awaited_models(self) -> dict[str, set[str]]:
-        """The models that requests of models wait for until they are loaded, by the caller (BLS)."""
+        """The models that BLS requests wait for until they are loaded, by the calling model."""
         found: dict[str, set[str]] = {}
         for instance in self._instances:
             if names := instance.bls_requests.find_awaited_models():
