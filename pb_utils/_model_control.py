@@ -62,7 +62,7 @@ def load_model(
 
 @_arguments.with_argument_errors
 def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
-    """Starts to unload a model. When the call returns, the model is not ready any more.
+    """Starts to unload a model. When the call returns, the model is no longer ready.
 
     If this instance holds the model (``load_model``), the call releases one hold. While an instance
     holds the model, it stays loaded. The model completes its requests first. A model that is

@@ -194,7 +194,7 @@ class ResponseStream:
         callback()
 
     def remove_waiter(self, callback: Callable[[], None]) -> None:
-        """Removes a waiter, so that it is not called any more."""
+        """Removes a waiter, so that it is no longer called."""
         with self._changed:
             if callback in self._waiters:
                 self._waiters.remove(callback)

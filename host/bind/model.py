@@ -26,7 +26,7 @@ class Binding:
     def __init__(self, spec: ModelSpec, functions: Sequence[Callable[..., Any]]) -> None:
         self.spec = spec
         self.failure = ""
-        """Why the functions must not be called any more; empty while they may be."""
+        """Why the functions must no longer be called; empty while they may be."""
         self._free_functions = list(functions)
         self._lock = threading.Lock()
 

@@ -108,7 +108,7 @@ class BlsTargets:
         return model
 
     def create_child_trace(self, link: TraceLink | None) -> RequestTrace | None:
-        """The trace of a BLS request; None if the request that caused it is not traced any more."""
+        """The trace of a BLS request; None if the request that caused it is no longer traced."""
         if link is None:
             return None
         above = self._tracer.find_trace(link.number)

@@ -90,7 +90,7 @@ class ResponseCache:
     def repeat_hit(self, hit: CacheHit) -> bool:
         """Counts a request that is equal to one that `hit` has answered, and gets the same outputs.
 
-        Return False, and count nothing, if the outputs are not in the store any more.
+        Returns False, and counts nothing, if the outputs are no longer in the store.
         """
         started_ns = time.monotonic_ns()
         if hit.cache is not self or not self._store.repeat_hit(hit.key, hit.outputs):

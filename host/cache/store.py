@@ -32,7 +32,7 @@ class ResponseStore(Protocol):
         """
 
     def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
-        """Stores outputs, which must not change any more, unless the key exists.
+        """Stores outputs, which must no longer change, unless the key exists.
 
         Calls `on_inserted`, at once or later, with None or the error: ALREADY_EXISTS if the key
         exists.

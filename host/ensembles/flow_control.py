@@ -77,7 +77,7 @@ class FlowControl:
         self._waiting += 1
 
     def step_stops_waiting(self) -> None:
-        """Called when that step has its permit, or does not need it any more."""
+        """Called when that step has its permit, or no longer needs it."""
         self._waiting -= 1
         self.acknowledge_waiting()
 

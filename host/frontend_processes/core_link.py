@@ -32,7 +32,7 @@ ARENA = struct.Struct("<QQ")
 """The number and the limit of an arena, sent with its descriptor."""
 
 CORE_GONE_STATUS = 1
-"""The exit status of a frontend process that has no core any more, or has lost its messages."""
+"""The exit status of a frontend process that no longer has a core, or has lost its messages."""
 
 OUT_OF_MEMORY_STATUS = 2
 """The exit status of a frontend process that has got no memory."""

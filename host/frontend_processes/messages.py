@@ -297,7 +297,7 @@ class RequestAccepted(_Message, tag="accepted"):
 
 
 class RequestTaken(_Message, tag="taken"):
-    """A model has the request: it does not wait any more."""
+    """A model has the request: it no longer waits."""
 
     number: int
 

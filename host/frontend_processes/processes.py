@@ -290,7 +290,7 @@ class _Frontend:
             self._child.kill()
 
     def ping(self) -> None:
-        """Kills the process if it does not react any more."""
+        """Kills the process if it no longer reacts."""
         connection, child = self.connection, self._child
         if connection is None or child is None or not connection.hello.done():
             return

@@ -44,6 +44,6 @@ class Batch:
         self.report = report
         self.on_returned = on_returned
         self.number = 0
-        self.instance_free = False  # the instance does not work on it any more
+        self.instance_free = False  # the instance no longer works on it
         self.deferred: Sequence[int] = ()
         self.final_indexes: list[int] = []  # indexes of calls with a final response

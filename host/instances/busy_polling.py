@@ -192,7 +192,7 @@ class Doorbell:
             self._add(untold)
 
     def withdraw_frames(self) -> int:
-        """Returns the number of frames that the stub has not taken, and cannot take any more."""
+        """Returns the number of frames that the stub has not taken, and can no longer take."""
         untaken, self._unannounced = self._unannounced, 0
         try:
             return untaken + os.eventfd_read(self._event) % WAKE_EARLY

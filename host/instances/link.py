@@ -129,7 +129,7 @@ class Link:
         Returns the oldest first.
 
         The counter of the eventfd decides which these are: what the host has read from it, the stub
-        cannot read any more. Nothing is reclaimed before a frame that was not sent to be reclaimed.
+        can no longer read. Nothing is reclaimed before a frame that was not sent to be reclaimed.
         """
         reclaimed: list[ReclaimedFrame] = []
         if not self._open or not self._reclaimable:

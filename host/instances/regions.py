@@ -203,7 +203,7 @@ class Regions:
         self.close_unregistered()
 
     def close_unregistered(self) -> None:
-        """Closes unregistered regions that are not in use any more."""
+        """Closes unregistered regions that are no longer in use."""
         for name, region in list(self._regions.items()):
             if region.unregistered and not region.in_use:
                 del self._regions[name]

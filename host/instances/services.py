@@ -33,7 +33,7 @@ class Models(Protocol):
         """
 
     def create_child_trace(self, link: TraceLink | None) -> RequestTrace | None:
-        """The trace of a request made for another one; None if that is not traced any more."""
+        """The trace of a request made for another one; None if that is no longer traced."""
 
     def break_deadlock(self, call: Call) -> None:
         """Fails a BLS call that waits for itself, now or when a cycle forms."""

@@ -23,7 +23,7 @@ _log = logging.getLogger("pbhost")
 
 _FIRST_BACK_OFF, _MAX_BACK_OFF = 0.5, 30.0  # seconds before the second restart, and at most
 _MAX_RESTARTS = 10  # in a row, without a batch that ended well
-_PROVEN_SECONDS = 600.0  # of service, after which earlier deaths do not count any more
+_PROVEN_SECONDS = 600.0  # of service, after which earlier deaths no longer count
 _PREFETCH_NS, _MAX_PREFETCH = 4_000_000, 64  # work that a stub may prefetch, and calls at most
 
 

@@ -147,7 +147,7 @@ class EnsembleDependencies:
                     self.unload(step_model, dependents=True)
 
     def remove_model(self, name: str) -> None:
-        """Unloads a model that should not be served any more, and drops its failures."""
+        """Unloads a model that should no longer be served, and drops its failures."""
         self.lifecycle.remove_model(name)
         self._graph.remove_model(name)
         self._clear_unload_reason(name)
@@ -343,7 +343,7 @@ class LoadOrder:
         return failures
 
     async def _reload_users(self) -> None:
-        """Reloads ensembles whose step models changed; unloads those that do not fit any more."""
+        """Reloads ensembles whose step models changed; unloads those that no longer fit."""
         graph = self._graph
         while True:
             users = {

@@ -42,7 +42,7 @@ class DependencyGraph:
         return self.dependencies_of(name)
 
     def remove_model(self, name: str) -> None:
-        """Forgets a model that is not served any more."""
+        """Forgets a model that is no longer served."""
         self._members.pop(name, None)
 
     def dependencies_of(self, name: str) -> frozenset[str]:

@@ -408,7 +408,7 @@ class ModelLifecycle:
                 self._retire_version(name, version)
 
     def remove_model(self, name: str) -> None:
-        """Unloads a model that should not be served any more, and drops its failures."""
+        """Unloads a model that should no longer be served, and drops its failures."""
         self.unload(name)
         self._failures.clear(name)
         self._registry.forget_failures(name)

@@ -259,7 +259,7 @@ class PythonModel(DrainableModel):
         self.metrics.merge_into_successor()
 
     def retire_slot(self, supervisor: Supervisor, finalize: float) -> asyncio.Task[None] | None:
-        """Stops an instance that is not needed any more, once it has finished its work.
+        """Stops an instance that is no longer needed, once it has finished its work.
 
         It keeps its sequences until they end; new ones go to other instances. Returns the task
         that stops it, unless it has sequences.

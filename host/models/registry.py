@@ -309,7 +309,7 @@ class Registry:
             del self._entries[name]
 
     def forget_failures(self, name: str) -> None:
-        """Removes all failures of a model that should not be served any more."""
+        """Removes all failures of a model that should no longer be served."""
         for number, version in self.versions(name).items():
             if version.failed:
                 del self._entries[name].versions[number]

@@ -254,7 +254,7 @@ class DirectScheduler(InstanceQueue):
         self._queue_again(reclaimed)
 
     def _reclaim(self, instance: InstanceSlot) -> list[Call]:
-        """Reclaims the calls that the instance cannot start any more, and gives it no others."""
+        """Reclaims the calls that the instance can no longer start, and gives it no others."""
         if instance not in self._ahead:
             return []
         self._give_nothing_ahead(instance)

@@ -19,7 +19,7 @@ class ExecutionGate(Protocol):
         """
 
     def instance_removed(self, instance: InstanceSlot) -> None:
-        """Called when an instance is not free any more."""
+        """Called when an instance is no longer free."""
 
     def queue_empty(self) -> None:
         """Called when there is no batch to run any more."""

@@ -16,7 +16,7 @@ _LOCK = "lock"
 class PrivateDirectory:
     """A directory that only this user can enter, until this object is closed.
 
-    It holds a locked file: a directory whose lock is free has no owner any more.
+    It holds a locked file: a directory whose lock is free no longer has an owner.
     """
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ def test_a_request_that_has_killed_two_stubs_is_refused_until_that_is_lifted(
     assert crashes(url, "--lift", "--model=misbehave") == "1 request accepted again\n"
     assert get(host, "/v2/quarantine") == {"requests": []}
     host.wait_for("restarted")
-    kill_stub(host, "aborts")  # the deaths before do not count any more
+    kill_stub(host, "aborts")  # the deaths before no longer count
     assert get(host, "/v2/quarantine") == {"requests": []}
 
 

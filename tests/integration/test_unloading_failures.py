@@ -1,4 +1,4 @@
-"""Models that could not be loaded, and are not wanted any more."""
+"""Models that could not be loaded, and are no longer wanted."""
 
 from __future__ import annotations
 

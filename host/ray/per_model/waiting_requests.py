@@ -1,4 +1,4 @@
-"""Requests to other deployments, which end if their deployment has no replica any more."""
+"""Requests to other deployments, which end if their deployment no longer has a replica."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ class SequenceScheduler(CallHolder):
     # Instances
 
     def call_dequeued(self, call: Call) -> None:
-        """A call is not queued any more."""
+        """A call is no longer queued."""
         self.queued -= 1
 
     def instance_ready(self, instance: InstanceSlot) -> None:

@@ -39,7 +39,7 @@ class SequenceBatchOwner(Protocol):
         """Withdraws a call that waits in a slot or in the backlog; returns False."""
 
     def call_dequeued(self, call: Call) -> None:
-        """Called when a call is not queued any more."""
+        """Called when a call is no longer queued."""
 
     def end_sequence(self, sequence: Sequence) -> None:
         """Cancels the queued calls of a sequence and removes it."""
