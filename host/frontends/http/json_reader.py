@@ -129,7 +129,7 @@ class _Reader:
     def _close_arrays(self, stack: list[tuple[list[Any], list[str] | None]], value: Any) -> Any:
         """Pops the arrays that end directly after this value; returns the outermost one.
 
-        Return the value if no array or only one ends here.
+        Returns the value if no array or only one ends here.
         """
         run = _CLOSINGS.match(self._text, self._position)
         if run is None:
