@@ -11,8 +11,8 @@ import sys
 
 if __name__ == "__main__":  # not in the children of `multiprocessing`, which import this file
     _here = os.path.dirname(os.path.abspath(__file__))
-    if not sys.path or os.path.realpath(sys.path[0]) != os.path.realpath(_here):
-        sys.path.insert(0, _here)  # with PYTHONSAFEPATH, Python has not done this
+    if getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, _here)  # otherwise Python has done this
     sys.path[0] = os.path.dirname(_here)
 
     from stub.process import lead_process_group, set_up_stub_process

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Set, Tuple
 
 import pb_utils
 from pb_utils import testing
+from stub.wire.paths import real_path
 
 
 class BlsModels(Mapping[str, testing.ModelHarness]):
@@ -126,10 +127,10 @@ class BlsModels(Mapping[str, testing.ModelHarness]):
         return any(isinstance(place, str) and self._is_inside(place) for place in places)
 
     def _is_inside(self, path: str) -> bool:
-        real = os.path.realpath(path)
+        real = real_path(path)
         return any(
             real == directory or real.startswith(directory + os.sep)
-            for directory in map(os.path.realpath, self._directories)
+            for directory in map(real_path, self._directories)
         )
 
 

@@ -5,6 +5,8 @@ import site
 import sys
 from typing import List, Optional, Set, Tuple
 
+from stub.wire.paths import absolute_path
+
 _MAX_FILES = 10_000
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = tuple(
@@ -40,7 +42,11 @@ def list_imported_files(
         if isinstance(error, SyntaxError):
             found.add(error.filename)  # no frame has it
         error = error.__cause__
-    paths = (os.path.abspath(path) for path in found if isinstance(path, str) and "<" not in path)
+    paths = (
+        os.path.normpath(absolute_path(path))
+        for path in found
+        if isinstance(path, str) and "<" not in path
+    )
     user = sorted(path for path in paths if _is_of_user(path))
     return [_describe_file(path, started) for path in user[:_MAX_FILES]]
 

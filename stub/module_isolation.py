@@ -19,6 +19,7 @@ from pb_utils._api_modules import (
     keep_api_modules,
     report_copy,
 )
+from stub.wire.paths import real_path
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = {
@@ -91,7 +92,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         folders = []
         passed = False
         for folder in sys.path:
-            if os.path.realpath(folder or ".") == own:
+            if real_path(folder or ".") == own:
                 passed = True
             elif (not passed or folder not in self._path_before) and not has_this_project(folder):
                 folders.append(folder)

@@ -84,7 +84,7 @@ def describe_exception(error: BaseException, of_message: bool = False) -> str:
     while trace is not None:
         code = trace.tb_frame.f_code
         waiting = not lines and code.co_filename.endswith(_FUTURES)
-        if not (waiting or os.path.abspath(code.co_filename).startswith(_INTERNAL_PATHS)):
+        if not (waiting or code.co_filename.startswith(_INTERNAL_PATHS)):
             lines.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename:

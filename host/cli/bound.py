@@ -17,8 +17,9 @@ if __name__ == "__main__":
     # This file is started by its path. Without this directory on the import path, the names of
     # these modules and those of the user cannot hide each other.
     _here = os.path.dirname(os.path.realpath(__file__))
-    sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder or ".") != _here]
-    sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
+    if getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, _here)  # otherwise Python has done this
+    sys.path[0] = os.path.dirname(os.path.dirname(_here))
 
 import asyncio
 import json

@@ -19,6 +19,7 @@ from host.models.backends import Backends
 from host.options.flags import SWITCH, FlagGroup, one_of
 from host.options.template_values import read_variables
 from host.repository.repository import Repository, RepositoryScan
+from stub.wire.paths import absolute_path
 
 _EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2
 
@@ -96,7 +97,7 @@ def _scan(paths: Sequence[Path]) -> RepositoryScan:
         if (path / "config.pbtxt").is_file():
             raise invalid_argument(
                 f"'{path}' is a model directory, expected a model repository:"
-                f" '{path.absolute().parent}'"
+                f" '{Path(absolute_path(str(path))).parent}'"
             )
     return Repository(paths).scan()
 

@@ -36,6 +36,7 @@ from host.repository.repository import list_versions, select_versions
 from host.tracing.config import TraceConfig
 from host.tracing.tracer import Tracer
 from stub.wire.messages import ModelSource
+from stub.wire.paths import absolute_path
 
 _EXIT_FAILED = 1
 _DEFAULTS = Options()
@@ -114,7 +115,7 @@ def _from_file(path: Path) -> ModelConfig:
 def _from_folder(directory: Path, options: ConfigOptions) -> ModelConfig:
     """Returns the configuration that a server would use for a model. Raises HostError."""
     reject_repository(directory)
-    return asyncio.run(_complete_config(directory.absolute(), options))
+    return asyncio.run(_complete_config(Path(absolute_path(str(directory))), options))
 
 
 async def _complete_config(directory: Path, options: ConfigOptions) -> ModelConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from host.ray.arguments import read_options
 from host.ray.deployment_options import derive_options
 from host.ray.per_model.deployments import model_deployments
 from host.ray.requirements import ModelRequirements, read_requirements
+from stub.wire.paths import absolute_path
 
 _ABOUT = """\
 Serves a model repository on a Ray cluster. Each replica holds a whole server;
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 def _server_arguments(repositories: Sequence[Path], options: RayOptions) -> dict[str, Any]:
     arguments: dict[str, Any] = {
-        "model_repository": [os.path.abspath(path) for path in repositories]
+        "model_repository": [absolute_path(str(path)) for path in repositories]
     }
     for name, value in split_inputs(options.argument):
         known = arguments.setdefault(name, value)

@@ -36,6 +36,7 @@ from host.recording.folder import RecordingReader
 from host.recording.format import RecordedRequest
 from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource
+from stub.wire.paths import absolute_path
 
 _ENTRY = Path(stub.wire.__file__).parents[1] / "foreground.py"
 _EXIT_FAILED = 1
@@ -180,7 +181,7 @@ def _find_model(
     if not directory.is_dir():
         raise invalid_argument(f"'{directory}' is not a model directory")
     reject_repository(directory)
-    return _read_model(directory.absolute(), options, gpus, options.version)
+    return _read_model(Path(absolute_path(str(directory))), options, gpus, options.version)
 
 
 def _find_others(
@@ -189,8 +190,9 @@ def _find_others(
     """Describes the other models of the repository: how to load each one, or why it cannot be."""
     others: dict[str, dict[str, Any]] = {}
     logging.disable(logging.WARNING)  # most of them are not called
-    for path in sorted(directory.absolute().parent.iterdir()):
-        if path == directory.absolute() or not is_model(path):
+    own = Path(absolute_path(str(directory)))
+    for path in sorted(own.parent.iterdir()):
+        if path == own or not is_model(path):
             continue
         try:
             source, loaded = _read_model(path, options, gpus, None)
@@ -238,7 +240,7 @@ def _describe_job(
         "others": others,
         "inputs": split_inputs(options.input),
         "count": options.count,
-        "profile": options.profile and os.path.abspath(options.profile),
+        "profile": options.profile and absolute_path(options.profile),
         "debug": options.pdb,
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from host.repository.repository import (
     Repository,
     RepositoryScan,
 )
+from stub.wire.paths import path_from_here
 
 _log = logging.getLogger("pbhost")
 
@@ -154,6 +154,6 @@ class RepositoryPoller:
 def _name_files(entries: Fingerprint) -> str:
     """The names of changed files, without those of folders if there are others."""
     files = {path for path, changed, size in entries if changed or size}
-    names = sorted({os.path.relpath(path) for path in files or {path for path, _, _ in entries}})
+    names = sorted({path_from_here(path) for path in files or {path for path, _, _ in entries}})
     more = len(names) - _MAX_NAMED_FILES
     return ", ".join(names[:_MAX_NAMED_FILES]) + (f" and {more} more" if more > 0 else "")

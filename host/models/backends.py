@@ -12,6 +12,7 @@ from host.config.schema import ModelConfig, new_config, suggestion
 from host.environments.environments import PATH_PARAMETER
 from host.errors import ErrorCode
 from stub.wire.messages import ModelSource
+from stub.wire.paths import absolute_path
 
 _OWN = "python"  # the backend of models that have a `model.py` of their own
 _OWN_LIBRARY = "libtriton_python.so"  # of Triton's Python backend, for which this host stands
@@ -31,7 +32,7 @@ class Backends:
     def __init__(
         self, directory: Path, settings: Mapping[str, Mapping[str, str]] | None = None
     ) -> None:
-        self.directory = directory.absolute()
+        self.directory = Path(absolute_path(str(directory)))
         self._settings = settings or {}
 
     def find_backend(

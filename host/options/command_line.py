@@ -12,6 +12,7 @@ from host.options.flag_sources import environment_arguments, file_arguments
 from host.options.flags import InvalidValue
 from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
+from stub.wire.paths import absolute_path
 
 _SYNOPSIS = "Usage: pbhost serve [options]; `pbhost serve --help` lists them"
 
@@ -40,7 +41,7 @@ def parse(argv: Sequence[str]) -> Options:
     options.warnings[:0] = _deprecation_warnings(line)
     options.warnings += [
         f"--model-repository: '{path}' contains a config.pbtxt, so it is probably a model"
-        f" directory; its repository is '{os.path.dirname(os.path.abspath(path))}'"
+        f" directory; its repository is '{os.path.dirname(os.path.normpath(absolute_path(path)))}'"
         for path in line.values["model_repository"]
         if os.path.isfile(os.path.join(path, "config.pbtxt"))
     ]

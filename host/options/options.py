@@ -15,6 +15,7 @@ from host.options.server_flags import FLAGS, ServerFlags
 from host.system.cpus import usable_cpus
 from host.system.memory_group import MemoryGroup
 from host.tracing.config import TraceConfig
+from stub.wire.paths import absolute_path
 
 _PAGE = 4096  # bytes
 _ANY_ADDRESS, _LOOPBACK = "0.0.0.0", "127.0.0.1"
@@ -95,7 +96,7 @@ class Options(ServerFlags):
         """The directory of built environments."""
         user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         chosen = self.environment_cache_dir or f"{user}/pbhost/environments"
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
+        return Path(os.path.normpath(absolute_path(os.path.expanduser(chosen))))
 
     @property
     def frontend_count(self) -> int:

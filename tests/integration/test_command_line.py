@@ -9,7 +9,9 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from textwrap import dedent
 
 import numpy as np
@@ -19,15 +21,12 @@ import tritonclient.grpc as grpcclient
 from tests.clients import infer_error, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve
 from tests.waiting import UNTIL_SOURCE
+from tests.working_directory import without_directory
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pbhost", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+def run(*arguments: str, under: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*under, sys.executable, "-m", "pbhost", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
 
 
 def test_an_unknown_flag_is_a_clear_error_with_a_suggestion() -> None:
@@ -124,6 +123,35 @@ def test_the_package_is_runnable_as_a_module() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0
     assert done.stdout == run("version").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("version",), 0, "pbhost "),
+        (("check", "{models}"), 0, "1 model: 0 errors, 0 warnings"),
+        (("config", "{models}/identity"), 0, 'name: "identity"'),
+        (("run", "{models}/identity", "--input", "INPUT0=[1]"), 0, "OUTPUT0"),
+        (("new", "{folder}/new"), 0, "{folder}/new/test_model.py"),
+        (("check", "models"), 2, "pbhost check: 'models' does not exist\n"),
+        (("run", "models"), 1, "pbhost run: 'models' is not a model directory\n"),
+        (("run", "."), 1, "pbhost run: "),
+        (("serve", "--model-repository=models"), 1, "'models' does not exist"),
+    ],
+)
+def test_commands_run_in_a_working_directory_that_is_gone(
+    repository: RepositoryBuilder,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    status: int,
+    said: str,
+) -> None:
+    repository.copy("identity")
+    names = {"models": repository.path, "folder": tmp_path}
+    done = run(*(text.format(**names) for text in arguments), under=without_directory(tmp_path))
+    assert done.returncode == status, done.stderr
+    assert said.format(**names) in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_repository_is_required_and_must_be_a_directory() -> None:

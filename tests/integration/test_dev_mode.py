@@ -16,6 +16,7 @@ from tests.clients import InferStream, run_command, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, model
 from tests.integration.test_command_line import run
+from tests.working_directory import without_directory
 
 HELPED = """
 import numpy as np
@@ -85,6 +86,17 @@ def test_a_model_is_reloaded_when_its_files_change(
     repository.add("y", model("new"), CONFIG)
     answers(host, "y", "new")
     assert len(re.findall("loading: x:1", host.output)) == 2, host.output
+
+
+def test_a_model_is_reloaded_where_the_working_directory_is_gone(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path
+) -> None:
+    repository.add("x", model("first"), CONFIG)
+    host = serve(repository, "--dev", under=without_directory(tmp_path)).wait_started()
+    answers(host, "x", "first")
+    repository.add("x", model("second"))
+    answers(host, "x", "second")
+    host.wait_for(rf"files of 'x' have changed: {repository.path}/x/1/model\.py")
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at the top", "in execute"])

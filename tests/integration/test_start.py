@@ -14,10 +14,12 @@ import requests
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.clients import infer_error, tensor
+from tests.clients import infer_error, kill_stub, run_command, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.imported_modules import imported_by
+from tests.pythons import EVALUATES
 from tests.waiting import UNTIL_SOURCE
+from tests.working_directory import without_directory
 
 LISTENING = (
     r"listening: GRPCInferenceService at \S+:(\d+), HTTPService at \S+:(\d+), Metrics Service at"
@@ -148,4 +150,26 @@ def test_a_server_without_its_repository_runs_and_is_not_live_if_errors_do_not_e
         expected = ("StatusCode.UNAVAILABLE", "Server not ready")
         assert infer_error(client.get_model_repository_index) == expected
         assert infer_error(client.get_model_metadata, "identity") == expected
+    assert host.stop() == 0
+
+
+@pytest.mark.parametrize("stub_start", ["fork", "spawn"])
+def test_a_server_whose_working_directory_is_gone_starts_and_serves(
+    repository: RepositoryBuilder, serve: Serve, tmp_path: Path, stub_start: str
+) -> None:
+    repository.add("model", EVALUATES)
+    host = serve(
+        repository,
+        f"--stub-start={stub_start}",
+        "--grpc-engine=h2",
+        "--frontend-processes=1",
+        under=without_directory(tmp_path),
+    ).wait_started()
+    with host.client() as client:
+        assert run_command(client, "1 + 1", "model") == "2"
+        _, text = infer_error(run_command, client, "1 / 0", "model")
+        assert "ZeroDivisionError: division by zero" in text
+        assert "<string>(1): <module>" in text
+        kill_stub(host, "os.kill(os.getpid(), 9)", model="model")
+        assert run_command(client, "1 + 1", "model") == "2"
     assert host.stop() == 0
