@@ -80,7 +80,14 @@ class Quarantine:
         size = _input_bytes(request)
         if request.correlation_id or size > _MAX_BYTES:
             return
-        digest = _digest(request)
+        try:
+            digest = _digest(request)
+        except HostError as error:  # the client took its memory away, which may have ended the stub
+            _log.warning(
+                "quarantine: a request that ended process '%s' cannot be recognised: %s",
+                record.instance, error.message,
+            )  # fmt: skip
+            return
         suspect = self._suspects.pop(digest, None)
         if suspect is None:
             (described,) = describe_requests([request])

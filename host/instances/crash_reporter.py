@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 
 from host.crashes.quarantine import is_caused_by_request
 from host.crashes.record import CrashRecord, describe_requests, find_stacks, format_time
@@ -16,6 +18,8 @@ from host.instances.batch_tracker import BatchTracker
 from host.instances.process import name_signal
 from host.instances.stub_log import StubLog
 from stub.wire.session import State
+
+_log = logging.getLogger("pbhost")
 
 
 class CrashReporter:
@@ -39,16 +43,21 @@ class CrashReporter:
         requests = [call.request for call in calls]
         record = self._describe(pid, code, reason, state, requests)
         now, decoupled = time.monotonic_ns(), self._batches.decoupled
-        self._records.add(
-            record,
-            [
-                CrashedRequest(call.request, decoupled, (now - call.received_ns) / 1e9)
-                for call in calls
-            ],
-        )
+        crashed = [
+            CrashedRequest(call.request, decoupled, (now - call.received_ns) / 1e9)
+            for call in calls
+        ]
+        self._run_step(partial(self._records.add, record, crashed))
         # Of several requests, the cause is unknown.
         if len(requests) == 1 and is_caused_by_request(code, out_of_memory):
-            self.on_lethal_request(requests[0], record)
+            self._run_step(partial(self.on_lethal_request, requests[0], record))
+
+    def _run_step(self, step: Callable[[], None]) -> None:
+        """Runs a step; if it fails, the others still run."""
+        try:
+            step()
+        except Exception:  # a defect of ours
+            _log.exception("unexpected failure", extra={"instance": self._log.label})
 
     def _describe(
         self, pid: int, code: int, reason: str, state: State, requests: Sequence[InferRequest]

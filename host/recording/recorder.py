@@ -210,7 +210,11 @@ class RecordedCall(CallListener):
             return
         self.size += size
         # Users of a response may replace the data of its tensors.
-        outputs = snapshot_tensors(response.outputs)
+        try:
+            outputs = snapshot_tensors(response.outputs)
+        except HostError:  # an input in memory of the client, which is gone, was passed on
+            self.drop()
+            return
         self._responses.append(structs.replace(response, outputs=outputs))
 
     def _finish(self) -> None:

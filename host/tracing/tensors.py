@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from host.errors import HostError
 from host.inference.request import Buffer, Tensor
 from host.inference.shared_memory_bytes import read_bytes
 
@@ -27,10 +28,17 @@ _TYPES = {
 
 
 def tensor_json(tensor: Tensor) -> dict[str, str]:
-    """A tensor as JSON-ready data. The elements of FP16 and BF16 are omitted, as Triton does."""
+    """A tensor as JSON-ready data. The elements of FP16 and BF16 are omitted, as Triton does.
+
+    Elements in memory of a client that is gone are omitted too: the request itself reports that.
+    """
+    try:
+        data = elements(tensor.datatype, read_bytes(tensor.data))
+    except HostError:
+        data = ""
     return {
         "name": tensor.name,
-        "data": elements(tensor.datatype, read_bytes(tensor.data)),
+        "data": data,
         "shape": ",".join(map(str, tensor.shape)),
         "dtype": tensor.datatype,
     }

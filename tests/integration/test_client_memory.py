@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import posix_ipc
 import pytest
+import requests
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import serialize_byte_tensor
 from tritonclient.utils import shared_memory as shm
 
 from tests.clients import Client, infer_error, tensor
-from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 SIZE = 1 << 20
 MODEL = """
@@ -451,6 +452,15 @@ def test_client_that_shrinks_its_region_affects_only_its_own_requests(
             os.close(file)
             _, text = infer_error(client.infer, "identity", [given])
             assert "Stub process 'identity_0' is not healthy. It was ended by SIGBUS" in text
+            host.wait_for(
+                "quarantine: a request that ended process 'identity_0' cannot be recognised:"
+                f" shared memory region '{memory.name}' has become too small"
+            )
+            (crash,) = requests.get(f"http://{host.http_url}/v2/crashes", timeout=DEADLINE).json()[
+                "crashes"
+            ]
+            assert crash["reason"].rstrip(".") in text
+            assert "unexpected failure" not in host.output
         finally:
             memory.close()
         wait_until(lambda: client.is_model_ready("identity"), "the model to be back")
