@@ -71,7 +71,7 @@ ONE_PLACE = {
     "hpack": {"host.frontends.grpc.h2.headers"},
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.child"},
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
-    "uvloop": {"host.cli.serve", "host.cli.bound", "host.frontend_processes.process"},
+    "uvloop": {"host.system.event_loop"},
     "re2": {"host.options.header_patterns"},
     "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
     "python_multipart": {"host.frontends.openai.form"},

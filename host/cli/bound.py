@@ -30,8 +30,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from host.config.json_form import from_json
 from host.config.names import checked_load_name
 from host.config.pbtxt import to_pbtxt
@@ -40,6 +38,7 @@ from host.instances.bound_process import BoundProcessLauncher
 from host.options.command_line import parse
 from host.options.options import UsageError
 from host.server.server import Server
+from host.system.event_loop import run_event_loop
 from host.system.private_directory import PrivateDirectory
 from host.system.standard_streams import open_standard_streams
 from stub.wire.heap import freeze_gc, tune_malloc
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         tune_malloc(one_heap=True)
         freeze_gc()
         service = _Service(arguments[3:], folder.path / "models", *sockets)
-        return uvloop.run(service.run(caller_pidfd))
+        return run_event_loop(service.run(caller_pidfd))
     finally:
         for sock in sockets:
             sock.close()

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-import uvloop
-
 from host.errors import HostError, ServiceStartError
 from host.logs.formats import format_json
 from host.logs.writer import write_if_room
@@ -20,6 +18,7 @@ from host.options.command_line import parse
 from host.options.flag_parser import describe_misuse
 from host.options.options import Options, UsageError
 from host.server.server import Server
+from host.system.event_loop import run_event_loop
 from host.system.service_manager import ServiceManager
 from stub.wire.heap import freeze_gc, tune_malloc
 
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     _raise_file_limit()
     tune_malloc(one_heap=True)
     freeze_gc()
-    sys.exit(uvloop.run(_serve(options)))
+    sys.exit(run_event_loop(_serve(options)))
 
 
 def _describe(error: UsageError) -> str:

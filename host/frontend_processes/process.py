@@ -216,8 +216,7 @@ def _set_up_process() -> None:
 
 def run_frontend(argument: str) -> None:
     """Runs a frontend process until its end; `argument` is a `FrontendSpawn`."""
-    import uvloop
-
+    from host.system.event_loop import run_event_loop
     from stub.wire.heap import freeze_gc, tune_malloc
 
     spawn = FrontendSpawn.load(argument)
@@ -228,5 +227,5 @@ def run_frontend(argument: str) -> None:
     async def run() -> None:
         await FrontendProcess(spawn).run()
 
-    uvloop.run(run())
+    run_event_loop(run())
     os._exit(0)  # nothing is left to finalize

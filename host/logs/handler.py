@@ -73,6 +73,17 @@ class LogHandler(logging.Handler):
         LOGGER.propagate = False
         LOGGER.addHandler(self)
         self.verbose_level = options.log_verbose
+        self._open_writers()
+
+    def _open_writers(self) -> None:
+        """Starts the threads of the log now: later, no more threads may be allowed."""
+        if self._file is not None:
+            self._writer(self._file)
+            return
+        for stream in (sys.stdout, sys.stderr):
+            descriptor = None if stream is None else _console_descriptor(stream)
+            if descriptor is not None:
+                self._writer(descriptor)
 
     @property
     def verbose_level(self) -> int:

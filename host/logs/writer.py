@@ -47,6 +47,7 @@ class LogWriter:
         self._dropped = 0  # lines
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._start_thread()
 
     def write(self, line: bytes) -> None:
         """Writes or queues a line, or drops it if too much is queued. Never waits.
@@ -64,20 +65,25 @@ class LogWriter:
                 return
             self._queue.append(rest)
             self._queued += len(rest)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._write_queued, name="pbhost-log", daemon=True
-                )
-                self._thread.start()
+            self._start_thread()
             self._changed.notify_all()
+
+    def _start_thread(self) -> None:
+        """Starts the thread, unless it runs; at the limit of threads, the next line tries again."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._write_queued, name="pbhost-log", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
 
     def close(self, seconds: float) -> bool:
         """Waits at most `seconds` until everything is written; returns whether it is."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            self._start_thread()
         if self._thread is None:
-            return True
+            return not self._queued
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
         return not self._thread.is_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.clients import infer_error, tensor
-from tests.conftest import RepositoryBuilder, Serve
+from tests.conftest import RepositoryBuilder, Serve, wait_until
 from tests.control_groups import joining, new_control_group
 
 STARTS_A_THREAD = """
@@ -84,4 +85,40 @@ def test_load_without_more_processes_or_threads_fails_by_name(
         (group / "pids.max").write_text("max")
         client.load_model("identity")
         send_request(client, "identity", 4)
+    assert "failed to load 'identity'" in host.output
+    assert "Logging error" not in host.output
     assert "Fatal Python error" not in host.output
+
+
+@pytest.mark.parametrize("to_file", [False, True], ids=["console", "file"])
+def test_server_at_the_limit_of_processes_and_threads_logs_and_stops(
+    group: Path, repository: RepositoryBuilder, serve: Serve, tmp_path: Path, to_file: bool
+) -> None:
+    repository.copy("identity")
+    log = tmp_path / "log"
+    log.touch()
+    flags = [f"--log-file={log}"] if to_file else []
+    config = (repository.path / "identity" / "config.pbtxt").read_text()
+    repository.add("threads", STARTS_A_THREAD, config)
+    host = serve(
+        repository,
+        "--model-control-mode=explicit",
+        "--load-model=threads",
+        *flags,
+        under=joining(group),
+    )
+
+    def printed() -> str:
+        return log.read_text() if to_file else host.output
+
+    started = r"Started GRPCInferenceService at (\S+:\d+)"
+    wait_until(lambda: "Started Metrics Service" in printed(), "the server")
+    found = re.search(started, printed())
+    assert found is not None
+    (group / "pids.max").write_text("1")
+    with grpcclient.InferenceServerClient(found.group(1)) as client:
+        _, text = infer_error(client.load_model, "identity")
+        assert "no more processes or threads are allowed; raise the limit" in text
+    assert host.stop() == 0, host.output
+    assert "failed to load 'identity'" in printed()
+    assert "Traceback" not in host.output + printed()

@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from host.errors import internal
 from host.inference.request import Tensor
+from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.tracing.tensors import elements, tensor_json
 
 
@@ -36,3 +38,21 @@ def test_strings_are_in_quotation_marks() -> None:
 def test_a_tensor_has_name_data_shape_and_datatype() -> None:
     tensor = Tensor("X", "INT32", [1, 2], np.array([3, 4], np.int32).tobytes())
     assert tensor_json(tensor) == {"name": "X", "data": "3,4", "shape": "1,2", "dtype": "INT32"}
+
+
+class GoneMemory(SharedMemoryBytes):
+    """Memory that its client has taken away."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __bytes__(self) -> bytes:
+        return self.read_part(0, 4)
+
+    def read_part(self, begin: int, size: int) -> bytes:
+        raise internal("shared memory region 'x' has become too small")
+
+
+def test_elements_in_memory_of_a_client_that_is_gone_are_omitted() -> None:
+    expected = {"name": "X", "data": "", "shape": "1", "dtype": "FP32"}
+    assert tensor_json(Tensor("X", "FP32", [1], GoneMemory())) == expected

@@ -1,0 +1,45 @@
+"""The event loop of a process of its own, which needs no new thread while it runs and to end.
+
+At the limit of processes and threads, no thread can be started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import uvloop
+
+_Result = TypeVar("_Result")
+
+
+class _WorkerThreads(ThreadPoolExecutor):
+    """Does with the threads that it has if no other one can be started. The first starts now."""
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="asyncio")
+        self.submit(int).result()
+
+    def _adjust_thread_count(self) -> None:  # of ThreadPoolExecutor: starts a thread if all work
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
+
+
+class _EventLoop(uvloop.Loop):
+    def __init__(self) -> None:
+        super().__init__()
+        self._workers = _WorkerThreads()
+        self.set_default_executor(self._workers)
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Waits for the threads here: the method of the base class starts one to wait for them."""
+        self._workers.shutdown()
+
+
+def run_event_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
+    """As `uvloop.run`."""
+    return uvloop.run(main, loop_factory=_EventLoop)
