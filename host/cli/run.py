@@ -22,19 +22,15 @@ from host.cli.arguments import (
     serve_flag,
     split_inputs,
 )
-from host.config import model_config as configuration
-from host.config.json_form import to_json
 from host.config.model_config import LoadedConfig, ModelConfig
-from host.config.schema import is_ensemble
 from host.environments.environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument, unsupported
 from host.instances.gpus import find_gpus
-from host.models.backends import Backends
+from host.models.model_folder import describe_model, read_model
 from host.options.flags import SIZE, SWITCH, FlagGroup, integer
 from host.options.options import Options
 from host.recording.folder import RecordingReader
 from host.recording.format import RecordedRequest
-from host.repository.repository import list_versions, select_versions
 from stub.wire.messages import ModelSource
 from stub.wire.paths import absolute_path
 
@@ -108,7 +104,7 @@ def _run(
     gpus = asyncio.run(find_gpus(_LEAST_CAPABILITY))
     source, loaded = _find_model(directory, options, gpus)
     others = _find_others(directory, options, gpus)
-    job = {**_describe_job(options, source, loaded.config, others), "recorded": recorded}
+    job = {**_describe_job(options, source, loaded, others), "recorded": recorded}
     descriptor = _write_job(job, contents)
     if needs_environment(loaded.config):
         signal.signal(signal.SIGINT, lambda number, frame: None)  # the model handles Ctrl-C
@@ -186,9 +182,9 @@ def _find_model(
 
 def _find_others(
     directory: Path, options: RunOptions, gpus: Sequence[int]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Mapping[str, Any]]:
     """Describes the other models of the repository: how to load each one, or why it cannot be."""
-    others: dict[str, dict[str, Any]] = {}
+    others: dict[str, Mapping[str, Any]] = {}
     logging.disable(logging.WARNING)  # most of them are not called
     own = Path(absolute_path(str(directory)))
     for path in sorted(own.parent.iterdir()):
@@ -198,7 +194,7 @@ def _find_others(
             source, loaded = _read_model(path, options, gpus, None)
             if needs_environment(loaded.config):
                 raise unsupported("it has an environment of its own, which needs another process")
-            others[path.name] = _describe(source, loaded.config)
+            others[path.name] = describe_model(source, loaded)
         except HostError as error:
             others[path.name] = {"problem": error.message}
     logging.disable(logging.NOTSET)
@@ -209,34 +205,23 @@ def _read_model(
     directory: Path, options: RunOptions, gpus: Sequence[int], version: int | None
 ) -> tuple[ModelSource, LoadedConfig]:
     """Reads the configuration of a model and finds its backend. Raises HostError."""
-    loaded = configuration.load_config(
-        directory, strict=False, gpus=gpus, least_capability=_LEAST_CAPABILITY
+    return read_model(
+        directory,
+        version,
+        backend_directory=options.backend_directory,
+        gpus=gpus,
+        least_capability=_LEAST_CAPABILITY,
     )
-    if is_ensemble(loaded.config):
-        raise invalid_argument(
-            f"model '{loaded.config.name}' is an ensemble, so it has no code to run"
-        )
-    chosen = _choose_version(directory, loaded, version)
-    return Backends(Path(options.backend_directory)).find_backend(directory, chosen, loaded)
-
-
-def _describe(source: ModelSource, config: ModelConfig) -> dict[str, Any]:
-    return {
-        "directory": source.directory,
-        "version": source.version,
-        "backend": source.backend,
-        "config": to_json(config),
-    }
 
 
 def _describe_job(
     options: RunOptions,
     source: ModelSource,
-    config: ModelConfig,
+    loaded: LoadedConfig,
     others: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     return {
-        **_describe(source, config),
+        **describe_model(source, loaded),
         "others": others,
         "inputs": split_inputs(options.input),
         "count": options.count,
@@ -255,16 +240,3 @@ def _write_job(job: Mapping[str, Any], contents: Sequence[bytes]) -> int:
         file.writelines([json.dumps(job).encode(), b"\n", *contents])
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-def _choose_version(directory: Path, loaded: LoadedConfig, wanted: int | None) -> int:
-    """Returns the wanted version, by default the one that clients get. Raises HostError."""
-    available = list_versions(directory)
-    if wanted is None:
-        return select_versions(loaded.config, available)[-1]
-    if wanted not in available:
-        found = ", ".join(map(str, available)) or "none"
-        raise invalid_argument(
-            f"model '{loaded.config.name}' has no version {wanted}; its versions are: {found}"
-        )
-    return wanted

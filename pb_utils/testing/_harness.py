@@ -59,11 +59,12 @@ def load(
 
     Args:
         model: the model's folder, which holds ``<version>/model.py``, or the model's class.
-        config: the configuration as a dict or JSON text; ``config.pbtxt`` is not read. If it has no
-            inputs, ``auto_complete_config`` of the model completes it.
+        config: the configuration as a dict or JSON text; by default that of ``config.pbtxt`` in the
+            model's folder, if there is one, as a server reads it. If it has no inputs,
+            ``auto_complete_config`` of the model completes it.
         name: name of the model; by default that of the configuration, of the folder or of the
             class.
-        version: version to load; by default the highest version of the folder, 1 for a class.
+        version: version to load; by default the one that clients of a server get, 1 for a class.
         parameters: the ``parameters`` of the configuration, as str by key.
         models: stand-ins for the models that the model calls (BLS), by model name.
         response_timeout: time limit in seconds for responses of this model and of stand-ins.
@@ -74,13 +75,18 @@ def load(
         The loaded model.
 
     Raises:
-        TritonModelException: there is no such model, version or file.
+        TritonModelException: there is no such model, version or file, or ``config.pbtxt`` is
+            wrong.
         Exception: any exception of the model itself.
 
     Examples:
         >>> with testing.load("models/square") as model:
         ...     outputs = model.infer({"X": np.float32([3])})
     """
+    if config is None and not isinstance(model, type) and (Path(model) / "config.pbtxt").is_file():
+        described = _loading.read_folder(Path(model).resolve(), version)
+        config, version = described["config"], described["version"]
+        backend = backend or described["backend"] or None
     given = json.loads(config) if isinstance(config, str) else dict(config or {})
     if parameters:
         string_parameters = {key: {"string_value": text} for key, text in parameters.items()}

@@ -27,6 +27,29 @@ class LoadedModel(NamedTuple):
     unload: Callable[[], None]
 
 
+def read_folder(directory: Path, version: int | str | None) -> Mapping[str, Any]:
+    """Reads a model's folder as a server does, by pbhost, which knows configurations.
+
+    Returns:
+        ``version``, ``config`` as JSON text, and ``backend``: the folder of a Python-based backend,
+        or "".
+
+    Raises:
+        TritonModelException: the folder, its configuration or the version cannot be used.
+    """
+    importlib.import_module("pbhost")  # finds the packages of the server
+    errors = importlib.import_module("pbhost.host.errors")
+    folder = importlib.import_module("pbhost.host.models.model_folder")
+    try:
+        number = None if version is None else int(version)
+        described: Mapping[str, Any] = folder.describe_model(*folder.read_model(directory, number))
+    except ValueError:
+        raise TritonModelException(f"the version of a model is a number, not '{version}'") from None
+    except errors.HostError as error:
+        raise TritonModelException(error.message) from None
+    return described
+
+
 def load_class(model_class: type[Any], version: int | str | None) -> LoadedModel:
     """Returns the model of a class. Its folder is that of the file of the class."""
     try:
