@@ -11,6 +11,9 @@ CONCURRENCY_PARAMETER = "ASYNC_EXECUTE_CONCURRENCY"
 
 _DEFAULT_CONCURRENCY, _MAX_CONCURRENCY = 32, 4096
 
+ORDER_PARAMETER = "PRESERVE_ORDERING"
+"""The parameter of an ensemble that says whether the responses of a request keep their order."""
+
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 _FORCE_CPU_MESSAGES = {
     "yes": "Forcing CPU only input tensors.",
@@ -38,6 +41,26 @@ def check_max_concurrent_batches(config: ModelConfig) -> Findings:
             f"parameter '{CONCURRENCY_PARAMETER}' of model '{config.name}' must be a whole"
             f" number from 1 to {_MAX_CONCURRENCY}, got '{text}'",
             f"parameters[{CONCURRENCY_PARAMETER}]",
+        )
+
+
+def preserves_ordering(config: ModelConfig) -> bool:
+    """Whether the responses of a request keep their order through every step of the ensemble."""
+    if ORDER_PARAMETER not in config.parameters:
+        return True
+    return bool(config.parameters[ORDER_PARAMETER].string_value != "no")
+
+
+def check_preserves_ordering(config: ModelConfig) -> Findings:
+    """Checks that PRESERVE_ORDERING of an ensemble, if it is set, is `yes` or `no`."""
+    if ORDER_PARAMETER not in config.parameters or not config.HasField("ensemble_scheduling"):
+        return
+    text = config.parameters[ORDER_PARAMETER].string_value
+    if text not in ("yes", "no"):
+        yield Finding(
+            f"parameter '{ORDER_PARAMETER}' of model '{config.name}' must be 'yes' or 'no', got"
+            f" '{text[:100]}'",
+            f"parameters[{ORDER_PARAMETER}]",
         )
 
 

@@ -9,7 +9,7 @@ from host.config.defaults import PLATFORMS_OF_BACKEND
 from host.config.findings import Finding, Findings
 from host.config.load_parameters import check_load_parameters
 from host.config.openai_parameters import check_openai_parameters
-from host.config.parameters import check_max_concurrent_batches
+from host.config.parameters import check_max_concurrent_batches, check_preserves_ordering
 from host.config.schema import ENSEMBLE, ModelConfig
 from host.config.traffic_parameters import check_traffic_parameters
 from host.config.validate_ensemble import check_ensemble
@@ -33,6 +33,7 @@ def check_config(config: ModelConfig) -> Findings:
         _check_response_cache(config),
         _check_metrics(config),
         check_max_concurrent_batches(config),
+        check_preserves_ordering(config),
         check_load_parameters(config),
         check_traffic_parameters(config),
         check_openai_parameters(config),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from host.config.model_config import ModelConfig
+from host.config.parameters import preserves_ordering
 from host.ensembles.execution import EnsembleExecution
 from host.ensembles.inflight_limiter import InflightLimiter
 from host.ensembles.plan import EnsemblePlan, EnsembleStep
@@ -60,6 +61,7 @@ class Ensemble(DrainableModel):
             },
             config.max_batch_size > 0,
             bool(config.model_transaction_policy.decoupled),
+            preserves_ordering(config),
         )
         most = config.ensemble_scheduling.max_inflight_requests
         self._limiter = InflightLimiter(self.name, most) if most else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -21,7 +22,7 @@ _log = logging.getLogger("pbhost")
 class StepExecution:
     """One execution of a step. `call` is set once the step has been submitted."""
 
-    __slots__ = ("call", "correlation", "iteration", "credits", "step", "permit", "waits")
+    __slots__ = ("call", "correlation", "iteration", "credits", "step", "permit", "waits", "held")
 
     def __init__(self, step: EnsembleStep, iteration: int) -> None:
         self.step = step
@@ -29,8 +30,20 @@ class StepExecution:
         self.correlation: SequencePosition
         self.call: Call | None = None
         self.permit: Permit | None = None
-        self.waits = False  # for its permit
+        self.waits = False  # for its permit, or for its turn to end
         self.credits: list[ResponseCredit] = []
+        self.held: deque[tuple[InferResponse | None, bool]] = deque()
+        """Responses that wait for those of earlier executions, and whether they are final."""
+
+
+class StepOrder:
+    """The executions of one step, in the order in which their responses are used."""
+
+    __slots__ = ("executions", "delivers")
+
+    def __init__(self) -> None:
+        self.executions: deque[StepExecution] = deque()
+        self.delivers = False
 
 
 class EnsembleExecution(CallHolder):
@@ -40,7 +53,8 @@ class EnsembleExecution(CallHolder):
 
     Tensors have an iteration number: a decoupled step numbers its responses, and whatever is
     computed from one has its number. One response of the ensemble consists of tensors with the same
-    number (docs/reference/configuration-and-scheduling.md, "Execution").
+    number (docs/reference/configuration-and-scheduling.md, "Execution"). If the ensemble is
+    ordered, the responses of a step are used in the order in which its executions were started.
     """
 
     def __init__(
@@ -71,6 +85,10 @@ class EnsembleExecution(CallHolder):
         self._values: dict[tuple[str, int], EnsembleTensor] = {}
         self._executions: dict[StepExecution, None] = {}
         self._made: dict[int, int] = {}  # responses of decoupled steps so far
+        # By step; None if there is no order to keep, or any more.
+        self._orders: dict[int, StepOrder] | None = (
+            {} if signature.decoupled and signature.ordered else None
+        )
         self._error: HostError | None = None
         self._answers = 0
         # Responses that the caller has not acknowledged.
@@ -157,6 +175,8 @@ class EnsembleExecution(CallHolder):
     def _start_step(self, step: EnsembleStep, iteration: int) -> None:
         execution = StepExecution(step, iteration)
         self._executions[execution] = None
+        if self._orders is not None:
+            self._orders.setdefault(step.index, StepOrder()).executions.append(execution)
         try:
             request = self._build_step_request(execution)
         except Exception:  # of any kind, raised again: the step must not stay in the books
@@ -237,7 +257,14 @@ class EnsembleExecution(CallHolder):
             self._finish_if_idle()
             return
         execution.call = call
-        call.subscribe(partial(self._step_responded, execution, call), self._record_compute_times)
+        call.subscribe(
+            partial(
+                self._step_responded if self._orders is None else self._use_in_order,
+                execution,
+                call,
+            ),
+            self._record_compute_times,
+        )
 
     def _stop_waiting(self, execution: StepExecution) -> None:
         """Ends the wait of a step for its permit."""
@@ -251,6 +278,43 @@ class EnsembleExecution(CallHolder):
             return
         inputs, infer, outputs = self.spent
         self.spent = inputs + input_ns, infer + infer_ns, outputs + output_ns
+
+    def _use_in_order(
+        self, execution: StepExecution, call: Call, response: InferResponse | None, final: bool
+    ) -> None:
+        """As `_step_responded`, after all responses of earlier executions of the step."""
+        if self._orders is None:
+            self._step_responded(execution, call, response, final)
+            return
+        execution.held.append((response, final))
+        order = self._orders[execution.step.index]
+        if order.executions[0] is not execution:
+            if final:
+                self._release_permit(execution)
+            return
+        if not order.delivers:
+            order.delivers = True
+            self._use_held_responses(order.executions)
+            order.delivers = False
+
+    def _use_held_responses(self, executions: deque[StepExecution]) -> None:
+        """Uses what has arrived of the first executions."""
+        while executions and executions[0].held:
+            execution = executions[0]
+            response, final = execution.held.popleft()
+            if final:
+                executions.popleft()
+            assert execution.call is not None
+            self._step_responded(execution, execution.call, response, final)
+
+    def _release_order(self) -> None:
+        """Ends the wait of responses for others, as none of them will be used."""
+        orders, self._orders = self._orders, None
+        for order in (orders or {}).values():
+            executions, order.executions = order.executions, deque()
+            for execution in executions:
+                while execution.held and execution.call is not None:
+                    self._step_responded(execution, execution.call, *execution.held.popleft())
 
     def _step_responded(
         self, execution: StepExecution, call: Call, response: InferResponse | None, final: bool
@@ -283,11 +347,23 @@ class EnsembleExecution(CallHolder):
         permit, execution.permit = execution.permit, None
         if permit is not None and self._limiter is not None:
             self._limiter.release_permit(permit)
-            self._stop_waiting(execution)
+        self._stop_waiting(execution)
         credits, execution.credits = execution.credits, []
         for credit in credits:
             credit.release()
         self._flow_control.acknowledge_waiting()
+
+    def _release_permit(self, execution: StepExecution) -> None:
+        """Lets other requests have the permit of a step whose responses wait for others.
+
+        The models before it send no more meanwhile. Those of a decoupled step may be waited for.
+        """
+        permit, execution.permit = execution.permit, None
+        if permit is not None and self._limiter is not None:
+            if not self._step_models[execution.step.index].decoupled:
+                execution.waits = True
+                self._flow_control.step_waits()
+            self._limiter.release_permit(permit)
 
     def _take_outputs(
         self, execution: StepExecution, call: Call, response: InferResponse, final: bool
@@ -379,6 +455,7 @@ class EnsembleExecution(CallHolder):
     def _drop_tensors(self) -> None:
         """Releases the tensors that no step will use."""
         self._flow_control.release_all()
+        self._release_order()
         values, self._values = self._values, {}
         for value in values.values():
             if value.credit is not None:

@@ -33,13 +33,17 @@ class StepModel:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleSignature:
-    """What clients see of an ensemble; `dims`: the shapes of its outputs."""
+    """What clients see of an ensemble; `dims`: the shapes of its outputs.
+
+    `ordered`: whether the responses of a request keep their order through every step.
+    """
 
     name: str
     version: int
     dims: Mapping[str, Sequence[int]]
     batches: bool
     decoupled: bool
+    ordered: bool = True
 
 
 class TensorMemory(Protocol):

@@ -67,6 +67,14 @@ if int(x[0]):
         threading.Event().wait(0.005)
 return {"A": x}
 """
+LATE = """
+folder = Path(__file__).parents[2]
+if x[0]:
+    (folder / f"late-{int(x[0])}").touch()
+else:
+    wait_for(folder / "late-5")
+return {"A": x}
+"""
 ASKER = """
 answer = pb_utils.InferenceRequest(
     model_name="chain" if x[0] >= 0 else "selfish",
@@ -107,6 +115,13 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     add_member(
         repository, "words", 'return {"A": np.array([w + b"!" for w in x], dtype=object)}',
         inputs="X", outputs="A", kind="TYPE_STRING",
+    )  # fmt: skip
+    add_member(repository, "late", LATE, inputs="X", outputs="A", count=3)
+    late = [("count", {"X": "I"}, {"A": "t"}), ("late", {"X": "t"}, {"A": "O"})]
+    add_ensemble(repository, "ordered", "I", "O", late)
+    add_ensemble(
+        repository, "unordered", "I", "O", late,
+        extra='parameters { key: "PRESERVE_ORDERING" value { string_value: "no" } }',
     )  # fmt: skip
     one = [("n", {"X": "I"}, {"A": "O"})]
     chain = [("n", {"X": "I"}, {"A": "t"}), ("n", {"X": "t"}, {"A": "O"})]
@@ -548,6 +563,19 @@ def test_a_long_stream_goes_through(host: RunningHost) -> None:
     with ModelStream(host) as stream:
         stream.infer("stream", [1000])
         assert [outputs["O"][0] for outputs in stream.outputs()] == list(range(1, 1001))
+
+
+@pytest.mark.parametrize("ensemble", ["ordered", "unordered"])
+def test_responses_keep_their_order_through_a_step_with_several_instances(
+    host: RunningHost, folder: Path, ensemble: str
+) -> None:
+    """The first response takes longer than five others."""
+    (folder / "late-5").unlink(missing_ok=True)
+    with ModelStream(host) as stream:
+        stream.infer(ensemble, [60])
+        found = [outputs["O"][0] for outputs in stream.outputs()]
+    assert (found == list(range(60))) == (ensemble == "ordered")
+    assert sorted(found) == list(range(60))
 
 
 def test_a_stream_ends_with_the_first_failure(host: RunningHost) -> None:

@@ -260,7 +260,12 @@ class Graph:
     """An ensemble of in-memory models with one INT8 in each tensor."""
 
     def __init__(
-        self, *steps: Step, inputs: str = "I", outputs: str = "O", scheduling: str = ""
+        self,
+        *steps: Step,
+        inputs: str = "I",
+        outputs: str = "O",
+        scheduling: str = "",
+        ordered: bool = True,
     ) -> None:
         self.models = list({id(model): model for model, _, _ in steps}.values())
         registry = Registry()
@@ -275,7 +280,9 @@ class Graph:
         config = parse_pbtxt(
             f'name: "graph" platform: "ensemble" input [ {tensors(inputs)} ]'
             f" output [ {tensors(outputs)} ]"
-            f" ensemble_scheduling {{ {scheduling} step [ {parts} ] }}",
+            f" ensemble_scheduling {{ {scheduling} step [ {parts} ] }}"
+            + ('parameters { key: "PRESERVE_ORDERING" value { string_value: "no" } }')
+            * (not ordered),
             "config.pbtxt",
         )
         decoupled = check_step_models(config, [model.config for model, _, _ in steps])
@@ -300,13 +307,13 @@ def _pairs(field: str, mapping: Mapping[str, str]) -> str:
     return " ".join(f'{field} {{ key: "{k}" value: "{v}" }}' for k, v in mapping.items())
 
 
-def chain(*models: InMemoryModel, scheduling: str = "") -> Graph:
+def chain(*models: InMemoryModel, scheduling: str = "", ordered: bool = True) -> Graph:
     """Each model takes the output A of the one before it as its input X."""
     names = ["I", *(f"t{index}" for index in range(1, len(models))), "O"]
     steps: list[Step] = [
         (model, {"X": names[index]}, {"A": names[index + 1]}) for index, model in enumerate(models)
     ]
-    return Graph(*steps, scheduling=scheduling)
+    return Graph(*steps, scheduling=scheduling, ordered=ordered)
 
 
 def add(values: Values) -> Outputs:
@@ -315,7 +322,11 @@ def add(values: Values) -> Outputs:
 
 
 def diamond(
-    source: InMemoryModel, left: InMemoryModel, right: InMemoryModel, scheduling: str = ""
+    source: InMemoryModel,
+    left: InMemoryModel,
+    right: InMemoryModel,
+    scheduling: str = "",
+    ordered: bool = True,
 ) -> tuple[Graph, InMemoryModel]:
     """Two models take the output of `source`, a third one adds their outputs."""
     join = InMemoryModel("join", add, inputs="X Y")
@@ -325,5 +336,6 @@ def diamond(
         (right, {"X": "middle"}, {"A": "right"}),
         (join, {"X": "left", "Y": "right"}, {"A": "O"}),
         scheduling=scheduling,
+        ordered=ordered,
     )
     return graph, join

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.inference.request import InferResponse
@@ -417,18 +419,98 @@ def test_each_response_of_a_stream_becomes_one_and_streams_may_follow_each_other
     assert caller.finals == [False] * 4 + [True] and graph.idle
 
 
-def test_branches_of_one_response_meet_again_in_whatever_order_they_end() -> None:
+@pytest.mark.parametrize("ordered", [True, False])
+def test_branches_of_one_response_meet_again_in_whatever_order_they_end(ordered: bool) -> None:
     left = InMemoryModel("left", paused=True)
     right = InMemoryModel("right", times_ten, paused=True)
-    graph, join = diamond(InMemoryModel("source", stream=count_up(2)), left, right)
+    source = InMemoryModel("source", stream=count_up(2))
+    graph, join = diamond(source, left, right, ordered=ordered)
     caller = graph.infer(I=1)
     left.run_next(1)  # of the second response
     right.run_next(0)  # of the first one
     assert not join.started
     right.run_next()
     left.run_next()
-    assert join.started == [{"X": 3, "Y": 20}, {"X": 2, "Y": 10}]
-    assert caller.outputs == [{"O": 23}, {"O": 12}] and graph.idle
+    one, other = ({"X": 2, "Y": 10}, {"X": 3, "Y": 20})
+    assert join.started == ([one, other] if ordered else [other, one])
+    assert caller.outputs == ([{"O": 12}, {"O": 23}] if ordered else [{"O": 23}, {"O": 12}])
+    assert graph.idle
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=60),
+    st.sampled_from(
+        [
+            (False, ""),
+            (True, ""),
+            (False, "max_inflight_requests: 1"),
+            (False, "max_inflight_requests: 3"),
+        ]
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_responses_of_each_request_keep_their_order_through_every_step(
+    choices: list[tuple[int, int]], kind: tuple[bool, str]
+) -> None:
+    streams, limit = kind  # whether a later step sends two responses each time
+
+    def test() -> None:
+        stream = InMemoryModel("stream", stream=count_up(9))
+        twice = InMemoryModel("twice", stream=count_up(1 + streams), paused=True)
+        slow = InMemoryModel("slow", paused=True)
+        graph = chain(stream, slow, twice, scheduling=limit)
+        callers = [graph.infer(I=value) for value in (0, 40)]
+        for number, index in choices:
+            model = (slow, twice, slow)[number]
+            if model.waiting:
+                model.run_next(index % len(model.waiting))
+        while slow.waiting or twice.waiting:
+            (slow if slow.waiting else twice).run_next(-1)
+        for caller, first in zip(callers, (0, 40), strict=True):
+            assert [o["O"] for o in caller.outputs] == [
+                first + number + 1 + part for number in range(9) for part in range(1 + streams)
+            ]
+        assert graph.idle
+
+    with_loop(test)
+
+
+def test_a_response_that_waits_for_others_holds_back_no_other_request() -> None:
+    stream, slow = InMemoryModel("stream", stream=count_up(9)), InMemoryModel("slow", paused=True)
+    graph = chain(stream, slow)
+    first = graph.infer(I=1)
+    while len(slow.waiting) > 1:
+        slow.run_next(1)  # all but the first response
+    assert not first.outputs and stream.sent == MAX_OUTSTANDING, "the stream is paused"
+    other = graph.infer(I=11)
+    while len(slow.waiting) > 1:
+        slow.run_next(1)
+    assert len(other.outputs) == 9
+    first.call.cancel()
+    assert graph.idle
+
+
+def test_without_an_order_each_response_goes_at_once() -> None:
+    stream, slow = InMemoryModel("stream", stream=count_up(3)), InMemoryModel("slow", paused=True)
+    graph = chain(stream, slow, ordered=False)
+    caller = graph.infer(I=1)
+    while slow.waiting:
+        slow.run_next(-1)
+    assert [o["O"] for o in caller.outputs] == [4, 3, 2] and graph.idle
+
+
+def test_an_error_is_the_answer_after_the_responses_before_it() -> None:
+    def refuse_two(values: Values) -> Outputs:
+        return {"A": values["X"]} if values["X"] < 2 else invalid_argument("no two")
+
+    stream = InMemoryModel("stream", stream=count_up(3))
+    slow = InMemoryModel("slow", refuse_two, paused=True)
+    graph = chain(stream, slow)
+    caller = graph.infer(I=0)
+    while slow.waiting:
+        slow.run_next(-1)
+    assert [o["O"] for o in caller.outputs] == [0, 1]
+    assert caller.error is not None and "no two" in caller.error.message and graph.idle
 
 
 @pytest.mark.parametrize("final_with_last", [True, False])

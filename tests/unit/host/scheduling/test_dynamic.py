@@ -437,6 +437,23 @@ def test_batch_after_its_delay_takes_up_to_the_largest_size(clock: Clock) -> Non
     assert with_instance(scheduler).batches == [calls[:2]]
 
 
+@pytest.mark.parametrize(
+    ("delay", "preferred", "executions"),
+    [(0, [4], 24), (0, [6], 12), (0, [2, 4], 24), (0, [16], 5), (0, [], 5), (DELAY, [4], 5)],
+)
+def test_number_of_executions_for_requests_that_miss_the_preferred_size(
+    clock: Clock, delay: int, preferred: list[int], executions: int
+) -> None:
+    """Triton 2.51 needs as many with these settings, or one more with a delay."""
+    scheduler = new(clock, 16, delay, preferred=preferred)
+    submit(scheduler, clock, *[3] * 24)
+    clock.advance(delay)
+    instance = with_instance(scheduler)
+    while instance.running:
+        instance.finish()
+    assert len(instance.batches) == executions
+
+
 def test_a_single_request_may_exceed_the_largest_preferred_size(clock: Clock) -> None:
     scheduler = new(clock, 8, DELAY, preferred=[4])
     instance = with_instance(scheduler)
