@@ -32,7 +32,7 @@ class StepExecution:
         self.permit: Permit | None = None
         self.waits = False  # for its permit, or for its turn to end
         self.credits: list[ResponseCredit] = []
-        self.held: deque[tuple[InferResponse | None, bool]] = deque()
+        self.held: deque[tuple[InferResponse | None, bool]] | None = None
         """Responses that wait for those of earlier executions, and whether they are final."""
 
 
@@ -286,22 +286,29 @@ class EnsembleExecution(CallHolder):
         if self._orders is None:
             self._step_responded(execution, call, response, final)
             return
-        execution.held.append((response, final))
         order = self._orders[execution.step.index]
-        if order.executions[0] is not execution:
-            if final:
-                self._release_permit(execution)
-            return
-        if not order.delivers:
+        executions = order.executions
+        first = executions[0] is execution
+        if first and not order.delivers:
             order.delivers = True
-            self._use_held_responses(order.executions)
+            if final:
+                executions.popleft()
+            self._step_responded(execution, call, response, final)
+            if executions and executions[0].held:
+                self._use_held_responses(executions)
             order.delivers = False
+            return
+        if execution.held is None:
+            execution.held = deque()
+        execution.held.append((response, final))
+        if final and not first:
+            self._release_permit(execution)
 
     def _use_held_responses(self, executions: deque[StepExecution]) -> None:
         """Uses what has arrived of the first executions."""
-        while executions and executions[0].held:
+        while executions and (held := executions[0].held):
             execution = executions[0]
-            response, final = execution.held.popleft()
+            response, final = held.popleft()
             if final:
                 executions.popleft()
             assert execution.call is not None
