@@ -438,7 +438,7 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("name", [*COPIES.keys() - {"relative", "short_name", "in_a_package"}])
+@pytest.mark.parametrize("name", sorted(COPIES.keys() - {"relative", "short_name", "in_a_package"}))
 def test_the_names_of_the_api_mean_its_modules_in_tests_beside_the_model(
     repository: RepositoryBuilder, name: str
 ) -> None:
