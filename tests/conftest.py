@@ -31,6 +31,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from host.system.private_directory import PrivateDirectory
+from tests.warm_start import ForkedHost, HostStarter
 
 if TYPE_CHECKING:
     from tests.ray.hosts import RayHosts
@@ -64,6 +65,8 @@ WITHOUT_FRONTENDS = {
 """Tests that cannot hold with frontend processes, and why."""
 RAY = os.environ.get("PBHOST_TEST_RAY", "")
 """The kind of application that tests deploy on Ray instead of hosts: `app` or `model_apps`."""
+COLD = "PBHOST_TEST_COLD" in os.environ
+"""Whether hosts that tests start are new interpreters, not forks of one that has its imports."""
 DEADLINE = 120.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
@@ -178,25 +181,34 @@ class RunningHost:
         env: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
         program: Sequence[str] = (sys.executable, "-m", "pbhost"),
+        starter: HostStarter | None = None,
     ) -> None:
         self._lines: list[str] = []
         self._rest = b""  # of a line that has begun
         self._changed = threading.Condition()
-        self.process = subprocess.Popen(
-            [*under, *program, "serve", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={
-                **os.environ,
-                "TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0",
-                "CUDA_VISIBLE_DEVICES": "",  # what instances do is the same on every machine
-                **(env or {}),
-            },
-        )
-        assert self.process.stdout is not None
-        self._pipe = self.process.stdout
-        os.set_blocking(self._pipe.fileno(), False)
+        environment = {
+            **os.environ,
+            "TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0",
+            "CUDA_VISIBLE_DEVICES": "",  # what instances do is the same on every machine
+            **(env or {}),
+        }
+        reading, output = os.pipe()
+        self._pipe = os.fdopen(reading, "rb", buffering=0)
+        os.set_blocking(reading, False)
+        self.process: subprocess.Popen[bytes] | ForkedHost
+        try:
+            if starter is not None and starter.suits(environment):
+                self.process = starter.start(arguments, environment, output)
+            else:
+                self.process = subprocess.Popen(
+                    [*under, *program, "serve", *arguments],
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                )
+        finally:
+            os.close(output)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.port = 0
@@ -360,7 +372,18 @@ def ray_hosts(check_nothing_left_behind: None) -> Iterator[RayHosts | None]:
         yield started
 
 
-def _serving(ray: RayHosts | None) -> Iterator[Serve]:
+@pytest.fixture(scope="session")
+def host_starter(check_nothing_left_behind: None) -> Iterator[HostStarter | None]:
+    """What forks hosts, unless each is to be a new interpreter."""
+    if COLD:
+        yield None
+        return
+    starter = HostStarter()
+    yield starter
+    starter.close()
+
+
+def _serving(ray: RayHosts | None, starter: HostStarter | None) -> Iterator[Serve]:
     hosts: list[RunningHost] = []
 
     def serve(
@@ -387,6 +410,7 @@ def _serving(ray: RayHosts | None) -> Iterator[Serve]:
             *flags,
             env=env,
             under=under,
+            starter=None if under or start else starter,
             **start,
         )
         hosts.append(host)
@@ -398,15 +422,15 @@ def _serving(ray: RayHosts | None) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def serve(ray_hosts: RayHosts | None) -> Iterator[Serve]:
+def serve(ray_hosts: RayHosts | None, host_starter: HostStarter | None) -> Iterator[Serve]:
     """Starts hosts and stops them after the test."""
-    yield from _serving(ray_hosts)
+    yield from _serving(ray_hosts, host_starter)
 
 
 @pytest.fixture(scope="module")
-def module_serve(ray_hosts: RayHosts | None) -> Iterator[Serve]:
+def module_serve(ray_hosts: RayHosts | None, host_starter: HostStarter | None) -> Iterator[Serve]:
     """Starts hosts and stops them after the module."""
-    yield from _serving(ray_hosts)
+    yield from _serving(ray_hosts, host_starter)
 
 
 SESSION = "PBHOST_TEST_SESSION"
