@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# Two workers for each core, because most tests wait at times; a worker without tests takes over
+# those of another one.
+WORKERS ?= $(shell expr 2 '*' $$(nproc))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
 # What clients see of the protocols, streams, shared memory, limits and cancellation.
 FRONTEND_TESTS := $(addprefix tests/integration/test_,streams.py api_keys.py client_memory.py http.py restrictions.py)
 
@@ -11,7 +16,7 @@ FRONTEND_TESTS := $(addprefix tests/integration/test_,streams.py api_keys.py cli
 RAY_TESTS := $(addprefix tests/integration/test_,api_keys.py bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py model_control.py ragged.py readiness.py restrictions.py scheduling.py sequences.py streams.py versions.py)
 RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py)
 
-.PHONY: help demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check coverage docs package bench bench-rivals bench-memory clean
+.PHONY: help demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright coverage docs package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,27 +42,42 @@ demo: $(VENV)/base.stamp  ## serve model_repository/, send real queries, show th
 serve: $(VENV)/base.stamp  ## serve model_repository/ until Ctrl-C
 	$(BIN)/pbhost serve --model-repository=model_repository --cache-config=local,size=1048576
 
-check: $(VENV)/test.stamp  ## lint and types
+check: $(VENV)/test.stamp  ## lint and types, at the same time
+	$(MAKE) -j --no-print-directory --output-sync=target check-hadolint check-oxlint check-ruff check-mypy check-basedpyright
+
+check-hadolint:
 	$(BIN)/hadolint Containerfile
+
+check-oxlint:
 	$(BIN)/oxlint --deny-warnings host/frontends
+
+check-ruff:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check-mypy:
 	$(BIN)/mypy
+
+check-basedpyright:
 	$(BIN)/basedpyright
 
-test: check  ## lint, types and all tests, some of them also with two frontend processes
-	$(BIN)/python -m pytest -n 2 --dist loadfile -raR
-	PBHOST_TEST_FRONTENDS=2 $(BIN)/python -m pytest -n 2 --dist loadfile $(FRONTEND_TESTS)
+test: check  ## lint, types and tests in twelve minutes; some of them also with two frontend processes
+	$(PYTEST) -m 'not test_all' -raR
+	PBHOST_TEST_FRONTENDS=2 $(PYTEST) -m 'not test_all' $(FRONTEND_TESTS)
+
+test-all: check  ## all tests, those that take long too; each host is a new interpreter
+	PBHOST_TEST_COLD=1 $(PYTEST) -raR
+	PBHOST_TEST_COLD=1 PBHOST_TEST_FRONTENDS=2 $(PYTEST) $(FRONTEND_TESTS)
 
 faults: $(VENV)/test.stamp  ## all faults, many of them SCALE times (10), and how long other clients waited
 	PBHOST_FAULTS_SCALE=$(or $(SCALE),10) $(BIN)/python -m pytest -q --timeout=900 tests/faults
 
 test-frontends: $(VENV)/test.stamp  ## the integration tests, with two frontend processes
-	PBHOST_TEST_FRONTENDS=2 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integration
+	PBHOST_TEST_FRONTENDS=2 $(PYTEST) tests/integration
 
 coverage: $(VENV)/test.stamp  ## unit and integration tests, measured in every process
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m 'not unmeasured' --cov --cov-report= tests/unit tests/integration
+	$(PYTEST) -q -m 'not unmeasured' --cov --cov-report= tests/unit tests/integration
 	$(BIN)/coverage report
 
 docs: $(VENV)/docs.stamp  ## the documentation site, into build/site
