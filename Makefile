@@ -11,6 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # What clients see of the protocols, streams, shared memory, limits and cancellation.
 FRONTEND_TESTS := $(addprefix tests/integration/test_,streams.py api_keys.py client_memory.py http.py restrictions.py)
+FRONTEND_SAMPLE := $(addprefix tests/integration/test_,streams.py http.py)
 
 # The same on Ray, where tests/ray/exceptions.py lists what differs.
 RAY_TESTS := $(addprefix tests/integration/test_,api_keys.py bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py model_control.py ragged.py readiness.py restrictions.py scheduling.py sequences.py streams.py versions.py)
@@ -62,12 +63,12 @@ check-basedpyright:
 	$(BIN)/basedpyright
 
 test: check  ## lint, types and tests in twelve minutes; some of them also with two frontend processes
-	$(PYTEST) -m 'not test_all' -raR
-	PBHOST_TEST_FRONTENDS=2 $(PYTEST) -m 'not test_all' $(FRONTEND_TESTS)
+	$(PYTEST) -raR
+	PBHOST_TEST_FRONTENDS=2 $(PYTEST) $(FRONTEND_SAMPLE)
 
 test-all: check  ## all tests, those that take long too; each host is a new interpreter
-	PBHOST_TEST_COLD=1 $(PYTEST) -raR
-	PBHOST_TEST_COLD=1 PBHOST_TEST_FRONTENDS=2 $(PYTEST) $(FRONTEND_TESTS)
+	PBHOST_TEST_ALL=1 $(PYTEST) -raR
+	PBHOST_TEST_ALL=1 PBHOST_TEST_FRONTENDS=2 $(PYTEST) $(FRONTEND_TESTS)
 
 faults: $(VENV)/test.stamp  ## all faults, many of them SCALE times (10), and how long other clients waited
 	PBHOST_FAULTS_SCALE=$(or $(SCALE),10) $(BIN)/python -m pytest -q --timeout=900 tests/faults
@@ -77,7 +78,7 @@ test-frontends: $(VENV)/test.stamp  ## the integration tests, with two frontend 
 
 coverage: $(VENV)/test.stamp  ## unit and integration tests, measured in every process
 	rm -f .coverage .coverage.*
-	$(PYTEST) -q -m 'not unmeasured' --cov --cov-report= tests/unit tests/integration
+	PBHOST_TEST_ALL=1 $(PYTEST) -q -m 'not unmeasured' --cov --cov-report= tests/unit tests/integration
 	$(BIN)/coverage report
 
 docs: $(VENV)/docs.stamp  ## the documentation site, into build/site

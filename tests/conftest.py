@@ -65,8 +65,8 @@ WITHOUT_FRONTENDS = {
 """Tests that cannot hold with frontend processes, and why."""
 RAY = os.environ.get("PBHOST_TEST_RAY", "")
 """The kind of application that tests deploy on Ray instead of hosts: `app` or `model_apps`."""
-COLD = "PBHOST_TEST_COLD" in os.environ
-"""Whether hosts that tests start are new interpreters, not forks of one that has its imports."""
+ALL = "PBHOST_TEST_ALL" in os.environ
+"""Whether all tests run, loops are as long as is useful, and each host is a new interpreter."""
 DEADLINE = 120.0
 """Seconds that any wait of the tests may take on a loaded machine."""
 
@@ -118,11 +118,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests that cannot hold with frontend processes or on Ray, if hosts run so."""
+    """Skips tests for `make test-all`, and those that do not hold with frontends or on Ray."""
     if RAY:
         from tests.ray.hosts import arrange
 
         arrange(RAY, items)
+    if not ALL:
+        for item in items:
+            for marker in item.iter_markers("test_all"):
+                item.add_marker(
+                    pytest.mark.skip(reason=f"make test-all: {marker.kwargs['reason']}")
+                )
     if FRONTENDS == "0":
         return
     for item in items:
@@ -375,7 +381,7 @@ def ray_hosts(check_nothing_left_behind: None) -> Iterator[RayHosts | None]:
 @pytest.fixture(scope="session")
 def host_starter(check_nothing_left_behind: None) -> Iterator[HostStarter | None]:
     """What forks hosts, unless each is to be a new interpreter."""
-    if COLD:
+    if ALL:
         yield None
         return
     starter = HostStarter()

@@ -49,16 +49,16 @@ class ForkedHost:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Sends a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """End it as a service manager does."""
+        """Ends it as a service manager does."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Ends it at once."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -72,7 +72,7 @@ class HostStarter:
         self._socket: socket.socket | None = None
 
     def start(self, arguments: Sequence[str], env: Mapping[str, str], output: int) -> ForkedHost:
-        """Fork a host, which writes to the descriptor `output`."""
+        """Forks a host, which writes to the descriptor `output`."""
         if self._process is None:
             self._launch(env)
         request = {"arguments": list(arguments), "directory": os.getcwd(), "environment": dict(env)}
@@ -91,7 +91,7 @@ class HostStarter:
         return status
 
     def close(self) -> None:
-        """End the process; hosts that run go on."""
+        """Ends the process; hosts that run go on."""
         if self._process is not None and self._socket is not None:
             self._socket.close()
             self._process.wait()

@@ -175,6 +175,7 @@ def test_generated_tokens_of_two_requests_interleave(host: RunningHost) -> None:
     assert len(tokens["short"]) == 30
 
 
+@pytest.mark.test_all(reason="test_built_environments.py builds environments, too")
 @pytest.mark.network
 @pytest.mark.timeout(700)  # pip downloads numpy
 def test_a_model_with_requirements_has_them(serve: Serve, tmp_path: Path) -> None:

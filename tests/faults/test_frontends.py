@@ -45,7 +45,7 @@ MIB = 1 << 20
 RECEIVE_BUFFER = 8 * MIB
 VALUES = np.arange(1 << 16, dtype=np.float32)
 CONNECTIONS = 2000 if SCALE else 400
-PROCESSES, KILLS = 4, 5
+PROCESSES, KILLS = 4, 5 if SCALE else 3
 
 
 @pytest.fixture(scope="module")

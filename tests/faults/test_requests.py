@@ -24,6 +24,7 @@ from tests.faults.models import add_models
 
 JSON_SIZE = (48 if SCALE else 6) << 20
 """Bytes of a wide JSON body; a host takes at most 64 MiB."""
+TENSOR_ELEMENTS = (16 if SCALE else 4) << 20  # of 4 bytes
 MESSAGE_SIZE = (64 if SCALE else 6) << 20
 """Bytes of a wide message of gRPC."""
 PATH = "/v2/models/identity/infer"
@@ -271,11 +272,11 @@ def change_settings(host: RunningHost) -> None:
 
 
 def send_large_tensors(host: RunningHost) -> None:
-    """Four clients send and receive 64 MB at once."""
+    """Four clients send and receive large tensors at once."""
 
     def infer(number: int) -> None:
         with host.client() as client:
-            array = np.full(16 << 20, number, np.float32)
+            array = np.full(TENSOR_ELEMENTS, number, np.float32)
             for _ in range(3):
                 result = client.infer("identity", [tensor("INPUT0", array)])
                 assert np.array_equal(result.as_numpy("OUTPUT0"), array)

@@ -435,6 +435,8 @@ def test_a_server_stop_ends_the_preparation_of_an_environment(
     assert host.stop() == 0
 
 
+TEST_ALL = pytest.mark.test_all(reason="the oldest Python has the most differences")
+
 AWAITS = """
     asked = ask("identity", tensor("INPUT0", np.arange(3, dtype=np.float32)), outputs=["OUTPUT0"])
     answer = await asked.async_exec()
@@ -455,7 +457,10 @@ MEASURES = """
 """
 
 
-@pytest.fixture(scope="module", params=["3.8", "3.10", "3.13"])
+@pytest.fixture(
+    scope="module",
+    params=["3.8", *(pytest.param(version, marks=TEST_ALL) for version in ("3.10", "3.13"))],
+)
 def foreign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment of another Python version."""
     python = interpreter(request.param)

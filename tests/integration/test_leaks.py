@@ -18,11 +18,12 @@ import psutil
 import pytest
 
 import pbhost
-from tests.conftest import RepositoryBuilder
+from tests.conftest import ALL, RepositoryBuilder
 from tests.integration.test_kills import Bench, run, serving
 from tests.waiting import eventually
 
-REQUESTS = int(os.environ.get("PBHOST_LEAK_REQUESTS", "2000"))
+REQUESTS = int(os.environ.get("PBHOST_LEAK_REQUESTS", "2000" if ALL else "500"))
+TURNS = 22 if ALL else 10
 MIB = 1 << 20
 
 
@@ -166,7 +167,7 @@ def test_loading_and_unloading_leaves_nothing_behind(repository: RepositoryBuild
             before: Holdings | None = None
             memory = 0
             core, pool = bench.server.core, bench.server._open_components.pool
-            for turn in range(22):
+            for turn in range(TURNS):
                 await core.load_model("fails", {})
                 with pytest.raises(pbhost.HostError, match="on purpose"):
                     await bench.server.infer("fails", {"INPUT0": np.ones(20_000, dtype=np.float32)})

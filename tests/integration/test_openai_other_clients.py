@@ -116,6 +116,7 @@ def test_the_client_for_node_is_served(url: str) -> None:
     }
 
 
+@pytest.mark.test_all(reason="its start takes most of 15 s; other clients use the same route")
 @needs_python_clients
 def test_a_published_benchmark_client(url: str, tmp_path: Path) -> None:
     """AIPerf streams chats, counts tokens, and reports no failed request."""

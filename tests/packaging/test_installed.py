@@ -20,7 +20,10 @@ OLDEST = re.findall(r'^ +"([\w-]+)(?:\[\w+\])?>=([\d.]+)', DEPENDENCIES, re.MULT
 INSTALL_SECONDS = 300.0
 """The package index may be far away and the machine busy."""
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.test_all(reason="pip installs everything twice, which takes a minute"),
+]
 
 
 def run(*command: str | Path, cwd: Path) -> str:

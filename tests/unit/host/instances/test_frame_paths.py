@@ -21,7 +21,7 @@ from host.instances.instance import Instance
 from host.logs.formats import Label
 from stub.wire import messages as m
 from stub.wire.payload import INLINE_LIMIT, WireError, WireRequest, WireResponse, WireTensor
-from tests.conftest import DEADLINE
+from tests.conftest import ALL, DEADLINE
 from tests.unit.host.call_parties import RecordingHolder
 from tests.unit.host.stub_peer import PeerLauncher, initialize_message, stub_pool
 from tests.waiting import eventually
@@ -361,7 +361,7 @@ ASKED = m.BlsRequest(1, WireRequest("", OUTPUT.outputs, [], {}, model="other"), 
 @example([Execute((1,)), Frame((ASKED,)), Frame((ANSWER, DONE))], False)
 @example([Execute((1,)), Frame((ANSWER,)), Frame((ANSWER, DONE))], False)
 @example([Execute((1,)), Execute((1,)), Frame((m.Response(2, 0, OUTPUT), DONE))], False)
-@settings(max_examples=300)
+@settings(max_examples=300 if ALL else 100)
 def test_any_frames_have_the_same_effects_on_the_short_path_and_on_the_general_one(
     steps: list[Step], decoupled: bool
 ) -> None:
