@@ -67,21 +67,19 @@ class HostStarter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._environment: dict[str, str] = {}
+        self._environment = dict(os.environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
     def start(self, arguments: Sequence[str], env: Mapping[str, str], output: int) -> ForkedHost:
         """Forks a host, which writes to the descriptor `output`."""
         if self._process is None:
-            self._launch(env)
+            self._launch()
         request = {"arguments": list(arguments), "directory": os.getcwd(), "environment": dict(env)}
         return ForkedHost(self, self._ask(request, output))
 
     def suits(self, env: Mapping[str, str]) -> bool:
         """Whether a fork behaves as a new interpreter does in this environment."""
-        if self._process is None:
-            return True
         changed = {name for name, _ in env.items() ^ self._environment.items()}
         return not any(name.startswith(_READ_AT_START) for name in changed)
 
@@ -96,13 +94,13 @@ class HostStarter:
             self._socket.close()
             self._process.wait()
 
-    def _launch(self, env: Mapping[str, str]) -> None:
+    def _launch(self) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._environment, self._socket = dict(env), ours
+        self._socket = ours
         with its:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.warm_start", str(its.fileno())],
-                env=env,
+                env=self._environment,
                 cwd=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

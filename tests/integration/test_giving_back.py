@@ -21,7 +21,7 @@ from tests.waiting import eventually
 
 SCRIPT = """
 import sys, threading
-import psutil, host
+import psutil, pbhost
 
 server = pbhost.BlockingServer(pbhost.Options(model_repository=[sys.argv[1]], allow_grpc=False,
                                           allow_http=False,
