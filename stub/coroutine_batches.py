@@ -38,8 +38,8 @@ class CoroutineBatches:
     ) -> None:
         """Stores what it works with.
 
-        `handle_other` handles messages about memory, on the event loop's thread. `on_failure` is
-        called after a bug of this project.
+        `handle_other` handles the messages that are no batches, on the event loop's thread.
+        `on_failure` is called after a bug of this project.
         """
         self._executor = executor
         self._channel = channel

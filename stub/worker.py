@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from typing import Callable, Deque, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional
 
 import pb_utils
 from pb_utils._api_modules import report_to
@@ -17,7 +17,7 @@ from stub.bls_bursts import BlsBursts
 from stub.bls_reader import BlsReader
 from stub.channel import Channel
 from stub.coroutine_batches import CoroutineBatches
-from stub.coroutines import CoroutineRunner
+from stub.coroutines import CoroutineRunner, is_coroutine
 from stub.cpu_affinity import BindingError, bind_process
 from stub.executor import Executor
 from stub.forked_children import ForkedChildren
@@ -30,10 +30,13 @@ from stub.readiness import ReadinessChecker
 from stub.responders import ResponderRegistry
 from stub.runtime import StubRuntime
 from stub.stacks import describe_stacks
-from stub.user_model import ModelFailure, UserModel
+from stub.user_model import ModelFailure, UserModel, describe_exception
 from stub.wire import messages as m
 from stub.wire.arena import Arena, Block
 from stub.wire.spawn import SpawnArguments
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _TRIM_SECONDS = 2.0  # how long freed tensor memory stays warm
 
@@ -139,6 +142,8 @@ class Worker:
     def _handle_work(self, message: m.ToStub) -> None:
         if isinstance(message, m.Execute):
             self._execute(message)
+        elif isinstance(message, m.SequencesExpired):
+            self._report_expired_sequences(message)
         elif isinstance(message, m.AutoComplete):
             self._auto_complete(message)
         elif isinstance(message, m.Initialize):
@@ -155,6 +160,15 @@ class Worker:
                 self._channel.send([m.BatchReturned(message.batch)])
             else:
                 self._deferred_work.append(message)
+        elif isinstance(message, m.SequencesExpired):
+            self._deferred_work.append(message)
+        else:
+            self._handle_memory_message(message)
+
+    def _handle_work_on_loop(self, message: m.ToStub) -> None:
+        """Handles work other than batches on the thread of the event loop."""
+        if isinstance(message, m.SequencesExpired):
+            self._report_expired_sequences(message)
         else:
             self._handle_memory_message(message)
 
@@ -260,13 +274,46 @@ class Worker:
                 self._channel,
                 self._memory,
                 self._coroutines,
-                self._handle_memory_message,
+                self._handle_work_on_loop,
                 self._end_coroutine_batch,
                 self._on_service_failure,
             )
-        send([m.Initialized(self._readiness.defines_is_ready, runs_coroutines)])
+        defines_sequences_expired = self._model.defines("sequences_expired")
+        send(
+            [
+                m.Initialized(
+                    self._readiness.defines_is_ready, runs_coroutines, defines_sequences_expired
+                )
+            ]
+        )
         if self._coroutine_batches is not None:
             self._coroutine_batches.start()
+
+    def _report_expired_sequences(self, message: m.SequencesExpired) -> None:
+        """Calls the model's `sequences_expired`, which harms no requests if it fails."""
+        assert self._model is not None
+        try:
+            result = self._model.instance.sequences_expired(message.correlation_ids)
+            future = self._coroutines.submit(result, 0) if is_coroutine(result) else None
+        except BaseException as error:  # SystemExit, too
+            self._log_sequences_expired(error)
+            return
+        if future is None:
+            return
+        if self._coroutine_batches is not None:  # this is the event loop, which must not wait
+            future.add_done_callback(self._finish_sequences_expired)
+        else:
+            self._finish_sequences_expired(future)
+
+    def _finish_sequences_expired(self, future: "Future[Any]") -> None:
+        try:
+            future.result()
+        except BaseException as error:  # as above
+            self._log_sequences_expired(error)
+
+    def _log_sequences_expired(self, error: BaseException) -> None:
+        text = f"sequences_expired failed: {describe_exception(error)}"
+        self._channel.send([m.LogLine(2, "worker.py", 0, text)])
 
     def _finalize(self) -> None:
         self._coroutines.stop()

@@ -75,6 +75,7 @@ class Instance:
         self.on_unexpected_exit: Callable[[str], None] = lambda reason: None
         self.exit_reason = ""  # how the process ended
         self.killed_by_signal = False  # whether a signal ended it
+        self._model_defines_sequences_expired = False
         self._services = services
         self._process: StubProcess | None = None
         self._told_to_end = False
@@ -244,6 +245,7 @@ class Instance:
         assert isinstance(reply, m.Initialized)
         self.readiness_check.model_defines_is_ready = reply.defines_is_ready
         self.batches.runs_coroutines = reply.runs_coroutines
+        self._model_defines_sequences_expired = reply.defines_sequences_expired
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Finalizes the model and waits for the process to end.
@@ -319,6 +321,11 @@ class Instance:
             list(stacks),
             problem,
         )
+
+    def report_expired_sequences(self, correlation_ids: Sequence[int | str]) -> None:
+        """Tells the model, if it wants to know, that sequences have ended without an END."""
+        if self._model_defines_sequences_expired and self.serving:
+            self._connection.send_work([m.SequencesExpired(list(correlation_ids))])
 
     def set_log_levels(self, levels: int) -> None:
         """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""

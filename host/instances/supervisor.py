@@ -232,6 +232,10 @@ class Supervisor(InstanceSlot):
         """Returns, once, the prefetched calls that the stub had not started when it died."""
         return self.instance.batches.drain_prefetched()
 
+    def report_expired_sequences(self, correlation_ids: Sequence[int | str]) -> None:
+        """Tells the model that sequences have ended without an END."""
+        self.instance.report_expired_sequences(correlation_ids)
+
     @property
     def blocking_calls(self) -> Sequence[Call]:
         """The BLS calls that the running batch waits for."""

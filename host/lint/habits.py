@@ -32,6 +32,8 @@ def find_habits(tree: ast.Module, model: str, batches: bool) -> Iterator[Habit]:
                     yield from _find_staggered_sleeps(method)
                 if isinstance(method, _Function) and method.name == "execute" and batches:
                     yield from _find_early_returns(method)
+                if isinstance(method, _Function) and method.name == "sequences_expired":
+                    yield from _check_sequences_expired(method)
         if isinstance(node, ast.ExceptHandler) and node.name:
             yield from _find_exceptions_as_texts(node, node.name)
         for block in ("body", "orelse", "finalbody"):
@@ -85,6 +87,22 @@ def _find_early_returns(execute: _Function) -> Iterator[Habit]:
                     " no response",
                     "append the response to a list, and return the list after the loop",
                 )
+
+
+def _check_sequences_expired(method: _Function) -> Iterator[Habit]:
+    """Yields the method if a call with the ids alone fails."""
+    given = method.args
+    static = any(_is_name(decorator, {"staticmethod"}) for decorator in method.decorator_list)
+    count = 1 if static else 2  # with `self`
+    positional = len(given.posonlyargs) + len(given.args)
+    most = positional if given.vararg is None else max(positional, count)
+    missing = any(default is None for default in given.kw_defaults)
+    if missing or not positional - len(given.defaults) <= count <= most:
+        yield Habit(
+            method,
+            "sequences_expired gets the ids of the sequences and nothing else: each call fails",
+            "write def sequences_expired(self, correlation_ids)",
+        )
 
 
 def _find_exceptions_as_texts(handler: ast.ExceptHandler, name: str) -> Iterator[Habit]:

@@ -59,6 +59,12 @@ class InstanceSlot(CallHolder, ABC):
         """
         return ()
 
+    def report_expired_sequences(self, correlation_ids: Sequence[int | str]) -> None:
+        """Tells the model that sequences have ended without an END, before its next batch.
+
+        By default does nothing.
+        """
+
     @abstractmethod
     def drain_prefetched(self) -> Sequence[Call]:
         """Returns, once, the prefetched calls that it had not started when it died."""

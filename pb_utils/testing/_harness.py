@@ -399,6 +399,19 @@ class ModelHarness:
         self._check_open()
         return self._instance.is_ready()
 
+    def sequences_expired(self, correlation_ids: Sequence[int | str]) -> None:
+        """Calls the model's ``sequences_expired``, as a server does; nothing if it defines none.
+
+        Args:
+            correlation_ids: the ids of sequences that have ended without a request with END.
+
+        Raises:
+            TritonModelException: the model has been finalized.
+            Exception: any exception of ``sequences_expired``, which a server logs.
+        """
+        self._check_open()
+        self._instance.report_expired_sequences(correlation_ids)
+
     def metrics(self) -> list[MetricSample]:
         """Returns the custom metrics of the model that a scrape would show now."""
         return self._runtime.metrics.samples()

@@ -242,6 +242,27 @@ class Instance:
             raise TritonModelException("is_ready() must return a boolean value")
         return ready
 
+    def report_expired_sequences(self, correlation_ids: Sequence[int | str]) -> None:
+        """Calls the model's ``sequences_expired``, if it defines it, once no batch runs.
+
+        Raises:
+            TritonModelException: another batch runs, or a coroutine does not end, in time.
+            Exception: any exception of ``sequences_expired``.
+        """
+        if not defines(self.model, "sequences_expired"):
+            return
+        if not self._execute_lock.acquire(timeout=self.timeout):
+            raise TritonModelException(
+                f"{self.name} still runs a batch after {self.timeout:g} seconds."
+            )
+        try:
+            with _runtime.use(self._runtime, persistent=True):
+                result = self.model.sequences_expired(list(correlation_ids))
+                if inspect.iscoroutine(result):
+                    self._run_coroutine("sequences_expired", result)
+        finally:
+            self._execute_lock.release()
+
     def accepts_requests(self) -> bool:
         """Returns whether ``is_ready`` returns True. An exception is logged and counts as False."""
         try:

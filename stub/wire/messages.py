@@ -107,6 +107,15 @@ class Execute(_Message, tag="exec"):
     reclaimable: bool = False
 
 
+class SequencesExpired(_Message, tag="sequences_expired"):
+    """Calls `sequences_expired`: these sequences have ended without an END.
+
+    It is sent between batches, to the stub's main thread, and only if the model has the method.
+    """
+
+    correlation_ids: List[Union[int, str]]
+
+
 class BlsResponse(_Message, tag="bls_response"):
     """A response to a `BlsRequest`; None for a final message without a response."""
 
@@ -179,11 +188,13 @@ class AutoCompleted(_Message, tag="completed"):
 class Initialized(_Message, tag="initialized"):
     """The instance accepts batches.
 
-    `defines_is_ready`, `runs_coroutines`: whether the model has `is_ready`, `async def execute`.
+    `runs_coroutines`: whether the model has `async def execute`. The others: whether it has these
+    methods.
     """
 
     defines_is_ready: bool = False
     runs_coroutines: bool = False
+    defines_sequences_expired: bool = False
 
 
 class LoadFailed(_Message, tag="load_failed"):
@@ -377,6 +388,7 @@ ToStub = Union[
     AutoComplete,
     Initialize,
     Execute,
+    SequencesExpired,
     BlsResponse,
     CancelRequest,
     ResponseAck,

@@ -52,7 +52,14 @@ _FROM_SERVING_STUB = (
     m.ReadinessResult,
 )
 
-_TO_SERVING_STUB = (m.BlsResponse, m.CancelRequest, m.ResponseAck, m.HostReply, m.CheckReady)
+_TO_SERVING_STUB = (
+    m.BlsResponse,
+    m.CancelRequest,
+    m.ResponseAck,
+    m.HostReply,
+    m.CheckReady,
+    m.SequencesExpired,
+)
 """These may be sent before the stub's last message has arrived."""
 
 

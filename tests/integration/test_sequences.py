@@ -118,6 +118,49 @@ SUM_CONFIG = """
     }}
 """
 
+EXPIRING = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+
+    class TritonPythonModel:
+        \"\"\"Keeps something of each sequence, and logs of which ones it is told.\"\"\"
+
+        def initialize(self, args):
+            self.name = args["model_instance_name"]
+            self.kept = set()
+            self.executing = False
+
+        ASYNC def execute(self, requests):
+            self.executing = True
+            for request in requests:
+                self.kept.add(request.correlation_id())
+                if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:
+                    self.kept.discard(request.correlation_id())
+            out = pb_utils.Tensor("INSTANCE", np.array([[self.name.encode()]], dtype=object))
+            self.executing = False
+            return [pb_utils.InferenceResponse([out]) for _ in requests]
+
+        ASYNC def sequences_expired(self, correlation_ids):
+            assert not self.executing
+            for id in correlation_ids:
+                self.kept.remove(id)
+                pb_utils.Logger.log_info(f"{self.name} forgets {id!r}")
+            if "raise" in correlation_ids:
+                raise ValueError("cannot forget it")
+
+        def finalize(self):
+            pb_utils.Logger.log_info(f"{self.name} still keeps {self.kept}")
+"""
+EXPIRING_CONFIG = """
+    backend: "python"
+    max_batch_size: 4
+    input [ {{ name: "NAME", data_type: TYPE_STRING, dims: [ 1 ] }} ]
+    output [ {{ name: "INSTANCE", data_type: TYPE_STRING, dims: [ 1 ] }} ]
+    sequence_batching {{ max_sequence_idle_microseconds: 1 {strategy} }}
+    instance_group [ {{ count: 2 }} ]
+"""
+
 AGAIN = """
     import numpy as np
     import triton_python_backend_utils as pb_utils
@@ -203,6 +246,12 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     one_each = "oldest { max_candidate_sequences: 1 }"
     add("mortal_oldest", seen_model(), seen_config(one_each, largest=1, count=2))
     add("hasty", seen_model(), seen_config(idle=1))
+    for name, prefix, strategy in (
+        ("expiring", "", "direct {}"),
+        ("expiring_oldest", "", "oldest {}"),
+        ("expiring_coroutine", "async ", "direct {}"),
+    ):
+        add(name, EXPIRING.replace("ASYNC ", prefix), EXPIRING_CONFIG.format(strategy=strategy))
     add("sum", SUM, SUM_CONFIG.format(output="", initial=""))
     shown = ', { name: "TOTAL_OUT", data_type: TYPE_INT32, dims: [ 1 ] }'
     initial = ', initial_state { name: "i", data_type: TYPE_INT32, dims: [ 1 ], data_file: "f" }'
@@ -361,6 +410,27 @@ def test_idle_sequences_are_forgotten(client: grpcclient.InferenceServerClient) 
         return False
 
     wait_until(forgotten, "the end of the idle sequence")
+
+
+@pytest.mark.parametrize("model", ["expiring", "expiring_oldest", "expiring_coroutine"])
+def test_the_instance_of_a_sequence_that_was_idle_for_too_long_is_told(
+    host: RunningHost, client: grpcclient.InferenceServerClient, model: str
+) -> None:
+    def start(id: int | str, end: bool = False) -> str:
+        result = client.infer(
+            model, name_of(""), sequence_id=id, sequence_start=True, sequence_end=end
+        )
+        name: bytes = result.as_numpy("INSTANCE")[0, 0]
+        return name.decode()
+
+    start(5, end=True)
+    for id in ("text", 2**63 - 1, "7", 7):
+        host.wait_for(f"{start(id)} forgets {id!r}")
+    host.wait_for(f"{start('raise')} forgets 'raise'")
+    host.wait_for(f"{model}.*sequences_expired failed: ValueError: cannot forget it")
+    host.wait_for(f"{start(8)} forgets 8")
+    told = re.findall(rf"{model}_0_\d forgets (.*)", host.output)
+    assert told == ["'text'", str(2**63 - 1), "'7'", "7", "'raise'", "8"]
 
 
 class Line:

@@ -32,3 +32,4 @@ def test_the_model() -> None:
         reveal_type([sample.observations for sample in model.metrics()])
         reveal_type([(call.action, call.files) for call in model.control])
         reveal_type(model.is_ready())
+        model.sequences_expired([7, "a"])

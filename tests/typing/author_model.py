@@ -36,6 +36,7 @@ class TritonPythonModel:
         assert_type(pb_utils.using_decoupled_model_transaction_policy(config), bool)
         output = pb_utils.get_output_config_by_name(config, "Y")
         assert output is not None
+        self.kept: dict[int | str, list[float]] = {}
         self.dtype = pb_utils.triton_string_to_numpy(output["data_type"])
         assert_type(self.dtype, type[np.generic | bool])
         assert_type(pb_utils.get_model_dir(), str)
@@ -131,6 +132,10 @@ class TritonPythonModel:
         assert_type(request.trace().get_context(), str | None)
         memory: MemoryType = pb_utils.TRITONSERVER_MEMORY_GPU
         pb_utils.PreferredMemory(memory, preferred_device_id=0)
+
+    def sequences_expired(self, correlation_ids: list[int | str]) -> None:
+        for id in correlation_ids:
+            self.kept.pop(id, None)
 
     def finalize(self) -> None:
         pb_utils.Logger.log_info("done")

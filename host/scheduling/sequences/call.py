@@ -28,11 +28,25 @@ class SlotHolder(CallHolder, ABC):
     def release_slot(self, number: int) -> None:
         """Frees a slot whose sequence has ended."""
 
+    @abstractmethod
+    def report_expired(self) -> None:
+        """Tells the model which sequences have ended without an END."""
+
 
 class Sequence:
     """Requests that share a correlation id, from a START to an END, and their slot."""
 
-    __slots__ = ("id", "calls", "sequence_batch", "number", "ending", "overdue", "dead", "states")
+    __slots__ = (
+        "id",
+        "calls",
+        "sequence_batch",
+        "number",
+        "ending",
+        "overdue",
+        "expired",
+        "dead",
+        "states",
+    )
 
     def __init__(self, correlation_id: Id) -> None:
         self.id = correlation_id
@@ -41,6 +55,7 @@ class Sequence:
         self.number = 0
         self.ending = False  # no more requests arrive: the slot is free once no call is left
         self.overdue = False  # it was idle for too long in the backlog
+        self.expired = False  # it ends without a request with END: the model is told
         self.dead = False
         self.states: dict[str, Tensor] | None = None
 

@@ -96,12 +96,18 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
 
     def cancel_call(self, call: Call) -> bool:
         """Withdraws a call that waits in its slot, or in the inner scheduler."""
-        if call not in self._in_flight:
+        if not isinstance(call, SequenceCall) or call not in self._in_flight:
             return super().cancel_call(call)
         self._inner.cancel_call(call)
         self._owner.call_dequeued(call)
+        self._note_failed_end(call)
         self._call_finished(call)
+        self.report_expired()
         return False
+
+    def _calls_passed_on(self) -> Iterable[SequenceCall]:
+        """The calls that were passed on and are not released."""
+        return self._in_flight
 
     def _call_finished(self, call: Call) -> None:
         number = self._in_flight.pop(call, None) if isinstance(call, SequenceCall) else None

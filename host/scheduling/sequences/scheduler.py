@@ -21,7 +21,7 @@ from host.logs.formats import model_fields
 from host.scheduling.clock import Clock, LoopClock
 from host.scheduling.gate import ExecutionGate, OpenGate
 from host.scheduling.scheduler import InstanceSlot
-from host.scheduling.sequences.call import END, START, Id, Sequence, SequenceCall
+from host.scheduling.sequences.call import END, START, Id, Sequence, SequenceCall, SlotHolder
 from host.scheduling.sequences.controls import ControlTensors
 from host.scheduling.sequences.direct_strategy import DirectSequenceBatch, DirectStrategy
 from host.scheduling.sequences.oldest_strategy import OldestSequenceBatch, OldestStrategy
@@ -207,8 +207,10 @@ class SequenceScheduler(CallHolder):
         if sequence.sequence_batch is None:
             self._backlogged -= 1
         elif sequence.calls and sequence.calls[0] is call:
+            sequence.expired = True
             self.end_sequence(sequence)
             sequence.sequence_batch.release_slot(sequence.number)
+            sequence.sequence_batch.report_expired()
         return False
 
     # Sequences
@@ -221,6 +223,11 @@ class SequenceScheduler(CallHolder):
         self._arrivals.pop(sequence, None)
 
     def _expire_sequence(self, sequence: Sequence) -> None:
+        """Ends a sequence that was idle for too long once its queued calls have run."""
+        sequence.expired = not sequence.ending
+        self._finish_sequence(sequence)
+
+    def _finish_sequence(self, sequence: Sequence) -> None:
         """Ends a sequence once its queued calls have run; then its slot is free."""
         self._remove_sequence(sequence)
         if not sequence.ending:
@@ -262,7 +269,7 @@ class SequenceScheduler(CallHolder):
             except HostError as error:
                 self.refuse(call, error)
         elif self._known.get(sequence.id) is sequence:
-            self._expire_sequence(sequence)
+            self._finish_sequence(sequence)
 
     def slot_free(self, sequence_batch: SequenceBatch, number: int) -> None:
         """Gives a slot to the sequence that has waited longest."""
@@ -287,6 +294,7 @@ class SequenceScheduler(CallHolder):
     def _check_timeouts(self) -> None:
         """Ends sequences that were idle or queued for too long."""
         now = self.clock.now()
+        expired_in: dict[SlotHolder, None] = {}
         while self._ends and self._ends[0][0] <= now:
             sequence = heapq.heappop(self._ends)[2]
             if sequence in self._backlog:
@@ -300,7 +308,10 @@ class SequenceScheduler(CallHolder):
                 del self._arrivals[sequence]
                 sequence.overdue = True
             else:
+                expired_in[sequence.sequence_batch] = None
                 self._expire_sequence(sequence)
+        for sequence_batch in expired_in:
+            sequence_batch.report_expired()
         if self._ends:
             self._alarm.schedule(self._ends[0][0])
 
@@ -401,9 +412,11 @@ class SequenceScheduler(CallHolder):
         for sequence_batch in list(self._sequence_batches.values()):
             for number, sequence in enumerate(list(sequence_batch.slots)):
                 if sequence is not None and sequence.calls:
+                    sequence.expired = True
                     self.end_sequence(sequence, error)
                     sequence_batch.release_slot(number)
             sequence_batch.fail_waiting(error)
+            sequence_batch.report_expired()
 
 
 def backlog_hold_from_environment() -> int:

@@ -67,6 +67,7 @@ class SequenceBatch(SlotHolder):
         self.gate = gate
         self._owner = owner
         self._batch: abc.Sequence[Call] = ()
+        self._expired: list[Sequence] = []  # they left their slots, and the model was not told yet
 
     def assign_slot(self, sequence: Sequence, number: int) -> None:
         """Gives the slot to a sequence."""
@@ -90,8 +91,11 @@ class SequenceBatch(SlotHolder):
             if isinstance(call, SequenceCall):
                 call.remove_controls_and_states()
                 self._owner.call_released(call)
+                if call.failed:
+                    self._note_failed_end(call)
         self.busy = False
         self._after_batch(batch)
+        self.report_expired()
         self.signal_if_empty()
 
     @property
@@ -123,8 +127,39 @@ class SequenceBatch(SlotHolder):
 
     def release_slot(self, number: int) -> None:
         """Frees a slot whose sequence has ended."""
-        self.slots[number] = None
+        sequence, self.slots[number] = self.slots[number], None
+        if sequence is not None and sequence.expired:
+            self._expired.append(sequence)
         self._owner.slot_free(self, number)
+
+    def _note_failed_end(self, call: SequenceCall) -> None:
+        """Notes a sequence whose END has failed, as the model may not have seen it."""
+        if call.request.flags & END and call.sequence is not None:
+            self._expired.append(call.sequence)
+
+    def report_expired(self) -> None:
+        """Tells the model which sequences have ended without an END, once no batch runs."""
+        if self._expired and not self.busy:
+            self._report_expired(())
+
+    def _report_expired(self, batch: Iterable[Call]) -> None:
+        """Reports sequences before a batch; those with a call that has to run are reported later.
+
+        Sequences whose id has started again are not reported: the model would take them for their
+        successors.
+        """
+        calls = [*batch, *self._calls_passed_on()]
+        waiting = {call.sequence for call in calls if isinstance(call, SequenceCall)}
+        started = {sequence.id for sequence in (*self.slots, *waiting) if sequence is not None}
+        expired = [s for s in self._expired if s not in waiting]
+        self._expired = [s for s in self._expired if s in waiting]
+        ids = list(dict.fromkeys(s.id for s in expired if s.id not in started))
+        if ids:
+            self.instance.report_expired_sequences(ids)
+
+    def _calls_passed_on(self) -> Iterable[SequenceCall]:
+        """The calls that have left their slots and are not in a batch yet."""
+        return ()
 
     def next_call(self, number: int) -> SequenceCall | None:
         """The next call of a slot; a sequence whose next call was cancelled ends here."""
@@ -135,6 +170,7 @@ class SequenceBatch(SlotHolder):
             call = sequence.calls[0]
             if not call.finished:
                 return call
+            sequence.expired = True
             self._owner.end_sequence(sequence)
             self.release_slot(number)
 
@@ -149,6 +185,8 @@ class SequenceBatch(SlotHolder):
 
     def start_batch(self, batch: list[Call]) -> None:
         """Runs a batch; from here on the instance holds its calls."""
+        if self._expired:
+            self._report_expired(batch)
         self._batch = batch
         self.busy = True
         for call in batch:

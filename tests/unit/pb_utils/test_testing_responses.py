@@ -525,6 +525,37 @@ class TestCancelling:
             model.model.execute([model.request({}, cancelled=True)])
 
 
+class TestExpiredSequences:
+    @pytest.mark.parametrize("asynchronous", [True, False])
+    def test_the_model_is_told_which_sequences_have_expired(self, asynchronous: bool) -> None:
+        class Model:
+            def __init__(self) -> None:
+                self.kept: dict[int | str, int] = {1: 1, "a": 2, 3: 3}
+
+            def sequences_expired(self, correlation_ids: list[int | str]) -> None:
+                for id in correlation_ids:
+                    del self.kept[id]
+
+        class AsyncModel(Model):
+            async def sequences_expired(  # type: ignore[override]
+                self, correlation_ids: list[int | str]
+            ) -> None:
+                await asyncio.sleep(0)
+                Model.sequences_expired(self, correlation_ids)
+
+        with testing.load(AsyncModel if asynchronous else Model) as model:
+            model.sequences_expired([1, "a"])
+            assert model.model.kept == {3: 3}
+            with pytest.raises(KeyError):
+                model.sequences_expired(["a"])
+        with pytest.raises(pb_utils.TritonModelException):
+            model.sequences_expired([3])
+
+    def test_a_model_that_keeps_nothing_of_sequences_needs_no_method(self) -> None:
+        with testing.load(model_of(send_three_responses)) as model:
+            model.sequences_expired([1])
+
+
 class TestReadiness:
     def test_model_without_is_ready_is_ready(self) -> None:
         with testing.load(model_of(send_three_responses)) as model:

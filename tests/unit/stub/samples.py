@@ -20,6 +20,7 @@ TO_STUB: list[m.ToStub] = [
     m.ResponseAck(1, 0, 5),
     m.HostReply(1, None),
     m.CheckReady(1),
+    m.SequencesExpired([1, "a"]),
     m.DescribeStacks(1),
     m.Finalize(),
 ]

@@ -137,6 +137,9 @@ HOLDS_BACK = REPEATS.replace("            sender.send(response)\n", "").replace(
         (SLEEPS.replace("time.sleep", "sleep") + EXECUTE, 5, "initialize sleeps"),
         (EXECUTE[:-5] + "\n" + CATCHES, 6, "the message of TritonError is an exception"),
         (REPEATS + EXECUTE, 6, "the last 'response' of the loop is sent again"),
+        (EXECUTE + "    def sequences_expired(self): pass\n", 3, "sequences_expired gets the ids"),
+        (EXECUTE + "    async def sequences_expired(self, a, b): 1\n", 3, "sequences_expired gets"),
+        (EXECUTE + "    def sequences_expired(self, a, *, b): 1\n", 3, "sequences_expired gets"),
     ],
 )
 def test_a_habit_that_loses_responses_or_time_is_warned_of(
@@ -167,6 +170,9 @@ def test_a_habit_that_loses_responses_or_time_is_warned_of(
         # The last response is held back.
         REPEATS.replace("sender.send(response)\n", "self.hold(response)\n") + EXECUTE,
         HOLDS_BACK + EXECUTE,
+        EXECUTE + "    async def sequences_expired(self, ids, why=None): pass\n",
+        EXECUTE + "    def sequences_expired(*given, more=1): pass\n",
+        EXECUTE + "    @staticmethod\n    def sequences_expired(ids): pass\n",
     ],
 )  # fmt: skip
 def test_a_habit_that_is_none_is_not_warned_of(tmp_path: Path, body: str) -> None:

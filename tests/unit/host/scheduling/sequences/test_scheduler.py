@@ -55,9 +55,30 @@ def submit(
 
 
 class InstanceSlot(FakeInstanceSlot):
-    """A fake instance that knows which of its rows are requests."""
+    """A fake instance that knows which of its rows are requests, and keeps its sequences.
+
+    Its model forgets a sequence after an END that succeeds, or if it is told so.
+    """
 
     potentially_blocking_calls: Sequence[Sequence[Call]] = ()
+
+    def __init__(self, scheduler: SequenceScheduler) -> None:
+        super().__init__(scheduler)
+        self.known: set[int | str] = set()
+        self.told: list[list[int | str]] = []
+
+    def finish(self) -> None:
+        for call in self.requests():
+            if call.request.flags & END and not call.failed:
+                self.known.discard(call.request.correlation_id)
+            else:
+                self.known.add(call.request.correlation_id)
+        super().finish()
+
+    def report_expired_sequences(self, correlation_ids: Sequence[int | str]) -> None:
+        assert not self.running, "the model is told while it runs a batch"
+        self.told.append(list(correlation_ids))
+        self.known -= set(correlation_ids)
 
     def requests(self) -> list[SequenceCall]:
         return [call for call in self.running if isinstance(call, SequenceCall)]
@@ -267,6 +288,17 @@ class Machine(RuleBasedStateMachine):
             ):
                 assert not any(s is not None and s.calls for s in sequence_batch.slots)
 
+    @invariant()
+    def models_keep_no_sequence_that_has_ended(self) -> None:
+        for instance in self.instances:
+            if instance.running:
+                continue
+            sequence_batch = self.scheduler._sequence_batches[instance]
+            kept = {sequence.id for sequence in self.sequences_of(instance)}
+            if isinstance(sequence_batch, OldestSequenceBatch):
+                kept |= {c.sequence.id for c in sequence_batch._in_flight if c.sequence}
+            assert instance.known <= kept
+
     def teardown(self) -> None:
         if len(self.instances) == len(self.retired):
             self.instance_joins()
@@ -380,8 +412,71 @@ def test_a_cancelled_head_ends_its_sequence(clock: Clock) -> None:
     head.cancel()
     assert behind.cancelled
     other = submit(scheduler, clock, 2, START)
+    assert not instance.told
     instance.finish()
     assert instance.requests() == [other]
+    assert instance.told == [[1]]
+
+
+@pytest.mark.parametrize("strategy", ["direct {}", "oldest { max_candidate_sequences: 3 }"])
+def test_the_model_is_told_between_batches_which_sequences_were_idle_for_too_long(
+    clock: Clock, strategy: str
+) -> None:
+    scheduler = scheduler_of(clock, strategy, idle=10)
+    instance, other = with_instance(scheduler), with_instance(scheduler)
+    for id in ("a", 2, 3, "elsewhere"):  # the instances get them in turns
+        submit(scheduler, clock, id, START)
+    while instance.running or other.running:
+        for busy in (one for one in (instance, other) if one.running):
+            busy.finish()
+    submit(scheduler, clock, 3, END)
+    clock.advance(9)
+    assert not instance.told + other.told
+    instance.finish()
+    clock.advance(1)
+    assert instance.told == [["a"]]
+    assert other.told == [[2, "elsewhere"]]
+    running = submit(scheduler, clock, 5, START)
+    clock.advance(10)
+    assert not running.finished and len(instance.told + other.told) == 2
+    for busy in (one for one in (instance, other) if one.running):
+        busy.finish()
+        assert busy.told[1:] == [[5]]
+
+
+def test_a_sequence_that_has_started_again_is_not_reported(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, largest=2, idle=10)
+    instance = with_instance(scheduler)
+    submit(scheduler, clock, 1, START)
+    clock.advance(10)
+    submit(scheduler, clock, 1, START)  # in another slot, while the first one still runs
+    instance.finish()
+    instance.finish()
+    assert not instance.told
+    clock.advance(10)
+    assert instance.told == [[1]]
+
+
+@pytest.mark.parametrize("strategy", ["direct {}", "oldest { max_candidate_sequences: 3 }"])
+def test_the_model_is_told_if_it_cannot_have_seen_the_end(clock: Clock, strategy: str) -> None:
+    scheduler = scheduler_of(clock, strategy, largest=1)
+    instance = with_instance(scheduler)
+    submit(scheduler, clock, 1, START)
+    waiting = submit(scheduler, clock, 1, END)
+    instance.finish()
+    assert instance.requests() == [waiting]
+    waiting.cancel()
+    instance.finish()
+    assert instance.told == [[1]]
+
+
+def test_sequences_of_an_instance_that_has_left_are_not_reported(clock: Clock) -> None:
+    scheduler = scheduler_of(clock, idle=10)
+    instance = with_instance(scheduler)
+    submit(scheduler, clock, 1, START)
+    instance.die()
+    clock.advance(20)
+    assert not instance.told
 
 
 def test_a_head_whose_cancellation_is_requested_is_dequeued_once(clock: Clock) -> None:
