@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 from collections.abc import Iterator
@@ -103,8 +102,10 @@ def client(host: RunningHost) -> Iterator[Client]:
 
 
 @pytest.fixture
-def pipe(tmp_path: Path) -> Pipe:
-    return Pipe(tmp_path / "pipe")
+def pipe(tmp_path: Path, pool: ThreadPoolExecutor) -> Iterator[Pipe]:
+    """It ends before the pool does, whose threads wait for models."""
+    with Pipe(tmp_path / "pipe") as pipe:
+        yield pipe
 
 
 def who(client: Client, model: str, pipe: str = "") -> str:
@@ -201,7 +202,7 @@ def test_death_of_an_instance_frees_its_resources(
     stub.send_signal(signal.SIGKILL)
     assert waiting.result(DEADLINE)
     assert held.answer.exception(DEADLINE) is not None
-    os.close(pipe._held)
+    pipe.let_go()
     wait_until(lambda: client.is_model_ready("one"), "the new process")
     assert who(client, "one") == "one_0_0 1"
 

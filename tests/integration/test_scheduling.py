@@ -6,6 +6,7 @@ import os
 import queue
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -74,11 +75,22 @@ def add_groups(
 
 
 class Pipe:
-    """Something that a model waits for."""
+    """Something that a model waits for, until the end of the block at the latest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held: int | None = None
         os.mkfifo(path)
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Lets all go that wait here, as after a failed assertion, or come later."""
+        waking = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+        self.path.unlink()
+        os.close(waking)
+        self.let_go()
 
     def open(self) -> None:
         """Returns when the model has come to it; the model continues."""
@@ -94,12 +106,15 @@ class Pipe:
 
     def let_go(self) -> None:
         """The model that has been found waiting continues."""
-        os.close(self._held)
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
 
 
 @pytest.fixture
-def pipe(tmp_path: Path) -> Pipe:
-    return Pipe(tmp_path / "pipe")
+def pipe(tmp_path: Path) -> Iterator[Pipe]:
+    with Pipe(tmp_path / "pipe") as pipe:
+        yield pipe
 
 
 def rows_of(name: str, size: int = 1, width: int = 1) -> grpcclient.InferInput:

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -187,17 +188,17 @@ def test_surplus_instances_go_and_the_others_stay(model: Model) -> None:
 def test_load_returns_when_idle_surplus_instances_have_run_finalize(
     model: Model, tmp_path: Path
 ) -> None:
-    pipe, log = Pipe(tmp_path / "pipe"), tmp_path / "finalized"
+    path, log = tmp_path / "pipe", tmp_path / "finalized"
     finalizes = f"""
     def finalize(self):
         if not os.path.exists({str(log)!r}):
-            open({str(pipe.path)!r}).read()
+            open({str(path)!r}).read()
             open({str(log)!r}, "w").close()
 """
     model.write(config("{ count: 2 }"), model=WHO + finalizes)
     model.load()
     model.configure(config("{ count: 1 }"))
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, Pipe(path) as pipe:
         load = pool.submit(model.load)
         wait_until(pipe.reached, "finalize to run")
         assert model.who().split()[1] == f"{model.name}_0_0"
@@ -237,8 +238,8 @@ def test_a_load_waits_for_a_busy_surplus_instance_and_requests_go_on(
         (model.folder.parent / loaded / "config.pbtxt").write_text(text)
     client.load_model(loaded)
     stays, goes = f"{model.name}_0_0", f"{model.name}_0_1"
-    pipes = [Pipe(tmp_path / str(number)) for number in range(2)]
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
+        pipes = [stack.enter_context(Pipe(tmp_path / str(number))) for number in range(2)]
         answers = [pool.submit(model.who, "", str(pipes[0].path))]
         wait_until(pipes[0].reached, "one instance to be busy")
         if model.who().split()[1] == goes:
