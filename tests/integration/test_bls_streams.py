@@ -38,6 +38,7 @@ def client(host: RunningHost) -> Iterator[Client]:
         ("final", [None]),
         ("thread:many=300 last", list(range(301))),
         ("respond last_error=gone", [0, "gone"]),
+        ("respond error=broken respond final", [0, "broken", 1, None]),
     ],
 )
 def test_model_reads_responses_of_a_decoupled_model(

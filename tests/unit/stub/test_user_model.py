@@ -43,6 +43,23 @@ def test_a_misspelt_attribute_of_a_class_has_one_suggestion() -> None:
     )
 
 
+def test_an_error_that_is_raised_again_has_the_line_of_the_call_too() -> None:
+    def fails() -> None:
+        raise KeyError("k")
+
+    def raises_again() -> None:
+        try:
+            fails()
+        except KeyError as error:
+            raise error
+
+    with pytest.raises(KeyError) as caught:
+        raises_again()
+    lines = [line.rpartition("(")[2] for line in describe_exception(caught.value).splitlines()]
+    first = raises_again.__code__.co_firstlineno
+    assert lines[4:6] == [f"{first + 2}): raises_again", f"{first + 4}): raises_again"]
+
+
 class _UnreadableError(Exception):
     def __str__(self) -> str:
         raise self
