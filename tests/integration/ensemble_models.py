@@ -80,6 +80,36 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(tensors)
 '''
 
+COUNT = """
+numbers = range(int(x[0])) if x[0] >= 0 else [5, -1] + [6] * int(-x[0])
+return [{"A": np.array([number], np.float32)} for number in numbers]
+"""
+"""0, 1, 2, ..., of a decoupled member."""
+
+LATE = """
+folder = Path(__file__).parents[2]
+if x[0]:
+    (folder / f"late-{int(x[0])}").touch()
+else:
+    wait_for(folder / "late-5")
+return {"A": x}
+"""
+"""0 takes longer than the five numbers that follow."""
+
+GATHER = """
+model = json.loads(request.parameters())["model"]
+name, output = ("X", "A") if model == "count" else ("I", "O")
+found = []
+for part in pb_utils.InferenceRequest(
+    model_name=model, inputs=[pb_utils.Tensor(name, x)], requested_output_names=[output]
+).exec(decoupled=True):
+    if part.has_error():
+        return pb_utils.InferenceResponse(error=part.error())
+    found += [number for one in part.output_tensors() for number in one.as_numpy()]
+return {"A": np.array(found, np.float32)}
+"""
+"""All numbers that `count`, or an ensemble with it, sends to another model."""
+
 
 def tensors(names: str, kind: str = "TYPE_FP32", dims: str = "-1") -> str:
     """A list of inputs or outputs; a name that ends in `?` is optional, `name:TYPE` has a type."""

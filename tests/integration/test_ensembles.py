@@ -23,6 +23,9 @@ from tritonclient.utils import InferenceServerException
 from tests.clients import Client, InferStream, infer_error, is_final, tensor
 from tests.conftest import DEADLINE, RAY, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import (
+    COUNT,
+    GATHER,
+    LATE,
     add_ensemble,
     add_member,
     array_of,
@@ -67,14 +70,6 @@ if int(x[0]):
         threading.Event().wait(0.005)
 return {"A": x}
 """
-LATE = """
-folder = Path(__file__).parents[2]
-if x[0]:
-    (folder / f"late-{int(x[0])}").touch()
-else:
-    wait_for(folder / "late-5")
-return {"A": x}
-"""
 ASKER = """
 answer = pb_utils.InferenceRequest(
     model_name="chain" if x[0] >= 0 else "selfish",
@@ -84,10 +79,6 @@ answer = pb_utils.InferenceRequest(
 if answer.has_error():
     return pb_utils.InferenceResponse(error=answer.error())
 return {"A": pb_utils.get_output_tensor_by_name(answer, "O").as_numpy()}
-"""
-COUNT = """
-numbers = range(int(x[0])) if x[0] >= 0 else [5, -1] + [6] * int(-x[0])
-return [{"A": np.array([number], np.float32)} for number in numbers]
 """
 
 
@@ -116,6 +107,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
         repository, "words", 'return {"A": np.array([w + b"!" for w in x], dtype=object)}',
         inputs="X", outputs="A", kind="TYPE_STRING",
     )  # fmt: skip
+    add_member(repository, "gather", GATHER, inputs="X", outputs="A")
     add_member(repository, "late", LATE, inputs="X", outputs="A", count=3)
     late = [("count", {"X": "I"}, {"A": "t"}), ("late", {"X": "t"}, {"A": "O"})]
     add_ensemble(repository, "ordered", "I", "O", late)
@@ -576,6 +568,15 @@ def test_responses_keep_their_order_through_a_step_with_several_instances(
         found = [outputs["O"][0] for outputs in stream.outputs()]
     assert (found == list(range(60))) == (ensemble == "ordered")
     assert sorted(found) == list(range(60))
+
+
+def test_a_model_reads_responses_of_an_ensemble_in_order(
+    host: RunningHost, client: Client, folder: Path
+) -> None:
+    (folder / "late-5").unlink(missing_ok=True)
+    options = {"parameters": {"model": "ordered"}}
+    found = send_request(client, "gather", X=[60], options=options)
+    assert found["A"] == list(range(60))
 
 
 def test_a_stream_ends_with_the_first_failure(host: RunningHost) -> None:

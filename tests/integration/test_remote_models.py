@@ -19,7 +19,14 @@ from host.inference.request import InferRequest, InferResponse, Tensor
 from host.remote.provider import ResponseStream
 from tests.conftest import DEADLINE, RepositoryBuilder
 from tests.embedding_page import class_of_page
-from tests.integration.ensemble_models import CHAIN
+from tests.integration.ensemble_models import (
+    CHAIN,
+    COUNT,
+    GATHER,
+    LATE,
+    add_ensemble,
+    add_member,
+)
 from tests.integration.test_inprocess import options
 from tests.otlp import Collector, Span, collecting
 from tests.waiting import eventually
@@ -84,8 +91,8 @@ class TritonPythonModel:
 """
 CPU = "instance_group [{count: 1, kind: KIND_CPU}]"
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-HERE = ("ask", "chain", "ready")
-THERE = ("identity", "stream", "notes", "waits", "misbehave", "asks")
+HERE = ("ask", "chain", "ready", "count_here", "half", "whole", "gather")
+THERE = ("identity", "stream", "notes", "waits", "misbehave", "asks", "count", "late")
 
 
 class Connection:
@@ -192,11 +199,18 @@ def pair(module_repository: RepositoryBuilder, collector: Collector) -> Iterator
     module_repository.add("notes", NOTES, NOTES_CONFIG)
     module_repository.add("ready", READY, READY_CONFIG)
     module_repository.add("waits", WAITS, CPU)
+    for count, ensemble in (("count_here", "half"), ("count", "whole")):
+        add_member(module_repository, count, COUNT, inputs="X", outputs="A", decoupled=True)
+        steps = [(count, {"X": "I"}, {"A": "t"}), ("late", {"X": "t"}, {"A": "O"})]
+        add_ensemble(module_repository, ensemble, "I", "O", steps)
+    add_member(module_repository, "late", LATE, inputs="X", outputs="A", count=3)
+    add_member(module_repository, "gather", GATHER, inputs="X", outputs="A")
     pair = Pair(module_repository, collector)
-    # The ensemble needs its step model; other models are not asked for at the start.
+    # Ensembles need their step models; other models are not asked for at the start.
     pair.run(pair.there.start())
     pair.run(pair.here.start())
-    assert pair.to_there.described == ["identity"] and pair.to_here.described == []
+    assert set(pair.to_there.described) == {"identity", "count", "late"}
+    assert pair.to_here.described == []
     yield pair
     pair.run(_stop(pair))
     pair.loop.run_until_complete(pair.loop.shutdown_default_executor())
@@ -323,6 +337,17 @@ def test_decoupled_responses_come_in_order_with_their_end(pair: Pair) -> None:
         return found
 
     assert pair.run(main()) == [*((number, False) for number in range(1000)), (None, True)]
+
+
+@pytest.mark.parametrize("model", ["count", "half", "whole"])
+def test_a_model_reads_responses_of_remote_models_in_order(
+    pair: Pair, module_repository: RepositoryBuilder, model: str
+) -> None:
+    """In the ensembles, three remote instances take a response each, the first one longest."""
+    (module_repository.path / "late-5").unlink(missing_ok=True)
+    inputs = {"X": np.array([60], np.float32)}
+    result = pair.run(pair.here.infer("gather", inputs, parameters={"model": model}))
+    np.testing.assert_array_equal(result["A"], np.arange(60))
 
 
 def test_a_slow_caller_slows_down_the_remote_model(pair: Pair) -> None:
