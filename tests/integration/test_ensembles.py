@@ -21,7 +21,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from tests.clients import Client, InferStream, infer_error, is_final, tensor
-from tests.conftest import DEADLINE, RAY, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.ensemble_models import (
     COUNT,
     GATHER,
@@ -236,9 +236,7 @@ class ModelStream(InferStream):
         The final flag comes with the last of them or alone after it: a step may answer before or
         after the step in front of it has ended.
         """
-        found = [outputs for outputs, _ in self.all() if outputs]
-        # Requests of one step may overtake each other on the way to another deployment.
-        return sorted(found, key=lambda one: [*one.values()]) if RAY == "model_apps" else found
+        return [outputs for outputs, _ in self.all() if outputs]
 
     def all(self) -> list[tuple[dict[str, Any], bool]]:
         """The outputs of each response up to the last one, and whether that is it."""
