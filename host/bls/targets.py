@@ -10,12 +10,10 @@ from host.health.model_readiness import is_model_ready
 from host.health.server_state import ServerState
 from host.inference.call import Call
 from host.inference.correlation_id import checked_correlation_text
-from host.inference.request import InferRequest, RequestTrace
+from host.inference.request import InferRequest, KnownShapes, RequestTrace
 from host.models.registry import Model, NotServedError, OnDemand, Registry
 from host.tracing.tracer import Tracer
 from stub.wire.payload import TraceLink
-
-_MAX_VALIDATION_KEYS = 256
 
 
 class BlsTargets:
@@ -26,7 +24,7 @@ class BlsTargets:
         self._state = state
         self._tracer = tracer
         self._deadlocks = DeadlockDetector()
-        self._validation_keys: dict[object, object] = {}  # of requests that models accepted
+        self._shapes = KnownShapes()
         self.on_demand: OnDemand | None = None
         """Loads models that are asked for; None if no model loads on demand."""
 
@@ -88,16 +86,9 @@ class BlsTargets:
             raise _bls_error(request, error) from error
 
     def _infer(self, model: Model, request: InferRequest) -> Call:
-        """Starts a request with the validation key of equal ones. Raises HostError."""
-        inputs = [(t.name, t.datatype, len(t.data), *t.shape) for t in request.inputs]
-        key = (*request.requested_outputs, *inputs)
-        known = request.validation_key = self._validation_keys.get(key, key)
-        call = model.infer(request)
-        if known is key:
-            if len(self._validation_keys) >= _MAX_VALIDATION_KEYS:
-                self._validation_keys.clear()
-            self._validation_keys[key] = key
-        return call
+        """Starts a request with the shape of equal ones. Raises HostError."""
+        request.shape = self._shapes.find(request)
+        return model.infer(request)
 
     def _find_bls_target(self, request: InferRequest) -> Model:
         if not self._state.started:

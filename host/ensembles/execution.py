@@ -208,7 +208,7 @@ class EnsembleExecution(CallHolder):
                 correlation = value.correlation
         execution.credits = [value.credit for value in values.values() if value.credit is not None]
         execution.correlation = correlation
-        return InferRequest(
+        request = InferRequest(
             step.model,
             inputs,
             step_model.model.version,
@@ -221,12 +221,13 @@ class EnsembleExecution(CallHolder):
             asked.timeout_us,
             None if asked.trace is None else asked.trace.create_child(),
             output_placement_hints=self._output_placement_hints(execution),
-            validation_key=step_model.validation_key(inputs),
             max_outstanding_responses=self._flow_control.max_outstanding_responses
             if step_model.decoupled
             else 0,
             ancestors=asked.ancestors,
         )
+        request.shape = step_model.shapes.find(request)
+        return request
 
     def _output_placement_hints(self, execution: StepExecution) -> dict[str, object] | None:
         """The client's memory for outputs that only this step computes and no other step takes.

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from host.errors import HostError
-from host.inference.request import Tensor
+from host.inference.request import KnownShapes, Tensor
 from host.models.registry import LoadedModel
-
-_MAX_VALIDATION_KEYS = 32  # of requests of one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +19,7 @@ class StepModel:
     dims: Mapping[str, Sequence[int]]
     batches: bool
     decoupled: bool
-    _validation_keys: dict[object, object] = field(default_factory=dict)
-
-    def validation_key(self, inputs: Sequence[Tensor]) -> object:
-        """The `InferRequest.validation_key` of requests of this step with these inputs."""
-        form = tuple([(t.name, t.datatype, len(t.data), *t.shape) for t in inputs])
-        if len(self._validation_keys) >= _MAX_VALIDATION_KEYS:
-            self._validation_keys.clear()
-        return self._validation_keys.setdefault(form, form)
+    shapes: KnownShapes = field(default_factory=KnownShapes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Recurring requests: the core gets all fields twice, and then only the id and the tensors.
 
-Clients repeat their requests with other tensors. `InferRequest.validation_key` tells which ones.
+Clients repeat their requests with other tensors. `InferRequest.shape` tells which ones.
 The core validates both for their model, and needs to look at no field of the others. The first one
 gets no template, as most requests with tensors as JSON never recur: they would push others out.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from host.frontend_processes.core_memory import CoreMemory
 from host.frontend_processes.frontend_memory import RegionPlace
 from host.frontend_processes.messages import Infer, RepeatedInfer
-from host.inference.request import InferRequest, Tensor
+from host.inference.request import InferRequest, RequestShape, Tensor
 
 _MAX_TEMPLATES = 256  # of one frontend process
 _MAX_SEEN = 256  # requests that may recur
@@ -20,17 +20,14 @@ class SentTemplates:
     """The templates that the core has, in a frontend process."""
 
     def __init__(self) -> None:
-        # With the validation key, whose identity is unique while it lives.
-        self._numbers: dict[tuple[object, ...], tuple[object, int]] = {}
-        self._seen: dict[tuple[object, ...], object] = {}  # sent once, without a template
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._seen: set[tuple[object, ...]] = set()  # sent once, without a template
 
     def find(self, request: InferRequest, unary: bool) -> int:
         """The number of the template of a request, 0 if the core has none."""
-        key = request.validation_key
-        if key is None or request.parameters:  # forwarded headers are parameters, and may differ
+        if request.shape is None or request.parameters:  # forwarded headers may differ
             return 0
-        found = self._numbers.get(_template_key(request, unary))
-        return 0 if found is None else found[1]
+        return self._numbers.get(_template_key(request, unary), 0)
 
     def assign_number(self, request: InferRequest, unary: bool) -> int:
         """The number for a request without a template.
@@ -38,7 +35,7 @@ class SentTemplates:
         0 if it cannot be one, or is the first of its kind, which is remembered.
         """
         if (
-            request.validation_key is None
+            request.shape is None
             or request.parameters
             or request.classification is not None
             or request.output_placement is not None
@@ -50,7 +47,7 @@ class SentTemplates:
             return len(self._numbers) % _MAX_TEMPLATES + 1
         if len(self._seen) == _MAX_SEEN:
             self._seen.clear()
-        self._seen[key] = request.validation_key
+        self._seen.add(key)
         return 0
 
     def add(self, request: InferRequest, unary: bool, number: int) -> None:
@@ -59,12 +56,13 @@ class SentTemplates:
             self._numbers.clear()
         # Each entry is a new one: the number of entries gives the next number.
         key = _template_key(request, unary)
-        self._numbers[key] = self._seen.pop(key), number
+        self._seen.remove(key)
+        self._numbers[key] = number
 
 
 def _template_key(request: InferRequest, unary: bool) -> tuple[object, ...]:
     return (
-        id(request.validation_key),
+        request.shape,
         request.model_name,
         request.model_version,
         unary,
@@ -73,13 +71,14 @@ def _template_key(request: InferRequest, unary: bool) -> tuple[object, ...]:
     )
 
 
-class RequestTemplate:
+class RequestTemplate(RequestShape):
     """A request without its id and the content of its tensors."""
 
     __slots__ = ("unary", "_fields", "_inputs")
 
     def __init__(self, message: Infer, request: InferRequest) -> None:
         """`request`: the request of the message, before the core has got it."""
+        super().__init__()
         self.unary = message.unary
         self._fields = request
         self._inputs = [
@@ -117,7 +116,7 @@ class RequestTemplate:
             fields.flags,
             fields.priority,
             fields.timeout_us,
-            validation_key=self,
+            shape=self,
         )
 
 

@@ -123,6 +123,9 @@ class Call:
     """Whether it never started: its only response has the error that refused it. Only calls of a
     frontend process are; elsewhere, such an error is raised."""
 
+    prepares_responses = False
+    """Whether `prepare_response` does anything."""
+
     __slots__ = (
         "request",
         "received_ns",
@@ -190,11 +193,15 @@ class Call:
                 if listener is not None:
                     listener.call_responded(self, response)
                 self.responded = True
-            if self.request.trace is not None:
-                self.request.trace.record_response(response, final)
+            request = self.request
+            if request.trace is not None:
+                request.trace.record_response(response, final)
             if final:
                 self.state = _FINISHED
-                self._release_request()
+                # Releases its shared memory: the traceback of an error may keep the request alive
+                # until the next garbage collection.
+                request.inputs = []
+                request.output_placement = request.output_placement_hints = None
                 if listener is not None:
                     listener.call_finished(self)
         except Exception as error:
@@ -214,14 +221,6 @@ class Call:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _release_request(self) -> None:
-        """Releases the shared memory of the request.
-
-        The traceback of an error may keep the request alive until the next garbage collection.
-        """
-        self.request.inputs = []
-        self.request.output_placement = self.request.output_placement_hints = None
-
     def _end_with_exception(self, error: Exception) -> InferResponse:
         """Logs an unexpected exception and ends the call; returns the response for the caller."""
         request = self.request
@@ -231,7 +230,8 @@ class Call:
             if not self.ended:
                 self._withdraw_from_holder()
             self.state = _FINISHED
-            self._release_request()
+            request.inputs = []
+            request.output_placement = request.output_placement_hints = None
             if self.listener is not None:
                 try:
                     self.listener.call_finished(self)
@@ -364,12 +364,18 @@ class Call:
             if not final:
                 self.cancel()
             try:
-                callback(_single_result(response, final))
+                if response is not None and response.error is None and final:
+                    callback(response)
+                else:
+                    callback(_single_result(response, final))
             except Exception:  # of any kind, raised again
                 told = False  # `respond` reports the failure to the callback
                 raise
 
-        self.subscribe(deliver)
+        if self._responses or self.state is _FINISHED:
+            self.subscribe(deliver)
+        else:
+            self._callback = deliver
 
     def undelivered_responses(self) -> list[InferResponse]:
         """The responses that are here already, and that the caller has not taken yet."""

@@ -122,6 +122,22 @@ class ExecutionTimes(msgspec.Struct):
     ended: int
 
 
+class RequestShape:
+    """What requests have in common that differ only in id, sequence, and content of tensors.
+
+    Those who recognise such requests keep one for each kind that recurs: a message of gRPC, the
+    JSON part of HTTP, a step of an ensemble, a template of a frontend process. The tensors of equal
+    name have equal sizes. `accepted_by`: the signature that has validated such a request last, with
+    the resulting `batch_size`; a model that is loaded again has another signature.
+    """
+
+    __slots__ = ("accepted_by", "batch_size")
+
+    def __init__(self) -> None:
+        self.accepted_by: object = None
+        self.batch_size = 1
+
+
 class InferRequest(msgspec.Struct):
     """One inference request, as a frontend passes it to the core.
 
@@ -147,16 +163,36 @@ class InferRequest(msgspec.Struct):
     classification: Classification | None = None
     max_outstanding_responses: int = 0
     """Responses that may be outstanding at once; 0: the default."""
-    validation_key: object = None
-    """Equal for requests that differ only in id, sequence, and content of tensors of equal size.
-
-    None if the request has no such key.
-    """
+    shape: RequestShape | None = None
+    """What it has in common with other requests, None if it was not recognised as one of them."""
     reserved_memory: object = None
     """Counts the memory of the received message until the tensors are in shared memory."""
     ancestors: Sequence[str] = ()
     """Ids of the calls to models of other servers that this request was made for."""
     batch_size: int = 1  # set by validation: first dimension of the inputs of a batching model
+
+
+class KnownShapes:
+    """The shapes of recent requests of a model or of a step of an ensemble, by what they describe.
+
+    A shape of a request that never recurs is soon dropped.
+    """
+
+    _MAX = 256
+
+    def __init__(self) -> None:
+        self._shapes: dict[object, RequestShape] = {}
+
+    def find(self, request: InferRequest) -> RequestShape:
+        """The shape of a request."""
+        inputs = [(t.name, t.datatype, len(t.data), *t.shape) for t in request.inputs]
+        key = (request.model_name, request.model_version, *request.requested_outputs, *inputs)
+        shape = self._shapes.get(key)
+        if shape is None:
+            if len(self._shapes) >= self._MAX:
+                del self._shapes[next(iter(self._shapes))]
+            shape = self._shapes[key] = RequestShape()
+        return shape
 
 
 class InferResponse(msgspec.Struct):

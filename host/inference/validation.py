@@ -17,7 +17,6 @@ from host.inference.tensor_spec import (
 )
 
 _CORRID = 3  # ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
-_MAX_VALIDATION_KEYS = 32  # for each model
 _INTEGER_IDS = ("UINT64", "INT64", "UINT32", "INT32")
 
 
@@ -44,12 +43,10 @@ class Signature:
         # equal.
         self._of_shape = {entry.name for entry in config.input if entry.is_shape_tensor}
         self._corrid = _corrid_control(config)
-        # Whether a request needs no further check once its validation key has passed.
+        # Whether a request needs no further check once one of its shape has passed.
         self._lasting = self._corrid is None and not any(
             entry.reshapes or entry.content_counts for entry in self._inputs.values()
         )
-        # Validation keys and batch sizes, by identity of the key.
-        self._passed: dict[int, tuple[object, int]] = {}
 
     def validate_request(self, request: InferRequest) -> None:
         """Validates a request and prepares it for the model.
@@ -60,19 +57,15 @@ class Signature:
         "Duplicates" and "The request against the model", in their order, or INTERNAL if that memory
         is gone.
         """
-        form = request.validation_key
-        passed = self._passed.get(id(form))
-        if passed is not None:
-            request.batch_size = passed[1]
+        shape = request.shape
+        if shape is not None and shape.accepted_by is self:
+            request.batch_size = shape.batch_size
             return
         self.validate_tensors(request)
         if self._corrid is not None:
             self._check_correlation_id(request)
-        if form is not None and self._lasting:
-            if len(self._passed) >= _MAX_VALIDATION_KEYS:
-                self._passed.clear()
-            # Keeping the key keeps its identity unique.
-            self._passed[id(form)] = form, request.batch_size
+        if shape is not None and self._lasting:
+            shape.accepted_by, shape.batch_size = self, request.batch_size
 
     def validate_tensors(self, request: InferRequest) -> None:
         """As `validate_request`, for a request without a sequence, whatever the model expects."""

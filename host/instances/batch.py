@@ -4,46 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from host.inference.call import Call
 from host.inference.request import ExecutionTimes
 
 
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """Calls that run together.
 
-    `on_done`: called at the end, with the batch and its times, or None if the stub died.
     `on_released`: called once the instance can take the next batch, unless its stub dies first.
-    `report`: counts the batch; may be called after the responses. `deferred`: indexes of calls
-    that are answered later. `on_returned`: called if the stub returns a prefetched call without
-    running it; None if the call was not sent to be returned.
+    `on_done`: called at the end, with the batch and its times, or None if the stub died.
+    `report`: counts the batch, after its responses. `on_returned`: called if the stub returns a
+    prefetched call without running it; None if the call was not sent to be returned.
     """
 
-    __slots__ = (
-        "calls",
-        "on_done",
-        "final_indexes",
-        "instance_free",
-        "deferred",
-        "number",
-        "on_released",
-        "report",
-        "on_returned",
-    )
-
-    def __init__(
-        self,
-        calls: Sequence[Call],
-        on_released: Callable[[], None],
-        on_done: Callable[[Batch, ExecutionTimes | None], None],
-        report: Callable[[Batch, ExecutionTimes], None],
-        on_returned: Callable[[Call], None] | None = None,
-    ) -> None:
-        self.calls = calls
-        self.on_released = on_released
-        self.on_done = on_done
-        self.report = report
-        self.on_returned = on_returned
-        self.number = 0
-        self.instance_free = False  # the instance no longer works on it
-        self.deferred: Sequence[int] = ()
-        self.final_indexes: list[int] = []  # indexes of calls with a final response
+    calls: Sequence[Call]
+    on_released: Callable[[], None]
+    on_done: Callable[[Batch, ExecutionTimes | None], None]
+    report: Callable[[Batch, ExecutionTimes], None]
+    on_returned: Callable[[Call], None] | None = None
+    number: int = 0
+    instance_free: bool = False
+    """Whether the instance no longer works on it."""
+    answered: set[int] = msgspec.field(default_factory=set)
+    """Indexes of calls with a final response."""
+    deferred: Sequence[int] = ()
+    """Indexes of calls that are answered after the end."""
+    rescheduled: Sequence[int] = ()
+    """Indexes of calls that the model wants to get again."""
+    again: Sequence[int] = ()
+    """Those of them that it will get again."""
+    times: ExecutionTimes | None = None
+    """Set at the end; None if all callers had gone before the batch started."""

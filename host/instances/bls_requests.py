@@ -1,24 +1,28 @@
-"""The BLS requests of one stub's model in progress."""
+"""The BLS requests of one stub's model: from its messages to the responses that it gets."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from host.errors import ErrorCode, HostError, internal
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
+from host.instances.channel import BLS, WORK
 from host.instances.services import HostServices
+from host.instances.transfer import TensorTransfer
+from stub.wire import messages as m
+from stub.wire.payload import WireResponse
+from stub.wire.session import Session, State
 
 _log = logging.getLogger("pbhost")
 
-SendResponse = Callable[[int, InferResponse | None, bool, bool], None]
-"""Sends a response to BLS request `number`, None for an end without one.
+SendFrame = Callable[[Sequence[m.ToStub]], None]
 
-The flags say whether it is the last response, and whether the batch waits for it.
-"""
+_OPEN_STATES = (State.SERVING, State.FINALIZING)  # in which the stub reads responses
+_MAX_FRAME_BYTES = 1 << 14  # of tensors in responses, then their frame is sent at once
 
 _PARENT_CANCELLED = "the request was cancelled because its parent request was cancelled"
 _CANCELLED_BY_MODEL = "the request was cancelled by the model that sent it"
@@ -36,15 +40,32 @@ class BlsRequest:
 
 
 class BlsRequests:
-    """`send_response` is called for each response, but not after `cancel_all`."""
+    """The requests in progress. The responses of one turn of the loop are sent in one frame.
 
-    def __init__(self, services: HostServices, send_response: SendResponse) -> None:
+    `send_work` sends a frame to the main thread of the stub, `send_bls_responses` one to the thread
+    that reads responses.
+    """
+
+    def __init__(
+        self,
+        services: HostServices,
+        transfer: TensorTransfer,
+        protocol: Session,
+        send_work: SendFrame,
+        send_bls_responses: SendFrame,
+    ) -> None:
         self.blocking_calls: dict[int, Call] = {}
         """Requests that their batch waits for."""
         self._open: dict[int, tuple[BlsRequest, Call]] = {}
         self._pending: dict[int, tuple[BlsRequest, asyncio.Task[None]]] = {}
         self._services = services
-        self._send_response = send_response
+        self._transfer = transfer
+        self._protocol = protocol
+        self._send_work = send_work
+        self._send_bls_responses = send_bls_responses
+        # Responses that have not been sent yet, and the bytes of their tensors.
+        self._frame: list[m.ToStub] = []
+        self._frame_bytes = 0
 
     def start_request(self, bls_request: BlsRequest) -> None:
         """Starts a request; a failure to start it is a response."""
@@ -159,3 +180,52 @@ class BlsRequests:
         self.blocking_calls.clear()
         for _, call in open_calls.values():
             call.cancel()
+
+    # Messages
+
+    def decode_request(self, message: m.BlsRequest) -> BlsRequest:
+        """The request of a message. Raises ValueError or KeyError if it is invalid."""
+        request = self._transfer.decode_request(message.request)
+        request.trace = self._services.models.create_child_trace(message.request.trace)
+        return BlsRequest(
+            message.number, request, message.batch, message.blocking, message.decoupled
+        )
+
+    def _send_response(
+        self, number: int, response: InferResponse | None, final: bool, blocking: bool
+    ) -> None:
+        """Sends a response, None for an end without one.
+
+        `final`: whether it is the last one. `blocking`: whether the batch waits for it.
+        """
+        if self._protocol.state not in _OPEN_STATES:
+            return
+        wire: WireResponse | None = None
+        if blocking:  # the main thread waits for work, and this response is work
+            frame: list[m.ToStub] = []
+            if response is not None:
+                wire = self._transfer.encode_response(response, WORK, frame)
+            block_releases = self._transfer.collect_releases()
+            if block_releases is not None:
+                frame.append(block_releases)
+            frame.append(m.BlsResponse(number, wire, final))
+            self._send_work(frame)
+            return
+        frame = self._frame
+        if not frame:
+            asyncio.get_running_loop().call_soon(self._send_frame)
+        if response is not None:
+            wire = self._transfer.encode_response(response, BLS, frame)
+            self._frame_bytes += sum(len(output.data or b"") for output in wire.outputs)
+        frame.append(m.BlsResponse(number, wire, final))
+        if self._frame_bytes >= _MAX_FRAME_BYTES:
+            self._send_frame()
+
+    def _send_frame(self) -> None:
+        frame, self._frame, self._frame_bytes = self._frame, [], 0
+        if not frame or self._protocol.state not in _OPEN_STATES:
+            return
+        block_releases = self._transfer.collect_releases()
+        if block_releases is not None:
+            frame.append(block_releases)
+        self._send_bls_responses(frame)

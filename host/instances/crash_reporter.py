@@ -14,9 +14,9 @@ from host.crashes.records import CrashRecords
 from host.crashes.tensors import CrashedRequest
 from host.inference.request import InferRequest
 from host.instances.activity import describe_phase
-from host.instances.batch_tracker import BatchTracker
 from host.instances.process import name_signal
 from host.instances.stub_log import StubLog
+from host.instances.stub_session import StubSession
 from stub.wire.session import State
 
 _log = logging.getLogger("pbhost")
@@ -29,20 +29,20 @@ class CrashReporter:
     may have ended it.
     """
 
-    def __init__(self, records: CrashRecords, batches: BatchTracker, log: StubLog) -> None:
+    def __init__(self, records: CrashRecords, session: StubSession, log: StubLog) -> None:
         self.on_lethal_request: Callable[[InferRequest, CrashRecord], None] = lambda *crash: None
         self._records = records
-        self._batches = batches
+        self._session = session
         self._log = log
 
     def record_crash(
         self, pid: int, code: int, reason: str, state: State, out_of_memory: bool
     ) -> None:
         """Records an end with a return code as in `subprocess`, in a state."""
-        calls = self._batches.started_calls
+        calls = self._session.started_calls
         requests = [call.request for call in calls]
         record = self._describe(pid, code, reason, state, requests)
-        now, decoupled = time.monotonic_ns(), self._batches.decoupled
+        now, decoupled = time.monotonic_ns(), self._session.decoupled
         crashed = [
             CrashedRequest(call.request, decoupled, (now - call.received_ns) / 1e9)
             for call in calls

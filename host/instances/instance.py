@@ -15,13 +15,7 @@ from host.crashes.record import describe_requests
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unexpected_failure
 from host.instances.activity import InstanceActivity, describe_phase
-from host.instances.batch_sender import BatchSender
-from host.instances.batch_tracker import BatchTracker
-from host.instances.block_releases import ReleaseTimer
-from host.instances.bls_requests import BlsRequests
-from host.instances.bls_transfer import BlsTransfer
 from host.instances.crash_reporter import CrashReporter
-from host.instances.frame_handler import FrameHandler
 from host.instances.host_calls import HostCalls
 from host.instances.pending_reply import PendingReply
 from host.instances.process import (
@@ -35,9 +29,8 @@ from host.instances.process import (
 from host.instances.readiness import ReadinessCheck
 from host.instances.services import HostServices
 from host.instances.stack_reading import StackReading
-from host.instances.stub_connection import StubConnection
 from host.instances.stub_log import StubLog
-from host.instances.transfer import TensorTransfer
+from host.instances.stub_session import StubSession
 from host.logs.formats import Label
 from stub.wire import messages as m
 from stub.wire.session import State
@@ -80,39 +73,17 @@ class Instance:
         self._process: StubProcess | None = None
         self._told_to_end = False
         self._log = StubLog(label, services)
-        file = services.arenas.create_arena()
-        self._connection = StubConnection(services.channel, services.busy_poller, self._on_fault)
-        self._session, self._link = self._connection.session, self._connection.link
-        self.set_log_levels(services.log_levels)
-        self._transfer = TensorTransfer(
-            services.arenas,
-            file,
-            ReleaseTimer(self._send_block_releases),
-            self._link.inline_limit,
-            self._link.bls_inline_limit,
-        )
-        notify = self._connection.notify
         self._reply = PendingReply()
-        self.readiness_check = ReadinessCheck(notify)
-        self._stacks = StackReading(notify)
-        self._host_calls = HostCalls(services, notify)
-        bls_transfer = BlsTransfer(self._connection, self._transfer, services.models)
-        self.bls_requests = BlsRequests(services, bls_transfer.send_response)
-        self.batches = BatchTracker(self._transfer, notify, self._log.log_line, self.bls_requests)
-        self.batch_sender = BatchSender(self._connection, self._transfer, self.batches, self._log)
-        self.crash_reporter = CrashReporter(services.crash_records, self.batches, self._log)
-        self._frames = FrameHandler(
-            self._session,
-            self._transfer,
-            self.batches,
-            self.bls_requests,
-            bls_transfer,
-            self._message_handlers(),
-            self._log,
-            self._on_fault,
-            self._on_unexpected_failure,
+        self.readiness_check = ReadinessCheck(self._notify)
+        self._stacks = StackReading(self._notify)
+        self._host_calls = HostCalls(services, self._notify)
+        self.session = StubSession(
+            services, self._log, self._message_handlers(), self._on_fault, self._on_failure
         )
-        self._link.start_reading(self._frames.handle_frame)
+        self._link = self.session.link
+        self.set_log_levels(services.log_levels)
+        self.crash_reporter = CrashReporter(services.crash_records, self.session, self._log)
+        self.session.start_reading()
         services.arenas.on_closed.append(self._on_arena_closed)
 
     def _message_handlers(self) -> Mapping[type, Callable[[Any], None]]:
@@ -125,8 +96,6 @@ class Instance:
             m.Finalized: self._reply.set_reply,
             m.LogLine: self._on_log_line,
             m.ModelWarning: self._on_model_warning,
-            m.BlockRelease: self._transfer.release_blocks,
-            m.CancelBls: self._on_cancel_bls,
             m.LoadModel: calls.load_model,
             m.UnloadModel: calls.unload_model,
             m.IsModelReady: calls.is_model_ready,
@@ -162,13 +131,13 @@ class Instance:
     @property
     def serving(self) -> bool:
         """Whether it takes batches."""
-        return self._session.state is State.SERVING
+        return self.session.protocol.state is State.SERVING
 
     # Start and stop
 
     async def start(self) -> None:
         """Starts the process and waits until it has connected. Raises HostError or OSError."""
-        services, arena = self._services, self._transfer.arena
+        services, arena = self._services, self.session.transfer.arena
         try:
             endpoint = services.channel.open_endpoint()
             lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
@@ -226,7 +195,7 @@ class Instance:
         Raises HostError with the model's own text.
         """
         self._reply.expect_reply()
-        self._connection.send_work([m.AutoComplete(source, config)])
+        self.session.send_work([m.AutoComplete(source, config)])
         reply = await self._wait_for_reply(self.load_seconds)
         assert isinstance(reply, m.AutoCompleted)
         return reply.config
@@ -234,17 +203,17 @@ class Instance:
     async def initialize(self, message: m.Initialize) -> None:
         """Initializes the model. Raises HostError with the model's own text."""
         self._reply.expect_reply()
-        self.batches.name = message.instance_name
-        self.batches.version = message.source.version
-        self.batches.decoupled = message.decoupled
-        self.batches.max_outstanding_responses = message.max_outstanding_responses
+        self.session.name = message.instance_name
+        self.session.version = message.source.version
+        self.session.decoupled = message.decoupled
+        self.session.max_outstanding_responses = message.max_outstanding_responses
         self._host_calls.initializing = message.args["model_name"]
-        self._connection.send_work([message])
+        self.session.send_work([message])
         reply = await self._wait_for_reply(self.load_seconds)
         self._host_calls.initializing = ""
         assert isinstance(reply, m.Initialized)
         self.readiness_check.model_defines_is_ready = reply.defines_is_ready
-        self.batches.runs_coroutines = reply.runs_coroutines
+        self.session.runs_coroutines = reply.runs_coroutines
         self._model_defines_sequences_expired = reply.defines_sequences_expired
 
     async def stop(self, grace: float, finalize: float) -> None:
@@ -259,16 +228,16 @@ class Instance:
         process = self._process
         if process is None or not process.running:
             return
-        await self.batches.wait_idle(grace)
-        if not self.batches.running and self._session.state in _FINALIZABLE_STATES:
+        await self.session.wait_idle(grace)
+        if not self.session.running and self.session.protocol.state in _FINALIZABLE_STATES:
             await self._finalize(finalize)
         self.kill()
         await process.wait()
 
     async def _finalize(self, seconds: float) -> None:
         self._reply.expect_reply()
-        connection = self._connection
-        send = connection.send_service if self.batches.runs_coroutines else connection.send_work
+        session = self.session
+        send = session.send_service if session.runs_coroutines else session.send_work
         send([m.Finalize()])
         try:
             reply = await self._wait_for_reply(seconds)
@@ -293,7 +262,7 @@ class Instance:
         """Waits for the stub's next reply. Raises HostError: its error, its death, or a timeout."""
         late = stub_lost(
             f"Stub process '{self.name}' is not healthy. It did not respond within"
-            f" {seconds or 0:g} s while {self._session.state.value}."
+            f" {seconds or 0:g} s while {self.session.protocol.state.value}."
         )
         return await self._reply.wait_for_reply(seconds, late)
 
@@ -301,7 +270,7 @@ class Instance:
 
     async def describe_activity(self) -> InstanceActivity:
         """What the instance does now, with the Python stacks of its stub."""
-        calls, state = self.batches.started_calls, self._session.state
+        calls, state = self.session.started_calls, self.session.protocol.state
         pid, label = self.pid, self.label
         requests = describe_requests(call.request for call in calls)
         stacks: Sequence[str] = ()
@@ -325,7 +294,7 @@ class Instance:
     def report_expired_sequences(self, correlation_ids: Sequence[int | str]) -> None:
         """Tells the model, if it wants to know, that sequences have ended without an END."""
         if self._model_defines_sequences_expired and self.serving:
-            self._connection.send_work([m.SequencesExpired(list(correlation_ids))])
+            self.session.send_work([m.SequencesExpired(list(correlation_ids))])
 
     def set_log_levels(self, levels: int) -> None:
         """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""
@@ -336,40 +305,35 @@ class Instance:
         return self._link.read_announced()
 
     def _on_log_line(self, line: m.LogLine) -> None:
-        self._log.log_model_line(line, self.batches.calls_of_batch(line.batch))
+        self._log.log_model_line(line, self.session.calls_of_batch(line.batch))
 
     def _on_model_warning(self, message: m.ModelWarning) -> None:
         if message.text not in self._warnings and len(self._warnings) < _MAX_WARNINGS:
             self._warnings.add(message.text)
             self._log.log_warning(message.text)
 
-    def _on_cancel_bls(self, message: m.CancelBls) -> None:
-        self.bls_requests.cancel_request(message.number)
-
     def _on_imported_files(self, message: m.ImportedFiles) -> None:
         if self._services.imported_files is not None:
             self._services.imported_files.report(self.label.model, message.files)
 
     def _on_arena_closed(self, number: int) -> None:
-        if self._transfer.forget_arena(number) and self.serving:
-            self._connection.notify(m.CloseArena(number))
+        if self.session.transfer.forget_arena(number) and self.serving:
+            self._notify(m.CloseArena(number))
 
-    def _send_block_releases(self) -> None:
-        block_releases = self._transfer.collect_releases()
-        if block_releases is not None and self._process is not None and self._process.running:
-            self._connection.notify(block_releases)
+    def _notify(self, message: m.ToStub) -> None:
+        self.session.notify(message)
 
     # End
 
-    def _on_unexpected_failure(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         """Ends the calls of the stub and the stub itself, as messages of its frame are lost."""
         _log.error(
             "unexpected failure while messages of the stub were handled; it is killed",
             exc_info=error,
             extra={"instance": self.label},
         )
-        self._connection.mark_failed()
-        self.batches.fail_started(unexpected_failure(error))
+        self.session.mark_failed()
+        self.session.fail_started(unexpected_failure(error))
         self._kill_process()
 
     def _on_fault(self, error: Exception) -> None:
@@ -377,7 +341,7 @@ class Instance:
 
         Its end is reported like any other.
         """
-        self._connection.mark_failed()
+        self.session.mark_failed()
         self._log.log_output(f"the stub broke the protocol: {error!r}", True)
         self._kill_process()
 
@@ -387,7 +351,7 @@ class Instance:
         if self._link.dropped_frames:
             text = f"dropped {self._link.dropped_frames} frames that the ring did not announce"
             self._log.log_text(1, text)
-        state, self._session.state = self._session.state, State.ENDED
+        state, self.session.protocol.state = self.session.protocol.state, State.ENDED
         expected = state is State.ENDED
         self._release_resources()
         if self._process is not None and self._process.leads_process_group:
@@ -396,29 +360,21 @@ class Instance:
         reason = f"Stub process '{self.name}' is not healthy. It {describe_exit(code, why)}"
         self.exit_reason = reason
         self.killed_by_signal = code < 0
-        self.batch_sender.stub_exited(reason)
+        self.session.refuse_batches(reason)
         if not expected and not self._told_to_end:
-            # A failure must not keep callers from their errors.
-            self._frames.run_action(
-                partial(
-                    self.crash_reporter.record_crash,
-                    self.pid,
-                    code,
-                    f"{reason}.",
-                    state,
-                    bool(why),
-                )
-            )
+            try:
+                self.crash_reporter.record_crash(self.pid, code, f"{reason}.", state, bool(why))
+            except Exception:  # a defect of ours must not keep callers from their errors
+                _log.exception("unexpected failure", extra={"instance": self.label})
         self._reply.stub_exited(self._exit_error(code, state))
-        self.batches.stub_exited(reason)
-        self.bls_requests.cancel_all()
+        self.session.stub_exited(reason)
         self.readiness_check.stub_exited()
         self._stacks.stub_exited()
         self._host_calls.stub_exited()
         self._services.instance_exited(self)
         if not expected:
             self.on_unexpected_exit(reason)
-        self.batches.fail_prefetched(reason)
+        self.session.fail_prefetched(reason)
 
     def _exit_error(self, code: int, state: State) -> HostError:
         """The error for a request to the stub, which has ended in a state without a reply."""
@@ -430,4 +386,4 @@ class Instance:
     def _release_resources(self) -> None:
         self._link.close()
         self._services.arenas.on_closed.remove(self._on_arena_closed)
-        self._transfer.stub_exited()
+        self.session.transfer.stub_exited()

@@ -205,7 +205,7 @@ class StubPool:
         """The models that BLS requests wait for until they are loaded, by the calling model."""
         found: dict[str, set[str]] = {}
         for instance in self._instances:
-            if names := instance.bls_requests.find_awaited_models():
+            if names := instance.session.bls_requests.find_awaited_models():
                 found.setdefault(instance.label.model, set()).update(names)
         return found
 

@@ -133,7 +133,7 @@ class Supervisor(InstanceSlot):
         """Runs a batch, once its permit is granted."""
         permit = self.permit
         if permit is None:
-            self.instance.batch_sender.send_batch(
+            self.instance.session.run_batch(
                 Batch(calls, self._on_released, self._on_batch_done, self._report)
             )
             return
@@ -148,7 +148,7 @@ class Supervisor(InstanceSlot):
         self._calls_awaiting_permit = ()
         if calls:
             self.permit.start_execution()
-            self.instance.batch_sender.send_batch(
+            self.instance.session.run_batch(
                 Batch(calls, self._on_released, self._on_batch_done, self._report)
             )
         else:
@@ -165,7 +165,7 @@ class Supervisor(InstanceSlot):
 
     def cancel_call(self, call: Call) -> bool:
         """Cancels a call that runs here; returns whether its model has it."""
-        return self.instance.batches.cancel_call(call)
+        return self.instance.session.cancel_call(call)
 
     def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
         """Whether the stub may prefetch this call while it runs another one and has more.
@@ -176,7 +176,7 @@ class Supervisor(InstanceSlot):
         return (
             prefetched < self._prefetch_limit
             and self.permit is None
-            and self.instance.batches.accepts_prefetch(call)
+            and self.instance.session.accepts_prefetch(call)
         )
 
     def accepts_reclaimable(self, call: Call, prefetched: int, finds_core: bool) -> bool:
@@ -204,13 +204,13 @@ class Supervisor(InstanceSlot):
     def _accepts_reclaimable(self, call: Call) -> bool:
         """Whether the stub lives, and the call can be taken back from it."""
         instance = self.instance
-        return instance.serving and instance.batches.accepts_reclaimable(call)
+        return instance.serving and instance.session.accepts_reclaimable(call)
 
     def run_reclaimable(
         self, call: Call, on_returned: Callable[[InstanceSlot, Call], None]
     ) -> None:
         """Sends a call to the stub, which starts it when it has ended what it runs."""
-        self.instance.batch_sender.send_batch(
+        self.instance.session.run_batch(
             Batch(
                 [call],
                 self._on_released,
@@ -226,11 +226,11 @@ class Supervisor(InstanceSlot):
 
     def reclaim_prefetched(self, most: int) -> Sequence[Call]:
         """Takes back at most `most` calls that the stub has not taken."""
-        return self.instance.batch_sender.reclaim_prefetched(most)
+        return self.instance.session.reclaim_prefetched(most)
 
     def drain_prefetched(self) -> Sequence[Call]:
         """Returns, once, the prefetched calls that the stub had not started when it died."""
-        return self.instance.batches.drain_prefetched()
+        return self.instance.session.drain_prefetched()
 
     def report_expired_sequences(self, correlation_ids: Sequence[int | str]) -> None:
         """Tells the model that sequences have ended without an END."""
@@ -239,12 +239,12 @@ class Supervisor(InstanceSlot):
     @property
     def blocking_calls(self) -> Sequence[Call]:
         """The BLS calls that the running batch waits for."""
-        return tuple(self.instance.bls_requests.blocking_calls.values())
+        return tuple(self.instance.session.bls_requests.blocking_calls.values())
 
     @property
     def awaited_models(self) -> Collection[str]:
         """The models that BLS requests of the instance wait for."""
-        return self.instance.bls_requests.awaited_models
+        return self.instance.session.bls_requests.awaited_models
 
     @property
     def resource_holders(self) -> Sequence[CallHolder]:
@@ -262,8 +262,8 @@ class Supervisor(InstanceSlot):
         """For each batch in progress, the BLS calls that it made."""
         instance = self.instance
         return [
-            instance.bls_requests.calls_of_batch(number)
-            for number in instance.batches.blocking_batches
+            instance.session.bls_requests.calls_of_batch(number)
+            for number in instance.session.blocking_batches
         ]
 
     def _on_released(self) -> None:
@@ -360,11 +360,11 @@ class Supervisor(InstanceSlot):
     @property
     def idle(self) -> bool:
         """Whether it has no batch."""
-        return self.instance.batches.idle and not self._calls_awaiting_permit
+        return self.instance.session.idle and not self._calls_awaiting_permit
 
     def skip_grace_period(self) -> None:
         """Ends the wait of `stop` for running work, also if it is in progress."""
-        self.instance.batches.skip_wait_idle()
+        self.instance.session.skip_wait_idle()
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Stops the instance; `grace` and `finalize` in seconds, as for `Instance.stop`."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from host.errors import ErrorCode, HostError
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
@@ -63,6 +62,8 @@ class TensorTransfer:
         self._bls_inline_limit = bls_inline_limit
         # The stub's arena; after the stub's end, it lives as long as one of its blocks.
         self._stub_arena: ArenaFile | None = stub_arena
+        self.dropped: Collection[int] = stub_arena.dropped
+        """The stub's own blocks that the host has released since `collect_releases`."""
         self._stub_arena_number = stub_arena.number
         self._exported = BlockReferences()
         stub_arena.set_drop_handler(release_timer.schedule)
@@ -94,9 +95,22 @@ class TensorTransfer:
             _release_message(request)
         wanted = request.output_placement or request.output_placement_hints
         placement = self._encode_output_placement(wanted, socket, frame) if wanted else None
+        encoded: list[WireTensor] = []
+        try:
+            for tensor in inputs:
+                encoded.append(  # noqa: PERF401 - the list is complete up to an error
+                    WireTensor(tensor.name, CODES[tensor.datatype], tensor.shape, tensor.data)  # type: ignore[arg-type]
+                    if tensor.owner is None
+                    else self._encode_tensor(tensor, socket, frame)
+                )
+        except Exception:  # ArenaFull, or a defect: either way, the caller gets no blocks
+            for wire in encoded:
+                if wire.data is None:
+                    self._exported.release_block(wire.arena, wire.offset, 1)
+            raise
         return WireRequest(
             request.id,
-            self._encode_inputs(inputs, socket, frame),
+            encoded,
             request.requested_outputs,
             request.parameters,
             request.correlation_id,
@@ -108,26 +122,6 @@ class TensorTransfer:
             placement,
             request.max_outstanding_responses,
         )
-
-    def _encode_inputs(
-        self, inputs: Sequence[Tensor], socket: bytes, frame: list[ToStub]
-    ) -> list[WireTensor]:
-        encoded: list[WireTensor] = []
-        try:
-            for tensor in inputs:
-                encoded.append(  # noqa: PERF401 - the list is complete up to an error
-                    WireTensor(
-                        tensor.name, CODES[tensor.datatype], tensor.shape, cast(bytes, tensor.data)
-                    )
-                    if tensor.owner is None
-                    else self._encode_tensor(tensor, socket, frame)
-                )
-        except Exception:  # ArenaFull, or a defect: either way, the caller gets no blocks
-            for wire in encoded:
-                if wire.data is None:
-                    self._exported.release_block(wire.arena, wire.offset, 1)
-            raise
-        return encoded
 
     def fits_inline(self, request: InferRequest) -> bool:
         """Whether no tensor of the request needs shared memory of the host."""
@@ -223,19 +217,26 @@ class TensorTransfer:
         )
         return Tensor(wire.name, datatype, wire.shape, data, block)
 
-    def decode_output(self, wire: WireTensor, wanted: Mapping[str, object] | None) -> Tensor:
-        """Converts an output, in memory of the client or not. Raises HostError, and as
+    def decode_outputs(
+        self, outputs: Sequence[WireTensor], wanted: Mapping[str, object] | None
+    ) -> list[Tensor]:
+        """Converts outputs, in memory of the client or not. Raises HostError, and as
         `decode_tensor`.
-
-        An output elsewhere in a client's region is an input that the model has passed on. It is
-        copied, as the host must not read memory that the client may take away.
         """
-        tensor = self.decode_tensor(wire)
-        if tensor.owner is None:
-            return tensor
-        if wanted is not None and is_in_place(tensor, wanted.get(wire.name)):
-            return Tensor(tensor.name, tensor.datatype, tensor.shape, b"", tensor.owner)
-        return copy_from_shared_memory(tensor)
+        tensors: list[Tensor] = []
+        for wire in outputs:
+            if wire.data is not None:
+                tensors.append(Tensor(wire.name, NAMES[wire.code], wire.shape, wire.data))
+                continue
+            tensor = self.decode_tensor(wire)
+            if wanted is not None and is_in_place(tensor, wanted.get(wire.name)):
+                tensor.data = b""
+            else:
+                # An output elsewhere in a client's region is an input that the model has passed on.
+                # The host must not read memory that the client may take away.
+                tensor = copy_from_shared_memory(tensor)
+            tensors.append(tensor)
+        return tensors
 
     def decode_request(self, wire: WireRequest) -> InferRequest:
         """Converts a BLS request. Raises as `decode_tensor`."""
@@ -264,7 +265,7 @@ class TensorTransfer:
 
     def collect_releases(self) -> BlockRelease | None:
         """A message with the stub's own blocks that the host has released, or None."""
-        if self._stub_arena is None or not self._stub_arena.dropped:
+        if self._stub_arena is None or not self.dropped:
             return None
         dropped = self._stub_arena.dropped
         counts: Counter[int] = Counter()
@@ -288,6 +289,7 @@ class TensorTransfer:
         if self._stub_arena is not None:
             self._stub_arena.set_drop_handler(None)
             self._stub_arena = None
+            self.dropped = ()
 
 
 def _movable_bytes(tensors: Sequence[Tensor]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from math import frexp, ldexp
 
@@ -13,10 +14,11 @@ _PER_OCTAVE = 16
 class LatencyCounts(Counter[int]):
     """The number of requests in each bucket of latency; counts of two versions can be added."""
 
-    def add_latency(self, ns: int) -> None:
-        """Adds one request of the given duration in nanoseconds."""
-        mantissa, exponent = frexp(ns)  # 0.5 <= mantissa < 1, so each exponent has 16 buckets
-        self[exponent * _PER_OCTAVE + int(mantissa * 2 * _PER_OCTAVE)] += 1
+    def add_latencies(self, durations: Iterable[int]) -> None:
+        """Adds requests of the given durations in nanoseconds."""
+        for ns in durations:
+            mantissa, exponent = frexp(ns)  # 0.5 <= mantissa < 1, so each exponent has 16 buckets
+            self[exponent * _PER_OCTAVE + int(mantissa * 2 * _PER_OCTAVE)] += 1
 
 
 def latency_buckets(counts: Counter[int]) -> list[tuple[float, int]]:

@@ -88,15 +88,14 @@ class InferenceCounters:
         output_ns = times.ended - times.outputs_begin
         now = time.monotonic_ns()
         size = late
-        answered = inferences = total_ns = queue_ns = 0
+        durations: list[int] = []
+        inferences = queue_ns = 0
         for call in calls:
             elements = call.request.batch_size
             size += elements
             if not call.failed:
-                answered += 1
                 inferences += elements
-                total_ns += now - call.received_ns
-                self.latency_counts.add_latency(now - call.received_ns)
+                durations.append(now - call.received_ns)
                 waited = started - (call.queued_ns or call.received_ns)
                 if waited > 0:
                     queue_ns += waited
@@ -104,9 +103,11 @@ class InferenceCounters:
                     self.latencies.record_success(
                         now - call.received_ns, waited, input_ns, infer_ns, output_ns
                     )
+        answered = len(durations)
+        self.latency_counts.add_latencies(durations)
         self._inferences += inferences
         self._success += answered
-        self._success_ns += total_ns
+        self._success_ns += sum(durations)
         self._queue_ns += queue_ns
         self._computed += answered
         self._input_ns += input_ns * answered
@@ -141,7 +142,7 @@ class InferenceCounters:
         self._inferences += batch_size
         self._success += 1
         self._success_ns += total_ns
-        self.latency_counts.add_latency(total_ns)
+        self.latency_counts.add_latencies((total_ns,))
         if queue_ns > 0:
             self._queue_ns += queue_ns
         self._computed += 1
@@ -178,7 +179,7 @@ class InferenceCounters:
         """Records a request that was answered from the response cache, without an inference."""
         self._success += 1
         self._success_ns += total_ns
-        self.latency_counts.add_latency(total_ns)
+        self.latency_counts.add_latencies((total_ns,))
         self._queue_ns += queue_ns
         self._hits += 1
         self._hit_ns += lookup_ns

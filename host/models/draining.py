@@ -114,7 +114,8 @@ class DrainableModel(ABC):
 
     def _release_call(self, call: Call) -> None:
         self._calls.discard(call)
-        self._signal_if_drained()
+        if self._drained is not None:
+            self._signal_if_drained()
 
     def _is_awaited(self) -> bool:
         """Whether `drain` waits for calls or holds."""

@@ -147,7 +147,7 @@ class InstanceFactory:
             await stub.initialize(message)
         signature = self._model.signature
         if signature.reshapes_outputs:
-            stub.batches.restore_shape = signature.restore_output_shape
+            stub.session.restore_shape = signature.restore_output_shape
         if not spec.passive:
             await self._warmup.run(stub, self._model.new_call, self._model.record_batch)
 

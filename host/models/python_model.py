@@ -80,8 +80,10 @@ class PythonModel(DrainableModel):
         self._validate_request(request)
         if not self.scheduler.instances or self._drained is not None:
             self._raise_if_unrecoverable(request)
-        self._copy_inspected_inputs(request)
-        call = self.new_call(request)
+        if self.cache is not None or request.trace is not None:
+            self._copy_inspected_inputs(request)
+        call = self._new_call(request)
+        self._track_call(call)
         if self.cache is not None:
             self.scheduler.reserve(call)
             self.cache.serve(call, self._submit)

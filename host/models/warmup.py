@@ -150,7 +150,7 @@ async def _execute(
 
     for call in calls:
         call.subscribe(responder(call))
-    instance.batch_sender.send_batch(Batch(calls, released.set, done, report))
+    instance.session.run_batch(Batch(calls, released.set, done, report))
     await answered.wait()
     await released.wait()
     return errors

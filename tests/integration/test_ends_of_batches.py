@@ -145,7 +145,7 @@ def test_an_instance_releases_a_dead_stub_and_its_memory(repository: RepositoryB
             (instance,) = version.model.supervisors
             stub, arena = (
                 weakref.ref(instance.instance),
-                weakref.ref(instance.instance._transfer.arena),
+                weakref.ref(instance.instance.session.transfer.arena),
             )
             pid = pid_of(instance)
             assert pid is not None

@@ -74,8 +74,8 @@ class Bench:
     def states(self) -> list[str]:
         """Describes every instance, to help to find the cause of a failure."""
         return [
-            f"{known.instance.name}: {known.state}, {known.instance._session.state}, {known.reason}"
-            f" after {known._consecutive_exits} deaths"
+            f"{known.instance.name}: {known.state}, {known.instance.session.protocol.state},"
+            f" {known.reason} after {known._consecutive_exits} deaths"
             for model in self.living_models()
             for known in model.supervisors
         ]
@@ -120,8 +120,8 @@ class Bench:
                 "host memory": os.fstat(own.host_fd).st_blocks,
             }
             for stub in self.server._open_components.pool._instances:
-                found[f"lent to {stub.name}"] = len(stub._transfer._exported)
-                found[f"memory of {stub.name}"] = os.fstat(stub._transfer.arena.fd).st_blocks
+                found[f"lent to {stub.name}"] = len(stub.session.transfer._exported)
+                found[f"memory of {stub.name}"] = os.fstat(stub.session.transfer.arena.fd).st_blocks
             return {what: amount for what, amount in found.items() if amount}
 
         await eventually(lambda: not held(), "memory to be given back", state=held)

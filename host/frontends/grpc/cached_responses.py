@@ -17,7 +17,7 @@ from host.frontends.grpc.placed_message import PlacedMessage
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse
 
-_MAX_REQUEST_BYTES = 1024
+MAX_REPEATABLE_BYTES = 1024
 """Bytes of a request whose response is kept."""
 
 _MAX_RESPONSE_BYTES = 4096
@@ -83,7 +83,7 @@ class CachedResponses:
 
 def is_repeatable(data: bytes) -> bool:
     """Whether the message of a request is short, and all of it is in its bytes."""
-    return len(data) <= _MAX_REQUEST_BYTES and not isinstance(data, PlacedMessage)
+    return len(data) <= MAX_REPEATABLE_BYTES and not isinstance(data, PlacedMessage)
 
 
 def _split_id(data: bytes) -> tuple[bytes, bytes]:

@@ -19,7 +19,7 @@ from host.inference.shared_memory_bytes import read_bytes
 MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX, the limit of gRPC
 
 _LENGTH_DELIMITED = 2
-_CACHE_SIZE = 2048  # descriptions of each kind
+_CACHE_SIZE = 2048  # descriptions of models and outputs
 
 
 def _tag(message: Any, name: str) -> bytes:
@@ -49,11 +49,9 @@ def encode_infer_response(response: InferResponse) -> bytes:
     Raises HostError INVALID_ARG if it is larger than gRPC allows (docs/reference/protocol.md,
     "ModelInferResponse").
     """
-    short = _encode_small(response, b"")
-    if short is not None:
-        return short
-    parts, size = _response_parts(response)
-    _check_size(size)
+    parts, size = _encode_parts(response)
+    if size > MAX_MESSAGE_BYTES:
+        raise _too_large(size)
     return b"".join(parts)
 
 
@@ -63,13 +61,12 @@ def encode_stream_response(response: InferResponse, final: bool) -> bytes:
     `final`: the response parameter `triton_final_response`. Raises HostError INVALID_ARG if it is
     larger than gRPC allows.
     """
+    parts, size = _encode_parts(response)
     flag = _FINAL_FLAGS[final]
-    short = _encode_small(response, flag)
-    if short is not None:
-        return b"%b%b%b" % (_INFER_RESPONSE_TAG, _varint(len(short)), short)
-    parts, size = _response_parts(response)
     prefix = _INFER_RESPONSE_TAG + _varint(size + len(flag)) + flag
-    _check_size(size + len(prefix))
+    size += len(prefix)
+    if size > MAX_MESSAGE_BYTES:
+        raise _too_large(size)
     parts.insert(0, prefix)
     return b"".join(parts)
 
@@ -89,7 +86,7 @@ def encode_empty_stream_response(
     """
     answer = b"".join(
         (
-            _model_fields(model_name, model_version),
+            _serialize(pb.ModelInferResponse(model_name=model_name, model_version=model_version)),
             _string_field(_ID_TAG, request_id),
             _FINAL_FLAGS[final],
         )
@@ -102,103 +99,58 @@ def encode_empty_stream_response(
     )
 
 
-def _encode_small(response: InferResponse, flag: bytes) -> bytes | None:
-    """The fast path for the responses of most models; None for others and for invalid ones."""
-    outputs = response.outputs
-    if len(outputs) != 1:
-        return None
-    tensor = outputs[0]
-    data = tensor.data
-    if type(data) is not bytes or len(data) > 127:
-        return None
-    try:
-        head = _model_and_output_fields(
-            response.model_name,
-            response.model_version,
-            tensor.name,
-            tensor.datatype,
-            tuple(tensor.shape),
-        )
-        if response.parameters:
-            head += _parameters(response.parameters)
-    except (TypeError, ValueError):
-        return None  # the slow path reports the error
-    number = _string_field(_ID_TAG, response.id) if response.id else b""
-    return b"%b%b%b%b%b%b" % (flag, head, number, _RAW_TAG, _SINGLE_BYTES[len(data)], data)
-
-
-def _response_parts(response: InferResponse) -> tuple[list[Buffer], int]:
+def _encode_parts(response: InferResponse) -> tuple[list[Buffer], int]:
     """The parts of a ModelInferResponse, and their total size in bytes."""
     try:
-        return _collect_parts(response)
+        described: list[Any] = [response.model_name, response.model_version]
+        raw: list[Buffer] = []
+        size = 0
+        for tensor in response.outputs:
+            described += (tensor.name, tensor.datatype, tuple(tensor.shape))
+            data = tensor.data
+            if type(data) is bytes:
+                length = len(data)
+            else:
+                data = read_bytes(data)
+                length = memoryview(data).nbytes  # of items that may be larger than a byte
+            tag = _SHORT_RAW_TAGS[length] if length < 128 else _RAW_TAG + _varint(length)
+            raw += (tag, data)
+            size += len(tag) + length
+        head = _describe(*described)
+        if response.id:
+            head += _string_field(_ID_TAG, response.id)
+        if response.parameters:
+            head += _parameters(response.parameters)
     except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
         raise internal(
             f"response of model '{response.model_name}' cannot be sent: {error}"
         ) from None
-
-
-def _collect_parts(response: InferResponse) -> tuple[list[Buffer], int]:
-    parts: list[Buffer] = [_model_fields(response.model_name, str(response.model_version))]
-    if response.id:
-        parts.append(_string_field(_ID_TAG, response.id))
-    if response.parameters:
-        parts.append(_parameters(response.parameters))
-    size = 0
-    raw: list[Buffer] = []
-    for tensor in response.outputs:
-        parts.append(_output_field(tensor.name, tensor.datatype, tuple(tensor.shape)))
-        data = read_bytes(tensor.data)
-        length = len(data) if type(data) is bytes else memoryview(data).nbytes
-        raw.append(_RAW_TAG + _varint(length))
-        raw.append(data)
-        size += length - len(data)  # zero, except for views of items larger than a byte
-    parts += raw
-    return parts, size + sum(map(len, parts))
+    return [head, *raw], size + len(head)
 
 
 @functools.lru_cache(_CACHE_SIZE)
-def _model_and_output_fields(
-    model: str, version: int, name: str, datatype: str, shape: tuple[int, ...]
-) -> bytes:
-    return _model_fields(model, str(version)) + _output_field(name, datatype, shape)
-
-
-@functools.lru_cache(_CACHE_SIZE)
-def _model_fields(name: str, version: str) -> bytes:
-    return _serialize(pb.ModelInferResponse(model_name=name, model_version=version))
-
-
-@functools.lru_cache(_CACHE_SIZE)
-def _output_field(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    output = pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
-    return _serialize(pb.ModelInferResponse(outputs=[output]))
-
-
-def _parameters(parameters: dict[str, Parameter]) -> bytes:
-    return b"".join(
-        [
-            _parameter(key, value) if isinstance(value, str) else _cached_parameter(key, value)
-            for key, value in parameters.items()
-        ]
-    )
-
-
-def _parameter(key: str, value: Parameter) -> bytes:
-    message = pb.ModelInferResponse()
-    entry = message.parameters[key]
-    if isinstance(value, bool):
-        entry.bool_param = value
-    elif isinstance(value, int):
-        entry.int64_param = value
-    elif isinstance(value, float):
-        entry.double_param = value
-    else:
-        entry.string_param = value
+def _describe(model: str, version: int, *outputs: Any) -> bytes:
+    """The fields with the model, and with name, datatype and shape of each output."""
+    message = pb.ModelInferResponse(model_name=model, model_version=str(version))
+    for start in range(0, len(outputs), 3):
+        name, datatype, shape = outputs[start : start + 3]
+        message.outputs.add(name=name, datatype=datatype, shape=shape)
     return _serialize(message)
 
 
-# True, 1 and 1.0 are equal. Texts are not cached, as they may be long.
-_cached_parameter = functools.lru_cache(_CACHE_SIZE, typed=True)(_parameter)
+def _parameters(parameters: dict[str, Parameter]) -> bytes:
+    message = pb.ModelInferResponse()
+    for key, value in parameters.items():
+        entry = message.parameters[key]
+        if isinstance(value, bool):
+            entry.bool_param = value
+        elif isinstance(value, int):
+            entry.int64_param = value
+        elif isinstance(value, float):
+            entry.double_param = value
+        else:
+            entry.string_param = value
+    return _serialize(message)
 
 
 def _string_field(tag: bytes, text: str) -> bytes:
@@ -221,11 +173,7 @@ def _varint(value: int) -> bytes:
 
 
 _SINGLE_BYTES = tuple(bytes((value,)) for value in range(128))
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_MESSAGE_BYTES:
-        raise _too_large(size)
+_SHORT_RAW_TAGS = tuple(_RAW_TAG + length for length in _SINGLE_BYTES)
 
 
 def _too_large(size: int) -> HostError:

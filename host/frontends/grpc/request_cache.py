@@ -23,7 +23,7 @@ from host.frontends.grpc.infer_request import (
 )
 from host.frontends.grpc.parameters import SEQUENCE_PARAMETERS, apply_parameters
 from host.frontends.grpc.placed_message import PlacedMessage
-from host.inference.request import Buffer, InferRequest, Tensor
+from host.inference.request import Buffer, InferRequest, RequestShape, Tensor
 from stub.wire.arena import Block
 
 _NO_BLOCKS: dict[int, Block] = {}
@@ -47,7 +47,7 @@ class _Parameters(NamedTuple):
 _NO_PARAMETERS = _Parameters(b"", 0, 0)
 
 
-class RequestTemplate:
+class RequestTemplate(RequestShape):
     """A request without its id, sequence and tensors.
 
     `prefix`: the bytes before the id. `parameters`: the fields of its parameters. `suffix`: the
@@ -78,6 +78,7 @@ class RequestTemplate:
         request: InferRequest,
     ) -> None:
         """`message`: the parsed request."""
+        super().__init__()
         self.message = message
         self.prefix = prefix
         self.parameters = parameters
@@ -101,31 +102,6 @@ class RequestTemplate:
             request.model_version,
             requested_outputs=request.requested_outputs,
         )
-
-    def build_request(
-        self,
-        inputs: list[Tensor],
-        request_id: str,
-        parameters: _Parameters,
-        validation_key: object = None,
-    ) -> InferRequest:
-        """Makes another request from the template."""
-        base_request = self.base_request
-        request = InferRequest(
-            base_request.model_name,
-            inputs,
-            base_request.model_version,
-            request_id,
-            base_request.requested_outputs[:],
-            validation_key=validation_key,
-        )
-        if parameters is not _NO_PARAMETERS:
-            _, request.correlation_id, request.flags = parameters
-        if not self.has_defaults:
-            request.parameters = base_request.parameters.copy()
-            request.priority = base_request.priority
-            request.timeout_us = base_request.timeout_us
-        return request
 
 
 class RequestCache:
@@ -254,40 +230,56 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
         position = end + len(suffix)
     view: Buffer = data if len(data) < MIN_VIEW_BYTES else memoryview(data)
     blocks = data.blocks if isinstance(data, PlacedMessage) else _NO_BLOCKS
+    shape: RequestShape | None = None  # if the sizes of the tensors are known, too
     tensor_head = template.tensor_head
     if tensor_head and data.startswith(tensor_head, position):
+        shape = template
         position += len(tensor_head)
-        name, datatype, shape = template.inputs[0]
+        size = template.single_input_size
+        name, datatype, dims = template.inputs[0]
         if blocks:
             block = blocks.get(position)
-            if block is None or len(data) != position or block.size != template.single_input_size:
+            if block is None or len(data) != position or block.size != size:
                 return None
-            tensor = Tensor(name, datatype, shape[:], block.data, block)
-            return template.build_request([tensor], request_id, parameters, template)
-        if len(data) != position + template.single_input_size:
+            inputs = [Tensor(name, datatype, dims[:], block.data, block)]
+        elif len(data) != position + size:
             return None
-        # All but the sequence is unchanged.
-        return template.build_request(
-            [Tensor(name, datatype, shape[:], view[position:])], request_id, parameters, template
-        )
-    inputs: list[Tensor] = []
-    for name, datatype, shape in template.inputs:
-        if data[position] != RAW_TAG:
+        else:
+            inputs = [Tensor(name, datatype, dims[:], view[position:])]
+    else:
+        inputs = []
+        for name, datatype, dims in template.inputs:
+            if data[position] != RAW_TAG:
+                return None
+            length = data[position + 1]
+            position += 2
+            if length > 127:
+                length, position = _read_long_length(data, length, position)
+            block = blocks.get(position)
+            if block is not None:
+                inputs.append(Tensor(name, datatype, dims[:], block.data, block))
+                continue
+            start = position
+            position += length
+            inputs.append(Tensor(name, datatype, dims[:], view[start:position]))
+        if position != len(data):
             return None
-        length = data[position + 1]
-        position += 2
-        if length > 127:
-            length, position = _read_long_length(data, length, position)
-        block = blocks.get(position)
-        if block is not None:
-            inputs.append(Tensor(name, datatype, shape[:], block.data, block))
-            continue
-        start = position
-        position += length
-        inputs.append(Tensor(name, datatype, shape[:], view[start:position]))
-    if position != len(data):
-        return None
-    return template.build_request(inputs, request_id, parameters)
+    base = template.base_request
+    request = InferRequest(
+        base.model_name,
+        inputs,
+        base.model_version,
+        request_id,
+        base.requested_outputs[:],
+        shape=shape,
+    )
+    if parameters is not _NO_PARAMETERS:
+        _, request.correlation_id, request.flags = parameters
+    if not template.has_defaults:
+        request.parameters = base.parameters.copy()
+        request.priority = base.priority
+        request.timeout_us = base.timeout_us
+    return request
 
 
 def _template_key(data: bytes) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
-from host.frontends.grpc.cached_responses import CachedResponses, is_repeatable
+from host.frontends.grpc.cached_responses import MAX_REPEATABLE_BYTES, CachedResponses
 from host.frontends.grpc.infer_request import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.large_contents import (
@@ -134,7 +134,10 @@ class GrpcService:
         if reserved is not None:
             request.reserved_memory = reserved
         try:
-            kept = data if known is not None and is_repeatable(data) else b""
+            repeats = (
+                known is not None and type(data) is bytes and len(data) <= MAX_REPEATABLE_BYTES
+            )
+            kept = data if repeats else b""
             return self._start_request(request, done, context, data=kept)
         except NotServedError:
             if not self._core.loads_on_demand:

@@ -47,7 +47,7 @@ def to_request(
         priority=head.priority,
         timeout_us=head.timeout_us,
         # A larger head does not recur, and may hold the data of all inputs.
-        validation_key=head if header_length <= MAX_CACHED_BYTES else None,
+        shape=head if header_length <= MAX_CACHED_BYTES else None,
     )
     at, end = header_length, len(body)
     view: Buffer = body if end < _MIN_VIEW_BYTES else memoryview(body)

@@ -14,7 +14,7 @@ from host.frontends.http import json_text as json
 from host.frontends.http.json_arrays import CutText
 from host.frontends.http.tensors import JsonInputLimit, read_tensor
 from host.inference.correlation_id import checked_correlation_text
-from host.inference.request import Parameter
+from host.inference.request import Parameter, RequestShape
 from host.instances.regions import RegionPart
 
 _CACHE_SIZE = 2048  # JSON parts; a client often repeats the same one
@@ -61,9 +61,9 @@ class OutputHeader:
     region: RegionPart | None = None
 
 
-@dataclass(slots=True)
-class InferenceHeader:
-    """A parsed JSON part. All requests with the same JSON share it, so it is never changed.
+@dataclass(eq=False)
+class InferenceHeader(RequestShape):
+    """A parsed JSON part. All requests with the same JSON share it, so its fields never change.
 
     `outputs` is an error if the outputs are invalid, because other errors are reported before it.
     """
@@ -77,6 +77,9 @@ class InferenceHeader:
     flags: int = 0
     priority: int = 0
     timeout_us: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
 
 
 class InferenceHeaderReader:

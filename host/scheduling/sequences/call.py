@@ -63,6 +63,8 @@ class Sequence:
 class SequenceCall(OrderedCall):
     """A call of a sequence. It can be run again, and its response has the next states."""
 
+    prepares_responses = True
+
     __slots__ = ("sequence", "again", "iterates", "_given", "_wanted", "_kept", "_states")
 
     def __init__(self, request: InferRequest) -> None:

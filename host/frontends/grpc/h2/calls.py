@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from host.frontends.grpc.h2 import status
 from host.frontends.grpc.h2.frames import H2ErrorCode
@@ -29,16 +30,17 @@ _MIN_STATUS_MESSAGE, _MAX_STATUS_MESSAGE = 64, 65536  # bytes
 class GrpcCall(Stream):
     """Base class of unary and streaming calls: the deadline, and how a call ends."""
 
-    __slots__ = ("rpc", "_running", "_deadline", "_headers_sent")
+    rpc: Rpc[Any]
+    """Set by the route."""
+    _running: Cancellable | None = None
+    _deadline: asyncio.TimerHandle | None = None
+    _headers_sent = False
 
-    def __init__(self, connection: StreamConnection, stream_id: int, rpc: Rpc) -> None:
-        super().__init__(connection, stream_id)
-        self.rpc = rpc
-        self._running: Cancellable | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._headers_sent = False
-        if rpc.timeout is not None:
-            self._deadline = connection.loop.call_later(rpc.timeout, self._deadline_exceeded)
+    def on_opened(self) -> None:
+        """Starts the deadline."""
+        timeout = self.rpc.timeout
+        if timeout is not None:
+            self._deadline = self.connection.loop.call_later(timeout, self._deadline_exceeded)
 
     def on_aborted(self) -> None:
         """Cancels the handler, as the client or the connection has gone."""
@@ -109,8 +111,6 @@ class GrpcCall(Stream):
 
 class RefusedCall(Stream):
     """A request that is answered with an error before its data is read."""
-
-    __slots__ = ("_block",)
 
     def __init__(self, connection: StreamConnection, stream_id: int, block: bytes) -> None:
         super().__init__(connection, stream_id)

@@ -274,7 +274,8 @@ class H2Connection(asyncio.Protocol):
         stream.mark_closed()
         if not self.streams:
             self._timers.all_streams_closed()
-            self._close_if_drained()
+            if self._refusing_streams:
+                self._close_if_drained()
 
     def _remember_reset_stream(self, stream_id: int) -> None:
         self._reset_streams[stream_id] = None
@@ -304,7 +305,7 @@ class H2Connection(asyncio.Protocol):
         opened.remote_ended = end
         opened.on_opened()
         if end and not opened.closed:
-            opened.on_data(b"", 0, True)
+            self._end_request(opened)
 
     def _on_trailers(self, stream: int, known: Stream | None, block: bytes, end: bool) -> None:
         if known is None:
@@ -322,7 +323,14 @@ class H2Connection(asyncio.Protocol):
             self.on_stream_error(stream, H2ErrorCode.PROTOCOL_ERROR)
         else:
             known.remote_ended = True
-            known.on_data(b"", 0, True)
+            self._end_request(known)
+
+    def _end_request(self, stream: Stream) -> None:
+        """Ends a request by headers or trailers, without data."""
+        if stream.remaining_length:
+            self.on_stream_error(stream.id, H2ErrorCode.PROTOCOL_ERROR)
+        else:
+            stream.on_data(b"", 0, True)
 
     def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
         """Passes data of a request to its stream."""
@@ -340,6 +348,12 @@ class H2Connection(asyncio.Protocol):
             return
         if not piece and not end:
             self.on_no_op_frame()
+        if known.remaining_length is not None:  # RFC 9113 section 8.1.1; padding does not count
+            known.remaining_length -= len(piece)
+            if known.remaining_length < 0 or (end and known.remaining_length):
+                self.acknowledge_received_data(size)
+                self.on_stream_error(stream, H2ErrorCode.PROTOCOL_ERROR)
+                return
         known.remote_ended = end
         known.on_data(piece, size, end)
 

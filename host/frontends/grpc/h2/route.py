@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from host.frontends.grpc.h2 import status
 from host.frontends.grpc.h2.calls import RefusedCall
-from host.frontends.grpc.h2.content_length import CheckedStreamCall, CheckedUnaryCall
 from host.frontends.grpc.h2.headers import Fields
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.rpc import Rpc, parse_rpc
@@ -14,41 +14,22 @@ from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.h2.stream import Route, Stream, StreamConnection
 from host.frontends.grpc.h2.stream_call import StreamCall
 from host.frontends.grpc.h2.unary_call import UnaryCall
-from host.frontends.grpc.methods import GrpcOptions, Method, Services, StreamMethod, UnaryMethod
+from host.frontends.grpc.methods import GrpcOptions, Method, Services, StreamMethod
 
 _GRPC = b"application/grpc"
 
 
 @dataclass(frozen=True, slots=True)
-class _UnaryRoute:
-    rpc: Rpc
-    method: UnaryMethod
+class _CallRoute:
+    rpc: Rpc[Any]
+    call: type[UnaryCall | StreamCall]
+    content_length: int | None
 
     def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
-        return UnaryCall(connection, stream_id, self.rpc, self.method)
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamRoute:
-    rpc: Rpc
-    method: StreamMethod
-
-    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
-        return StreamCall(connection, stream_id, self.rpc, self.method)
-
-
-@dataclass(frozen=True, slots=True)
-class _ContentLengthRoute:
-    rpc: Rpc
-    length: int
-
-    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
-        call: CheckedStreamCall | CheckedUnaryCall
-        if isinstance(self.rpc.method, StreamMethod):
-            call = CheckedStreamCall(connection, stream_id, self.rpc, self.rpc.method)
-        else:
-            call = CheckedUnaryCall(connection, stream_id, self.rpc, self.rpc.method)
-        call.remaining_length = self.length
+        call = self.call(connection, stream_id)
+        call.rpc = self.rpc
+        if self.content_length is not None:
+            call.remaining_length = self.content_length
         return call
 
 
@@ -90,11 +71,12 @@ class Router:
         except RpcError as fault:
             end = status.trailers(fault.code, fault.message)
             return _RefusedRoute(status.RESPONSE_HEADERS + status.ACCEPT_ENCODING + end)
-        if length := known.get(b"content-length"):
-            return _ContentLengthRoute(rpc, int(length))
-        if isinstance(rpc.method, StreamMethod):
-            return _StreamRoute(rpc, rpc.method)
-        return _UnaryRoute(rpc, rpc.method)
+        length = known.get(b"content-length")
+        return _CallRoute(
+            rpc,
+            StreamCall if isinstance(rpc.method, StreamMethod) else UnaryCall,
+            int(length) if length else None,
+        )
 
 
 def _is_grpc(content_type: bytes) -> bool:

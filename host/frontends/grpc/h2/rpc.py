@@ -6,6 +6,7 @@ import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from host.frontends.forwarding import Header
 from host.frontends.grpc.h2.headers import Fields
@@ -21,15 +22,18 @@ _PREFERENCES = {"low": ("gzip", "deflate"), "medium": ("deflate", "gzip")}
 _PREFERENCES["high"] = _PREFERENCES["medium"]
 
 
+MethodT = TypeVar("MethodT", bound=Method, covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Rpc:
+class Rpc(Generic[MethodT]):
     """The parsed header of a call; also the RpcContext of its handler.
 
     `timeout` is in seconds. `encoding` is the compression of the request messages,
     `response_encoding` that of the response messages; empty means none.
     """
 
-    method: Method
+    method: MethodT
     timeout: float | None = None
     encoding: str = ""
     response_encoding: str = ""
@@ -47,7 +51,7 @@ class Rpc:
         return self.headers
 
 
-def parse_rpc(fields: Fields, methods: dict[bytes, Method], compression_level: str) -> Rpc:
+def parse_rpc(fields: Fields, methods: dict[bytes, Method], compression_level: str) -> Rpc[Method]:
     """Parses the fields of a request with a gRPC content type. Raises RpcError."""
     known: dict[bytes, bytes] = {}
     for name, value in fields:

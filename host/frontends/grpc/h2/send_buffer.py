@@ -90,13 +90,11 @@ class SendBuffer:
 
     def flush(self) -> None:
         """Writes all frames to the transport, unless the buffer is corked."""
-        if not self.corked:
+        if self._buffers and not self.corked:
             self._write_buffers()
 
     def _write_buffers(self) -> None:
         buffers = self._buffers
-        if not buffers:
-            return
         size, self._buffers, self._buffered_bytes = self._buffered_bytes, [], 0
         if self._transport is None:
             return

@@ -66,35 +66,23 @@ class Stream(ABC):
     pending.
     """
 
-    __slots__ = (
-        "connection",
-        "id",
-        "send_window",
-        "recv_window",
-        "remote_ended",
-        "closed",
-        "unacknowledged_bytes",
-        "pending_bytes",
-        "_pending",
-        "_pending_trailers",
-        "on_writable",
-        "_window_increment",
-    )
+    # Most streams never change these.
+    remote_ended = False
+    closed = False  # complete in both directions, or reset
+    remaining_length: int | None = None  # of the content-length, if the request has one
+    unacknowledged_bytes = 0  # received, but not read by the handler
+    pending_bytes = 0
+    _pending: deque[Piece] | None = None
+    _pending_trailers: bytes | None = None  # sent after the pending data
+    on_writable: Callable[[], None] | None = None
+    """Called once, when the pending data is within `max_send_queue`."""
+    _window_increment = 0  # bytes of the next WINDOW_UPDATE
 
     def __init__(self, connection: StreamConnection, stream_id: int) -> None:
         self.connection = connection
         self.id = stream_id
         self.send_window = connection.send_buffer.stream_window
         self.recv_window = connection.limits.stream_window
-        self.remote_ended = False
-        self.closed = False  # complete in both directions, or reset
-        self.unacknowledged_bytes = 0  # received, but not read by the handler
-        self.pending_bytes = 0
-        self._pending: deque[Piece] | None = None
-        self._pending_trailers: bytes | None = None  # sent after the pending data
-        # Called once, when the pending data is within `max_send_queue`.
-        self.on_writable: Callable[[], None] | None = None
-        self._window_increment = 0  # bytes of the next WINDOW_UPDATE
 
     @abstractmethod
     def on_opened(self) -> None:
@@ -254,7 +242,8 @@ class Stream(ABC):
     def mark_closed(self) -> None:
         """Drops the pending data and acknowledges received data; called by the connection."""
         self.closed = True
-        self._pending, self._pending_trailers, self.pending_bytes = None, None, 0
+        if self._pending is not None:
+            self._pending, self._pending_trailers, self.pending_bytes = None, None, 0
         self.on_writable = None
         if self.unacknowledged_bytes:
             self.connection.acknowledge_received_data(self.unacknowledged_bytes)

@@ -10,7 +10,6 @@ from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall
 from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, decompress
 from host.frontends.grpc.h2.rpc import Rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
-from host.frontends.grpc.h2.stream import StreamConnection
 from host.frontends.grpc.methods import RETRY_METADATA, StreamHandler, StreamMethod
 from host.frontends.receive_budget import ReservedBytes
 from host.frontends.receive_buffer import Piece
@@ -23,19 +22,11 @@ class StreamCall(GrpcCall):
     decompressed. Bytes that arrive meanwhile are acknowledged when reading continues.
     """
 
-    __slots__ = ("_method", "_reader", "_handler", "_reading_paused", "_tasks")
-
-    def __init__(
-        self, connection: StreamConnection, stream_id: int, rpc: Rpc, method: StreamMethod
-    ) -> None:
-        super().__init__(connection, stream_id, rpc)
-        self._method = method
-        self._reader = MessageReader(
-            connection.limits.max_message_size, connection.receive_budget, method.reserve_block
-        )
-        self._handler: StreamHandler | None = None  # None when the call has ended
-        self._reading_paused = False
-        self._tasks: set[asyncio.Future[None]] = set()  # that compress or decompress
+    rpc: Rpc[StreamMethod]
+    _reader: MessageReader
+    _handler: StreamHandler | None = None  # None when the call has ended
+    _reading_paused = False
+    _tasks: set[asyncio.Future[None]]  # that compress or decompress
 
     @property
     def incoming_bytes(self) -> int | None:
@@ -53,8 +44,14 @@ class StreamCall(GrpcCall):
 
     def on_opened(self) -> None:
         """Opens the handler."""
+        super().on_opened()
+        connection, method = self.connection, self.rpc.method
+        self._reader = MessageReader(
+            connection.limits.max_message_size, connection.receive_budget, method.reserve_block
+        )
+        self._tasks = set()
         try:
-            self._handler = self._running = self._method.open_stream(self, self.rpc)
+            self._handler = self._running = method.open_stream(self, self.rpc)
         except Exception as error:  # a bug is logged and ends this call only
             self._send_error(error)
 

@@ -11,7 +11,6 @@ from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall
 from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, decompress
 from host.frontends.grpc.h2.rpc import Rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
-from host.frontends.grpc.h2.stream import StreamConnection
 from host.frontends.grpc.methods import UnaryMethod
 from host.frontends.receive_budget import ReservedBytes
 from host.frontends.receive_buffer import Piece
@@ -20,18 +19,9 @@ from host.frontends.receive_buffer import Piece
 class UnaryCall(GrpcCall):
     """A call with one request message and one response message."""
 
-    __slots__ = ("_method", "_reader", "_reserved")
-
-    def __init__(
-        self, connection: StreamConnection, stream_id: int, rpc: Rpc, method: UnaryMethod
-    ) -> None:
-        super().__init__(connection, stream_id, rpc)
-        self._method = method
-        self._reader: MessageReader | None = None
-        self._reserved: ReservedBytes | None = None  # until the response, if there is no Call
-
-    def on_opened(self) -> None:
-        """Does nothing: the call starts when its message is complete."""
+    rpc: Rpc[UnaryMethod]
+    _reader: MessageReader | None = None
+    _reserved: ReservedBytes | None = None  # until the response, if there is no Call
 
     @property
     def incoming_bytes(self) -> int | None:
@@ -69,7 +59,7 @@ class UnaryCall(GrpcCall):
             reader = self._reader = MessageReader(
                 connection.limits.max_message_size,
                 connection.receive_budget,
-                self._method.reserve_block,
+                self.rpc.method.reserve_block,
             )
         try:
             reader.feed(piece)
@@ -85,7 +75,7 @@ class UnaryCall(GrpcCall):
             self._send_error(fault)
 
     def _handle_message(self, flag: int, message: bytes, reserved: ReservedBytes | None) -> None:
-        method = self._method
+        method = self.rpc.method
         if flag:
             self._run_task(self._decompress_and_handle(message, reserved))
             return
@@ -106,7 +96,7 @@ class UnaryCall(GrpcCall):
         reserved = self._reserved = reserved or ReservedBytes(connection.receive_budget)
         most = connection.limits.max_message_size
         message = await decompress(message, self.rpc.encoding, most, reserved)
-        return await self._method.handler(message, self.rpc)
+        return await self.rpc.method.handler(message, self.rpc)
 
     def _run_task(self, work: Awaitable[bytes]) -> None:
         task = asyncio.ensure_future(work)

@@ -136,9 +136,9 @@ def test_a_request_is_repeated_with_another_id_and_other_tensors() -> None:
         assert [one.id, two.id, three.id] == ["one", "two", ""]
         contents = [request.inputs[0].data for request in (one, two, three)]
         assert contents == [b"1234", b"5678", b"4321"]
-        assert two.validation_key is three.validation_key is not None
+        assert two.shape is three.shape is not None
         for request in (two, three):
-            request.id, request.inputs, request.validation_key = "one", one.inputs, None
+            request.id, request.inputs, request.shape = "one", one.inputs, None
             assert request == one
 
     run(test)

@@ -16,7 +16,7 @@ from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.core_proxy import CoreProxy
 from host.frontend_processes.frontend_memory import FrontendMemory
 from host.frontend_processes.remote_trace import RemoteTrace
-from host.inference.request import InferRequest, Tensor
+from host.inference.request import InferRequest, RequestShape, Tensor
 from stub.wire.arena import create_arena_file
 from tests.unit.host.frontend_processes.core_thread import CoreThread
 
@@ -41,25 +41,25 @@ def run(core: CoreThread, test: Callable[[CoreProxy], None]) -> list[m.Infer | m
     return [one for one in core.received if isinstance(one, (m.Infer, m.RepeatedInfer))]
 
 
-def request(key: object = None, size: int = 4, **fields: Any) -> InferRequest:
+def request(shape: RequestShape | None = None, size: int = 4, **fields: Any) -> InferRequest:
     tensor = Tensor("INPUT0", "UINT8", [size], bytes(size))
-    return InferRequest("model", [tensor], validation_key=key, **fields)
+    return InferRequest("model", [tensor], shape=shape, **fields)
 
 
-@pytest.mark.parametrize("key", [None, "known"])
+@pytest.mark.parametrize("shape", [None, RequestShape()])
 def test_the_inputs_of_a_request_that_a_defect_ends_are_released(
-    core: CoreThread, key: object
+    core: CoreThread, shape: RequestShape | None
 ) -> None:
     def test(proxy: CoreProxy) -> None:
-        if key:
+        if shape:
             for _ in range(2):
-                proxy.infer(request(key, 1 << 20))
+                proxy.infer(request(shape, 1 << 20))
         wrong = request(None, 1 << 20, output_placement={"OUTPUT0": object()})
         with pytest.raises(AssertionError):
             proxy.infer(wrong)
         with pytest.raises(HostError, match="cannot be sent"):
-            proxy.infer(request(key, 1 << 20, id="\udc80"))
-        proxy.infer(request(key, 1 << 20))
+            proxy.infer(request(shape, 1 << 20, id="\udc80"))
+        proxy.infer(request(shape, 1 << 20))
 
     *first, last = run(core, test)
     if isinstance(last, m.Infer):
@@ -75,13 +75,13 @@ def templates(sent: list[m.Infer | m.RepeatedInfer]) -> list[tuple[str, int]]:
 
 def test_a_request_that_recurs_is_sent_without_its_fields(core: CoreThread) -> None:
     def test(proxy: CoreProxy) -> None:
-        key, other = object(), object()
+        shape, other = RequestShape(), RequestShape()
         for id in ("one", "two", "three"):
-            proxy.infer(request(key, id=id))
+            proxy.infer(request(shape, id=id))
         for _ in range(3):
             proxy.infer(request(other, 5))
-        proxy.infer(request(key), unary=True)  # another use of it
-        proxy.infer(request(key, parameters={"header": "value"}))  # came with the connection
+        proxy.infer(request(shape), unary=True)  # another use of it
+        proxy.infer(request(shape, parameters={"header": "value"}))  # came with the connection
         proxy.infer(request(other, 5))
 
     sent = run(core, test)
@@ -94,12 +94,12 @@ def test_a_request_that_recurs_is_sent_without_its_fields(core: CoreThread) -> N
 
 
 def test_each_sequence_has_a_template_of_its_own(core: CoreThread) -> None:
-    """Requests of all sequences share a validation key, and the template has the sequence."""
+    """Requests of all sequences share a shape, and the template has the sequence."""
 
     def test(proxy: CoreProxy) -> None:
-        key = object()
+        shape = RequestShape()
         for correlation_id, flags in ((1, 1), (1, 0), ("1", 0)) * 3:
-            proxy.infer(request(key, correlation_id=correlation_id, flags=flags))
+            proxy.infer(request(shape, correlation_id=correlation_id, flags=flags))
 
     assert templates(run(core, test)) == [
         *[("full", 0)] * 3,
@@ -109,11 +109,18 @@ def test_each_sequence_has_a_template_of_its_own(core: CoreThread) -> None:
 
 
 def test_the_templates_of_many_requests_are_replaced(core: CoreThread) -> None:
-    keys = [object() for _ in range(300)]
+    shapes = [RequestShape() for _ in range(300)]
 
     def test(proxy: CoreProxy) -> None:
-        for key in (*keys[:150], *keys[:150], *keys[150:], *keys[150:], keys[-1], *[keys[0]] * 2):
-            proxy.infer(request(key))
+        for shape in (
+            *shapes[:150],
+            *shapes[:150],
+            *shapes[150:],
+            *shapes[150:],
+            shapes[-1],
+            *[shapes[0]] * 2,
+        ):
+            proxy.infer(request(shape))
 
     sent = templates(run(core, test))
     assert sent[150:300] == [("full", number) for number in range(1, 151)]
@@ -125,11 +132,11 @@ def test_the_templates_of_many_requests_are_replaced(core: CoreThread) -> None:
 
 def test_requests_that_never_recur_push_no_template_out(core: CoreThread) -> None:
     """Such as those that contain their tensors as JSON."""
-    recurring, others = object(), [object() for _ in range(1000)]
+    recurring, others = RequestShape(), [RequestShape() for _ in range(1000)]
 
     def test(proxy: CoreProxy) -> None:
-        for key in (*[recurring] * 2, *others, recurring):
-            proxy.infer(request(key))
+        for shape in (*[recurring] * 2, *others, recurring):
+            proxy.infer(request(shape))
 
     *sent, last = templates(run(core, test))
     assert last == ("again", 1)
@@ -137,12 +144,12 @@ def test_requests_that_never_recur_push_no_template_out(core: CoreThread) -> Non
 
 
 def test_a_request_that_is_sent_in_full_takes_no_template_of_another(core: CoreThread) -> None:
-    key, traced, other, confirmed = object(), object(), object(), object()
+    shape, traced, other, confirmed = RequestShape(), RequestShape(), RequestShape(), RequestShape()
 
     def test(proxy: CoreProxy) -> None:
         for _ in range(2):
-            proxy.infer(request(key))
-        for again in (key, traced, traced, key):
+            proxy.infer(request(shape))
+        for again in (shape, traced, traced, shape):
             proxy.infer(request(again, trace=RemoteTrace(proxy._link, "model", {})))
         for _ in range(2):
             waiting = proxy.infer_when_loaded(request(confirmed))
@@ -150,7 +157,7 @@ def test_a_request_that_is_sent_in_full_takes_no_template_of_another(core: CoreT
             waiting.close()
         for _ in range(2):
             proxy.infer(request(other, 5))
-        proxy.infer(request(key))
+        proxy.infer(request(shape))
         proxy.infer(request(other, 5))
 
     sent = run(core, test)

@@ -71,8 +71,8 @@ def with_peer(
 def execute(instance: Instance, *inputs: bytes) -> list[Call]:
     calls = [Call(InferRequest("m", [Tensor("x", "UINT8", [len(v)], v)])) for v in inputs]
     for call in calls:
-        call.holder = RecordingHolder(True, instance.batches.cancel_call)
-    instance.batch_sender.send_batch(
+        call.holder = RecordingHolder(True, instance.session.cancel_call)
+    instance.session.run_batch(
         Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
     )
     return calls
@@ -106,8 +106,8 @@ def test_stub_becomes_the_instance_that_the_message_describes() -> None:
         assert not instance.serving
         await instance.initialize(initialize_message("m_7", decoupled=True))
         assert setup.peer.received == [initialize_message("m_7", decoupled=True)]
-        batches = instance.batches
-        assert (batches.name, batches.version, batches.decoupled) == ("m_7", 1, True)
+        session = instance.session
+        assert (session.name, session.version, session.decoupled) == ("m_7", 1, True)
 
     with_peer(test)
 
@@ -175,7 +175,7 @@ def test_batch_of_which_nothing_fits_into_memory_is_not_sent_and_ends() -> None:
         instance = await setup.start()
         events: list[str] = []
         call = Call(InferRequest("m", [Tensor("x", "UINT8", [1], bytes(ARENA_LIMIT + 1))]))
-        instance.batch_sender.send_batch(
+        instance.session.run_batch(
             Batch(
                 [call],
                 lambda: events.append("released"),
@@ -183,7 +183,7 @@ def test_batch_of_which_nothing_fits_into_memory_is_not_sent_and_ends() -> None:
                 lambda batch, times: events.append("counted"),
             )
         )
-        assert events == []  # the scheduler that called `send_batch` gets no call back from inside
+        assert events == []  # the scheduler that called `run_batch` gets no call back from inside
         await refusal(call)
         await eventually(lambda: events == ["done", "released"], "the end of the batch")
         assert not any(isinstance(message, m.Execute) for message in setup.peer.received)
@@ -212,7 +212,7 @@ def test_prefetched_batch_that_cannot_be_sent_does_not_free_the_instance() -> No
             )
         )
         for one, _ in (first, second, third):
-            instance.batch_sender.send_batch(one)
+            instance.session.run_batch(one)
         assert first[1].finished and second[1].finished and events == []
         assert data(await third[1]) == b"a"
         assert events == ["started done", "started released", "sent done", "sent released"]
@@ -432,6 +432,8 @@ def test_log_lines_of_the_model_get_to_the_log_with_their_levels(
 class DefectiveCall(Call):
     """A call with a defect: its responses cannot be prepared."""
 
+    prepares_responses = True
+
     def prepare_response(self, response: InferResponse) -> None:
         raise AttributeError("a defect")
 
@@ -446,7 +448,7 @@ def test_defect_while_a_frame_is_handled_ends_the_calls_of_the_stub_with_an_inte
             DefectiveCall(InferRequest("m", [Tensor("x", "UINT8", [1], b"a")])),
             *([Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")]))] if prefix else []),
         ]
-        instance.batch_sender.send_batch(
+        instance.session.run_batch(
             Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
         )
         await setup.peer.receives(m.Execute)
@@ -473,7 +475,7 @@ def test_request_that_cannot_be_encoded_fails_with_an_internal_error_and_the_oth
             Call(InferRequest("m", [broken])),
             Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")])),
         ]
-        instance.batch_sender.send_batch(
+        instance.session.run_batch(
             Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
         )
         error = await refusal(calls[0])
@@ -493,7 +495,7 @@ def test_arena_is_announced_although_no_request_of_its_batch_can_be_encoded() ->
         broken = Tensor("x", "NO_SUCH_TYPE", [1], b"a")
         for inputs in ([foreign, broken], [foreign]):
             call = Call(InferRequest("m", inputs))
-            instance.batch_sender.send_batch(
+            instance.session.run_batch(
                 Batch([call], lambda: None, lambda batch, times: None, lambda batch, times: None)
             )
         await setup.peer.receives(m.Execute)

@@ -14,7 +14,7 @@ from host.metrics.latency_counts import LatencyCounts, latency_buckets
 @given(some.integers(1, 1 << 62))
 def test_a_latency_is_just_below_the_bound_of_its_bucket(ns: int) -> None:
     counts = LatencyCounts()
-    counts.add_latency(ns)
+    counts.add_latencies([ns])
     ((bound, count),) = latency_buckets(counts)
     assert count == 1
     assert ns / 1000 - 0.0011 <= bound <= ns / 1000 * 1.0626 + 0.0011
@@ -23,7 +23,7 @@ def test_a_latency_is_just_below_the_bound_of_its_bucket(ns: int) -> None:
 def test_a_latency_of_zero_and_a_negative_one_are_counted() -> None:
     counts = LatencyCounts()
     for ns in (0, -5):
-        counts.add_latency(ns)
+        counts.add_latencies([ns])
     assert sum(count for _, count in latency_buckets(counts)) == 2
 
 
@@ -31,7 +31,7 @@ def test_a_latency_of_zero_and_a_negative_one_are_counted() -> None:
 def test_quantiles_are_those_of_the_values(values: list[int]) -> None:
     counts = LatencyCounts()
     for value in values:
-        counts.add_latency(value)
+        counts.add_latencies([value])
     values.sort()
     for wanted in (0.5, 0.99, 1.0):
         true = values[math.ceil(wanted * len(values)) - 1] / 1000

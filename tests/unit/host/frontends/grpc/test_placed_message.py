@@ -203,8 +203,8 @@ def test_repeated_requests_are_recognised(arena: Arena, sizes: tuple[int, ...]) 
             assert name != "three"
             continue
         assert name == "three"
-        assert (known[0].validation_key is not None) == (len(sizes) == 1)
-        known[0].validation_key = None
+        assert (known[0].shape is not None) == (len(sizes) == 1)
+        known[0].shape = None
         assert isinstance(known[0].inputs[0].owner, Block)
         assert_equal(known[0], found)
     assert cache.lookup(receive(request(LARGE + 1).SerializeToString(), arena, 16384)) is None

@@ -81,7 +81,7 @@ def looked_up(request_cache: RequestCache, data: bytes) -> InferRequest | None:
 def plain(request: InferRequest | None) -> InferRequest | None:
     """With bytes instead of views, and without what it has in common with others."""
     if request is not None:
-        request.validation_key = None
+        request.shape = None
         for tensor in request.inputs:
             tensor.data = bytes(tensor.data)
     return request

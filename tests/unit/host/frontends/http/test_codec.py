@@ -410,11 +410,11 @@ def test_a_damaged_request_is_parsed_or_rejected(
 
 
 @pytest.mark.parametrize("values", [10, 1000])
-def test_a_long_json_part_is_no_validation_key(values: int) -> None:
+def test_a_long_json_part_has_no_shape_to_recognise(values: int) -> None:
     """It does not recur, and holds the data of its inputs: models keep such keys."""
     entry = {"name": "x", "datatype": "INT32", "shape": [values], "data": [1] * values}
     body = json.dumps({"inputs": [entry]}).encode()
-    assert (decode(body).validation_key is not None) == (len(body) <= MAX_CACHED_BYTES)
+    assert (decode(body).shape is not None) == (len(body) <= MAX_CACHED_BYTES)
     assert (len(body) <= MAX_CACHED_BYTES) == (values == 10)
 
 

@@ -1,10 +1,10 @@
-"""The short paths for the most frequent frames have the effects of the general one."""
+"""What holds for any frames that a stub sends, whether they keep to the protocol or not."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,9 +25,6 @@ from tests.conftest import ALL, DEADLINE
 from tests.unit.host.call_parties import RecordingHolder
 from tests.unit.host.stub_peer import PeerLauncher, initialize_message, stub_pool
 from tests.waiting import eventually
-
-NO_EFFECT = m.BlockRelease([])
-"""Two of these at the end make any frame one that only the general path handles."""
 
 OWN_ARENA = -1
 """Stands for the number of the stub's arena, which is known once the stub runs."""
@@ -72,26 +69,28 @@ class Effects:
 
     events: list[Event] = field(default_factory=list)
     reports: list[Event] = field(default_factory=list)
-    """Counted batches. The short path delivers a response before it counts its batch."""
+    """Counted batches."""
     calls: list[Event] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     sent: list[m.ToStub] = field(default_factory=list)
     state: Event = ()
+    """Whether a batch runs, whether none is in progress, and the bytes of the host's arena."""
+    killed: bool = True
+    """Whether the stub was killed, as it broke the protocol."""
 
 
 class Run(logging.Handler):
     """One instance, which executes the steps and records their effects."""
 
-    def __init__(self, instance: Instance, launcher: PeerLauncher, general_path: bool) -> None:
+    def __init__(self, instance: Instance, launcher: PeerLauncher) -> None:
         super().__init__()
         self.effects = Effects()
         self.instance = instance
         self.peer = launcher.peers[0]
-        self.general_path = general_path
         self.started: list[Call] = []
         self.waiting: deque[tuple[int, ...]] = deque()
         self.blocks: dict[int, list[tuple[int, int, int]]] = {}
-        instance.bls_requests.start_request = self.asked  # type: ignore[method-assign]
+        instance.session.bls_requests.start_request = self.asked  # type: ignore[method-assign]
 
     def emit(self, record: logging.LogRecord) -> None:
         self.effects.log.append(record.getMessage())
@@ -119,7 +118,7 @@ class Run(logging.Handler):
             calls.append(call)
         batch = Batch(calls, self.released, self.done, self.report)
         tensors = [tensor for call in calls for tensor in call.request.inputs]
-        self.instance.batch_sender.send_batch(batch)
+        self.instance.session.run_batch(batch)
         self.blocks[batch.number] = [
             (tensor.owner.arena, tensor.owner.offset, 1)  # type: ignore[attr-defined]
             for tensor in tensors
@@ -135,7 +134,7 @@ class Run(logging.Handler):
             else self.with_own_arena(part)
             for part in frame.parts
         ]
-        self.peer.send(*messages, *[NO_EFFECT] * 2 * self.general_path)
+        self.peer.send(*messages)
         self.instance.read_announced()
 
     def with_own_arena(self, message: m.ToHost) -> m.ToHost:
@@ -151,7 +150,7 @@ class Run(logging.Handler):
         return m.Response(message.batch, message.index, response, message.final)
 
     def cancel(self, call: Call) -> None:
-        self.instance.batches.cancel_call(call)
+        self.instance.session.cancel_call(call)
 
     # Effects
 
@@ -186,23 +185,23 @@ class Run(logging.Handler):
 
     async def finish(self) -> Effects:
         instance = self.instance
-        if not instance.serving:  # it was killed
-            await eventually(lambda: bool(instance.exit_reason), "the end of the process")
-            assert all(call.finished for call in self.started), "a call is lost"
+        if instance.serving:
+            self.effects.killed = False
+            self.peer.exit()
+        await eventually(lambda: bool(instance.exit_reason), "the end of the process")
         self.effects.calls = [(call.finished, call.failed, call.cancelled) for call in self.started]
-        batches = instance.batches
         arena = instance._services.arenas.host
         arena.trim()
-        self.effects.state = (instance.serving, batches.running, batches.idle, arena.used)
+        self.effects.state = (instance.session.running, instance.session.idle, arena.used)
         return self.effects
 
 
-async def run(steps: Sequence[Step], decoupled: bool, general_path: bool) -> Effects:
+async def run(steps: Sequence[Step], decoupled: bool) -> Effects:
     launcher = PeerLauncher()
     async with stub_pool(launcher) as pool:
         instance = await pool.start_instance(Label("m", 1, "m_0"))
         await instance.initialize(initialize_message(decoupled=decoupled))
-        running = Run(instance, launcher, general_path)
+        running = Run(instance, launcher)
         log = logging.getLogger("pbhost")
         log.addHandler(running)
         try:
@@ -213,10 +212,8 @@ async def run(steps: Sequence[Step], decoupled: bool, general_path: bool) -> Eff
             log.removeHandler(running)
 
 
-def effects_of(
-    steps: Sequence[Step], decoupled: bool = False, general_path: bool = False
-) -> Effects:
-    return asyncio.run(run(steps, decoupled, general_path))
+def effects_of(steps: Sequence[Step], decoupled: bool = False) -> Effects:
+    return asyncio.run(run(steps, decoupled))
 
 
 LARGE = 2 * INLINE_LIMIT
@@ -274,7 +271,7 @@ parts: st.SearchStrategy[m.ToHost | ReleaseInputs] = st.one_of(
 )  # fmt: skip
 
 
-# What a frame may have instead of the value that makes it one of the short path.
+# What a frame may have in place of the value of the most frequent one.
 DEVIATIONS: dict[str, st.SearchStrategy[object]] = {
     "nothing": st.none(),
     "index": indexes,
@@ -292,7 +289,7 @@ DEVIATIONS: dict[str, st.SearchStrategy[object]] = {
 
 @st.composite
 def nearly_single_responses(draw: st.DrawFn) -> Frame:
-    """The frame of the short path, or one that differs from it in one place."""
+    """The most frequent frame, or one that differs from it in one place."""
     batch = draw(first_numbers)
     kind = draw(st.sampled_from(list(DEVIATIONS)))
     other: Any = draw(DEVIATIONS[kind])
@@ -362,31 +359,18 @@ ASKED = m.BlsRequest(1, WireRequest("", OUTPUT.outputs, [], {}, model="other"), 
 @example([Execute((1,)), Frame((ANSWER,)), Frame((ANSWER, DONE))], False)
 @example([Execute((1,)), Execute((1,)), Frame((m.Response(2, 0, OUTPUT), DONE))], False)
 @settings(max_examples=300 if ALL else 100)
-def test_any_frames_have_the_same_effects_on_the_short_path_and_on_the_general_one(
+def test_any_frames_leave_every_call_ended_once_and_every_batch_counted_at_most_once(
     steps: list[Step], decoupled: bool
 ) -> None:
-    assert effects_of(steps, decoupled) == effects_of(steps, decoupled, general_path=True)
-
-
-def test_the_only_response_of_a_batch_is_delivered_before_the_batch_is_counted() -> None:
-    """So the examples above do take two paths."""
-
-    def order(general_path: bool) -> list[object]:
-        return asyncio.run(kinds_of_events(general_path))
-
-    async def kinds_of_events(general_path: bool) -> list[object]:
-        launcher = PeerLauncher()
-        async with stub_pool(launcher) as pool:
-            instance = await pool.start_instance(Label("m", 1, "m_0"))
-            await instance.initialize(initialize_message())
-            running = Run(instance, launcher, general_path)
-            running.report = lambda batch, times: running.event("counted")  # type: ignore[method-assign]
-            running.step(Execute((1,)))
-            running.step(Frame((ANSWER, DONE)))
-            return [event[0] for event in running.effects.events]
-
-    assert order(False) == ["computed", "done", "released", "response", "counted"]
-    assert order(True) == ["computed", "done", "counted", "released", "response"]
+    effects = effects_of(steps, decoupled)
+    assert not any("unexpected failure" in line for line in effects.log)
+    ends = Counter(event[1] for event in effects.events if event[0] == "response" and event[2])
+    assert ends == Counter(range(len(effects.calls)))
+    counted = [number for number, *_ in effects.reports]
+    assert len(counted) == len(set(counted))
+    assert effects.state == (False, True, 0)
+    lost = [event for event in effects.events if event[0] == "done"]
+    assert len(lost) <= len(effects.calls)
 
 
 def test_every_call_ends_when_its_stub_breaks_the_protocol_at_the_end_of_its_batch() -> None:
@@ -395,7 +379,7 @@ def test_every_call_ends_when_its_stub_breaks_the_protocol_at_the_end_of_its_bat
     unknown_error = m.Response(1, 0, WireResponse([], {}, WireError(99, "e")))
     for frame in (
         (ANSWER, DONE, broken),
-        (ANSWER, DONE, NO_EFFECT, broken),
+        (ANSWER, DONE, broken, broken),
         (DONE, broken),
         (deferred, ANSWER, broken),
         (deferred, unknown_error),
@@ -403,4 +387,4 @@ def test_every_call_ends_when_its_stub_breaks_the_protocol_at_the_end_of_its_bat
         (m.BatchDone(1, 10, 11, 13, 16, None, (5,)),),
     ):
         effects = effects_of([Execute((1,)), Frame(frame)])
-        assert [finished for finished, *_ in effects.calls] == [True], frame
+        assert effects.killed and [finished for finished, *_ in effects.calls] == [True], frame

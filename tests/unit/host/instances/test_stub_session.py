@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,14 +12,14 @@ from host.errors import ErrorCode
 from host.inference.call import Call
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
 from host.instances.batch import Batch
-from host.instances.batch_tracker import NOT_RESCHEDULED, BatchTracker
-from host.instances.block_releases import ReleaseTimer
-from host.instances.bls_requests import BlsRequests
 from host.instances.pool import StubPool
-from host.instances.transfer import TensorTransfer
+from host.instances.stub_log import StubLog
+from host.instances.stub_session import NOT_RESCHEDULED, StubSession
+from host.logs.formats import Label
 from host.tracing.trace import Trace, TraceTree
 from stub.wire import messages as m
 from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT, WireError, WireResponse, WireTensor
+from stub.wire.session import State
 from tests.conftest import DEADLINE
 from tests.unit.host.stub_peer import PeerLauncher, stub_pool
 
@@ -35,26 +36,44 @@ def done(batch: int, *, failure: str | None = None, deferred: tuple[int, ...] = 
 
 
 class Tracked:
-    """A tracker, its messages and log lines, and the responses to its calls."""
+    """The session of a stub that serves, what it sends and logs, and the responses to its calls."""
 
     def __init__(self, pool: StubPool) -> None:
         self.sent: list[m.ToStub] = []
         self.logged: list[tuple[str, list[str]]] = []
+        self.faults: list[Exception] = []
+        self.failures: list[Exception] = []
         self.responses: dict[str, list[InferResponse | None]] = {}
         self.events: list[str] = []
-        arena = pool.arenas.create_arena()
-        transfer = TensorTransfer(pool.arenas, arena, ReleaseTimer(lambda: None))
-        bls_requests = BlsRequests(pool, lambda *response: None)
         self.now = 0
-        self.tracker = BatchTracker(
-            transfer, self.sent.append, self.log, bls_requests, lambda: self.now
+        pool.log_model_line = self.log  # type: ignore[method-assign]
+        self.session = StubSession(
+            pool,
+            StubLog(Label("m", 3, "m_0"), pool),
+            {},
+            self.faults.append,
+            self.failures.append,
+            lambda: self.now,
         )
-        self.tracker.name, self.tracker.version = "m_0", 3
+        self.session.link.send_service = self.sent.extend  # type: ignore[method-assign,assignment]
+        self.session.protocol.state = State.SERVING
+        self.session.name, self.session.version = "m_0", 3
 
-    def log(self, line: m.LogLine, calls: Sequence[Call]) -> None:
+    def close(self) -> None:
+        """Releases what the session holds; a failure of the host would be a defect."""
+        assert not self.failures
+        self.session.link.close()
+        self.session.transfer.stub_exited()
+
+    def log(self, label: Label, line: m.LogLine, calls: Sequence[Call] = ()) -> None:
         self.logged.append((line.text, [call.request.id for call in calls]))
 
-    def batch(self, *ids: str, max_outstanding_responses: int = 0) -> tuple[Batch, list[Call]]:
+    def batch(
+        self,
+        *ids: str,
+        max_outstanding_responses: int = 0,
+        on_returned: Callable[[Call], None] | None = None,
+    ) -> tuple[Batch, list[Call]]:
         calls: list[Call] = []
         for name in ids:
             request = InferRequest("m", [], id=name)
@@ -69,16 +88,22 @@ class Tracked:
             lambda: self.events.append("released"),
             lambda batch, times: self.events.append("done" if times else "lost"),
             lambda batch, times: self.events.append("counted"),
+            on_returned,
         )
-        self.tracker.add_batch(batch)
+        self.session.run_batch(batch)
         return batch, calls
 
-    def respond(self, message: m.Response) -> None:
-        self.tracker.handle_response(message)()
+    def receive(self, *messages: m.ToHost) -> None:
+        """Handles a frame with these messages, which keeps to the protocol."""
+        self.session.handle_frame(m.encode(messages))
+        assert not self.faults
 
-    def end(self, message: m.BatchDone) -> None:
-        for action in self.tracker.handle_batch_done(message):
-            action()
+    def refuse(self, *messages: m.ToHost) -> Exception:
+        """Handles a frame that breaks the protocol; returns the fault."""
+        self.session.handle_frame(m.encode(messages))
+        (fault,) = self.faults
+        self.faults.clear()
+        return fault
 
     def values(self, name: str) -> list[bytes]:
         return [bytes(r.outputs[0].data) for r in self.responses[name] if r is not None]
@@ -92,9 +117,11 @@ class Tracked:
 def tracked(test: Callable[[Tracked], Awaitable[None] | None]) -> None:
     async def main() -> None:
         async with stub_pool(PeerLauncher()) as pool:
-            result = test(Tracked(pool))
+            tested = Tracked(pool)
+            result = test(tested)
             if result is not None:
                 await asyncio.wait_for(result, DEADLINE)
+            tested.close()
 
     asyncio.run(main())
 
@@ -102,25 +129,53 @@ def tracked(test: Callable[[Tracked], Awaitable[None] | None]) -> None:
 def test_each_response_reaches_the_call_with_its_index() -> None:
     def test(t: Tracked) -> None:
         batch, _ = t.batch("a", "b")
-        t.respond(m.Response(1, 1, output(b"for b")))
-        t.respond(m.Response(1, 0, output(b"for a")))
+        t.receive(m.Response(1, 1, output(b"for b")))
+        t.receive(m.Response(1, 0, output(b"for a")))
         assert (t.values("a"), t.values("b")) == ([b"for a"], [b"for b"])
         assert t.responses["a"][0] is not None and t.responses["a"][0].model_version == 3
-        assert t.tracker.running and t.events == []
-        t.end(done(1))
-        assert t.events == ["done", "counted", "released"]
-        assert t.tracker.idle and not t.tracker.running
+        assert t.session.running and t.events == []
+        t.receive(done(1))
+        assert t.events == ["done", "released", "counted"]
+        assert t.session.idle and not t.session.running
 
     tracked(test)
 
 
-def test_response_is_a_deferred_action() -> None:
+def test_instance_is_free_before_a_single_response_and_the_batch_is_counted_after_it() -> None:
     def test(t: Tracked) -> None:
-        t.batch("a")
-        action = t.tracker.handle_response(m.Response(1, 0, output()))
-        assert t.responses["a"] == []
-        action()
-        assert t.values("a") == [b"out"]
+        _, (call,) = t.batch("a")
+        call.subscribe(lambda response, final: t.events.append("response"))
+        t.receive(m.Response(1, 0, output()), done(1))
+        assert t.events == ["done", "released", "response", "counted"]
+
+    tracked(test)
+
+
+def test_several_responses_are_delivered_before_the_instance_is_free() -> None:
+    def test(t: Tracked) -> None:
+        _, calls = t.batch("a", "b")
+        for call in calls:
+            call.subscribe(lambda response, final: t.events.append("response"))
+        t.receive(m.Response(1, 0, output()), m.Response(1, 1, output()), done(1))
+        assert t.events == ["done", "response", "response", "released", "counted"]
+
+    tracked(test)
+
+
+def test_response_is_delivered_once_the_whole_frame_is_decoded() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a", "b")
+        seen: list[int] = []
+        decode = t.session.transfer.decode_outputs
+
+        def observe(*given: Any) -> list[Tensor]:
+            seen.append(len(t.responses["a"]))
+            return decode(*given)
+
+        t.session.transfer.decode_outputs = observe  # type: ignore[method-assign,assignment]
+        t.receive(m.Response(1, 0, output()), m.Response(1, 1, output()))
+        assert seen == [0, 0]
+        assert t.values("a") == t.values("b") == [b"out"]
 
     tracked(test)
 
@@ -141,8 +196,7 @@ def test_response_to_no_request_of_the_stub_or_without_a_meaning_is_refused(
 ) -> None:
     def test(t: Tracked) -> None:
         t.batch("a")
-        with pytest.raises(error):
-            t.tracker.handle_response(message)
+        assert isinstance(t.refuse(message), error)
         assert t.responses["a"] == []
 
     tracked(test)
@@ -151,9 +205,9 @@ def test_response_to_no_request_of_the_stub_or_without_a_meaning_is_refused(
 def test_second_final_response_to_a_request_is_refused() -> None:
     def test(t: Tracked) -> None:
         t.batch("a", "b")
-        t.respond(m.Response(1, 0, output()))
-        with pytest.raises(ValueError, match="a response to request 0, which is answered"):
-            t.tracker.handle_response(m.Response(1, 0, output()))
+        t.receive(m.Response(1, 0, output()))
+        fault = t.refuse(m.Response(1, 0, output()))
+        assert "a response to request 0, which is answered" in str(fault)
 
     tracked(test)
 
@@ -161,7 +215,7 @@ def test_second_final_response_to_a_request_is_refused() -> None:
 def test_error_of_the_model_keeps_its_code_and_text() -> None:
     def test(t: Tracked) -> None:
         _, (call,) = t.batch("a")
-        t.respond(m.Response(1, 0, WireResponse([], {}, WireError(3, "no good"))))
+        t.receive(m.Response(1, 0, WireResponse([], {}, WireError(3, "no good"))))
         assert t.error("a") == (ErrorCode.INVALID_ARG, "no good")
         assert call.failed
 
@@ -171,8 +225,8 @@ def test_error_of_the_model_keeps_its_code_and_text() -> None:
 def test_request_that_a_batch_has_not_answered_fails_at_its_end() -> None:
     def test(t: Tracked) -> None:
         t.batch("a", "b")
-        t.respond(m.Response(1, 0, output()))
-        t.end(done(1))
+        t.receive(m.Response(1, 0, output()))
+        t.receive(done(1))
         assert t.values("a") == [b"out"]
         assert t.error("b") == (
             ErrorCode.INTERNAL,
@@ -185,7 +239,7 @@ def test_request_that_a_batch_has_not_answered_fails_at_its_end() -> None:
 def test_failure_of_a_batch_is_logged_with_its_requests() -> None:
     def test(t: Tracked) -> None:
         t.batch("a", "b")
-        t.end(done(1, failure="it broke"))
+        t.receive(done(1, failure="it broke"))
         assert t.logged == [("it broke", ["a", "b"])]
 
     tracked(test)
@@ -194,7 +248,7 @@ def test_failure_of_a_batch_is_logged_with_its_requests() -> None:
 def test_rescheduled_request_of_a_model_that_cannot_reschedule_fails() -> None:
     def test(t: Tracked) -> None:
         t.batch("a")
-        t.end(done(1, rescheduled=(0,)))
+        t.receive(done(1, rescheduled=(0,)))
         assert t.error("a") == (ErrorCode.INTERNAL, NOT_RESCHEDULED)
         assert t.logged == [(NOT_RESCHEDULED, ["a"])]
 
@@ -211,8 +265,8 @@ def test_rescheduled_request_that_its_scheduler_takes_back_stays_open() -> None:
     def test(t: Tracked) -> None:
         call = Iterating(InferRequest("m", []))
         batch = Batch([call], lambda: None, lambda batch, times: None, lambda batch, times: None)
-        t.tracker.add_batch(batch)
-        t.end(done(1, rescheduled=(0,)))
+        t.session.run_batch(batch)
+        t.receive(done(1, rescheduled=(0,)))
         assert not call.finished and t.logged == []
 
     tracked(test)
@@ -225,10 +279,10 @@ def test_end_of_a_batch_with_requests_that_it_does_not_have_is_refused_without_a
 ) -> None:
     def test(t: Tracked) -> None:
         t.batch("a", "b")
-        with pytest.raises(ValueError, match="requests that it does not have"):
-            t.tracker.handle_batch_done(done(1, **{field: (index,)}))  # type: ignore[arg-type]
-        assert t.tracker.running
-        t.tracker.stub_exited("it has ended")
+        fault = t.refuse(done(1, **{field: (index,)}))  # type: ignore[arg-type]
+        assert "requests that it does not have" in str(fault)
+        assert t.session.running
+        t.session.stub_exited("it has ended")
         assert t.error("a")[0] is t.error("b")[0] is ErrorCode.UNAVAILABLE
 
     tracked(test)
@@ -237,15 +291,15 @@ def test_end_of_a_batch_with_requests_that_it_does_not_have_is_refused_without_a
 def test_deferred_request_is_answered_after_its_batch_has_freed_the_instance() -> None:
     def test(t: Tracked) -> None:
         batch, (_, second) = t.batch("a", "b")
-        t.respond(m.Response(1, 0, output()))
-        t.end(done(1, deferred=(1,)))
-        assert t.events == ["done", "counted", "released"]
-        assert (t.tracker.running, t.tracker.idle) == (False, False)
-        assert list(t.tracker.calls_of_batch(1)) == list(batch.calls)
+        t.receive(m.Response(1, 0, output()))
+        t.receive(done(1, deferred=(1,)))
+        assert t.events == ["done", "released", "counted"]
+        assert (t.session.running, t.session.idle) == (False, False)
+        assert list(t.session.calls_of_batch(1)) == list(batch.calls)
         assert not second.finished
-        t.respond(m.Response(1, 1, output(b"late")))
+        t.receive(m.Response(1, 1, output(b"late")))
         assert t.values("b") == [b"late"]
-        assert t.tracker.idle and not t.tracker.calls_of_batch(1)
+        assert t.session.idle and not t.session.calls_of_batch(1)
 
     tracked(test)
 
@@ -253,10 +307,10 @@ def test_deferred_request_is_answered_after_its_batch_has_freed_the_instance() -
 def test_late_response_that_cannot_be_decoded_leaves_its_request_open() -> None:
     def test(t: Tracked) -> None:
         t.batch("a")
-        t.end(done(1, deferred=(0,)))
-        with pytest.raises(IndexError):
-            t.tracker.handle_response(m.Response(1, 0, WireResponse([], {}, WireError(99, "x"))))
-        t.tracker.stub_exited("it has ended")
+        t.receive(done(1, deferred=(0,)))
+        fault = t.refuse(m.Response(1, 0, WireResponse([], {}, WireError(99, "x"))))
+        assert isinstance(fault, IndexError)
+        t.session.stub_exited("it has ended")
         assert t.error("a") == (ErrorCode.UNAVAILABLE, "it has ended while it ran this request.")
 
     tracked(test)
@@ -265,15 +319,14 @@ def test_late_response_that_cannot_be_decoded_leaves_its_request_open() -> None:
 def test_batch_that_goes_on_as_a_coroutine_frees_the_instance_once() -> None:
     def test(t: Tracked) -> None:
         t.batch("a")
-        t.tracker.handle_released(m.InstanceReleased(1))()
-        assert t.events == ["released"] and not t.tracker.running and not t.tracker.idle
-        t.respond(m.Response(1, 0, output()))
-        t.end(done(1))
+        t.receive(m.InstanceReleased(1))
+        assert t.events == ["released"] and not t.session.running and not t.session.idle
+        t.receive(m.Response(1, 0, output()))
+        t.receive(done(1))
         assert t.events == ["released", "done", "counted"]
-        t.tracker.handle_released(m.InstanceReleased(1))()  # it came late
+        t.receive(m.InstanceReleased(1))  # it came late
         assert t.events == ["released", "done", "counted"]
-        with pytest.raises(KeyError):
-            t.tracker.handle_released(m.InstanceReleased(2))
+        assert isinstance(t.refuse(m.InstanceReleased(2)), KeyError)
 
     tracked(test)
 
@@ -282,7 +335,7 @@ def test_batch_that_every_caller_has_left_is_not_counted() -> None:
     def test(t: Tracked) -> None:
         _, (call,) = t.batch("a")
         call.cancel()
-        t.end(m.BatchDone(1, 0, 0, 0, 0))
+        t.receive(m.BatchDone(1, 0, 0, 0, 0))
         assert t.events == ["lost", "released"]
 
     tracked(test)
@@ -292,9 +345,9 @@ def test_cancellation_is_sent_with_batch_and_index_for_calls_that_the_stub_has()
     def test(t: Tracked) -> None:
         t.batch("a")
         _, (_, second) = t.batch("b", "c")
-        assert t.tracker.cancel_call(second)
+        assert t.session.cancel_call(second)
         assert t.sent == [m.CancelRequest(2, 1)]
-        assert not t.tracker.cancel_call(Call(InferRequest("m", [])))
+        assert not t.session.cancel_call(Call(InferRequest("m", [])))
         assert t.sent == [m.CancelRequest(2, 1)]
 
     tracked(test)
@@ -303,8 +356,8 @@ def test_cancellation_is_sent_with_batch_and_index_for_calls_that_the_stub_has()
 def test_deferred_request_is_cancelled_as_one_of_its_batch() -> None:
     def test(t: Tracked) -> None:
         _, (_, call) = t.batch("a", "b")
-        t.respond(m.Response(1, 0, output()))
-        t.end(done(1, deferred=(1,)))
+        t.receive(m.Response(1, 0, output()))
+        t.receive(done(1, deferred=(1,)))
         call.cancel()
         assert t.sent == [m.CancelRequest(1, 1)]
 
@@ -313,7 +366,7 @@ def test_deferred_request_is_cancelled_as_one_of_its_batch() -> None:
 
 def acknowledge_all(t: Tracked, call: Call, count: int, value: bytes = b"x") -> None:
     for _ in range(count):
-        t.respond(m.Response(1, 0, output(value), final=False))
+        t.receive(m.Response(1, 0, output(value), final=False))
         response = t.responses["a"][-1]
         assert response is not None
         call.acknowledge_response(response)
@@ -321,7 +374,7 @@ def acknowledge_all(t: Tracked, call: Call, count: int, value: bytes = b"x") -> 
 
 def test_acknowledged_responses_are_reported_to_the_stub_in_groups() -> None:
     def test(t: Tracked) -> None:
-        t.tracker.decoupled = True
+        t.session.decoupled = True
         _, (call,) = t.batch("a")
         acknowledge_all(t, call, 31)
         assert t.sent == []
@@ -333,7 +386,7 @@ def test_acknowledged_responses_are_reported_to_the_stub_in_groups() -> None:
 
 def test_acknowledged_responses_are_reported_to_the_stub_once_they_are_a_megabyte() -> None:
     def test(t: Tracked) -> None:
-        t.tracker.decoupled = True
+        t.session.decoupled = True
         _, (call,) = t.batch("a")
         acknowledge_all(t, call, 4, bytes(300_000))
         assert t.sent == [m.ResponseAck(1, 0, 4)]
@@ -343,7 +396,7 @@ def test_acknowledged_responses_are_reported_to_the_stub_once_they_are_a_megabyt
 
 def test_acknowledged_responses_of_a_slow_caller_are_reported_to_the_stub_without_delay() -> None:
     def test(t: Tracked) -> None:
-        t.tracker.decoupled = True
+        t.session.decoupled = True
         _, (call,) = t.batch("a")
         acknowledge_all(t, call, 3)
         assert t.sent == []
@@ -358,7 +411,7 @@ def test_acknowledged_responses_of_a_slow_caller_are_reported_to_the_stub_withou
 
 def test_responses_of_a_sender_with_one_outstanding_response_are_reported_one_by_one() -> None:
     def test(t: Tracked) -> None:
-        t.tracker.decoupled = True
+        t.session.decoupled = True
         _, (call,) = t.batch("a", max_outstanding_responses=1)
         acknowledge_all(t, call, 3)
         assert t.sent == [m.ResponseAck(1, 0, 1)] * 3
@@ -370,16 +423,16 @@ def test_dead_stub_fails_the_batch_it_had_started_and_leaves_prefetched_ones_to_
     def test(t: Tracked) -> None:
         t.batch("started")
         _, prefetched = t.batch("prefetched")
-        t.tracker.stub_exited("It was killed")
+        t.session.stub_exited("It was killed")
         assert t.error("started") == (
             ErrorCode.UNAVAILABLE,
             "It was killed while it ran this request.",
         )
         assert t.events == ["lost"]
         assert t.responses["prefetched"] == []
-        assert list(t.tracker.drain_prefetched()) == prefetched
-        assert t.tracker.drain_prefetched() == []
-        assert t.tracker.idle
+        assert list(t.session.drain_prefetched()) == prefetched
+        assert not t.session.drain_prefetched()
+        assert t.session.idle
 
     tracked(test)
 
@@ -388,8 +441,8 @@ def test_prefetched_calls_that_no_other_stub_takes_over_fail() -> None:
     def test(t: Tracked) -> None:
         t.batch("started")
         t.batch("prefetched")
-        t.tracker.stub_exited("It was killed")
-        t.tracker.fail_prefetched("It was killed")
+        t.session.stub_exited("It was killed")
+        t.session.fail_prefetched("It was killed")
         assert t.error("prefetched") == (
             ErrorCode.UNAVAILABLE,
             "It was killed before it had begun with this request.",
@@ -400,14 +453,14 @@ def test_prefetched_calls_that_no_other_stub_takes_over_fail() -> None:
 
 def test_prefetched_batches_do_not_block_the_instance() -> None:
     def test(t: Tracked) -> None:
-        assert t.tracker.blocking_batches == []
+        assert t.session.blocking_batches == []
         t.batch("a")
         t.batch("b")
-        assert t.tracker.blocking_batches == [1]
-        t.end(done(1))
-        assert t.tracker.blocking_batches == [2]
-        t.tracker.handle_released(m.InstanceReleased(2))()
-        assert t.tracker.blocking_batches == []
+        assert t.session.blocking_batches == [1]
+        t.receive(done(1))
+        assert t.session.blocking_batches == [2]
+        t.receive(m.InstanceReleased(2))
+        assert t.session.blocking_batches == []
 
     tracked(test)
 
@@ -417,25 +470,25 @@ def test_only_small_requests_of_a_model_that_is_not_decoupled_are_prefetched() -
         return Call(InferRequest("m", [Tensor("x", "UINT8", [size], bytes(size))]))
 
     def test(t: Tracked) -> None:
-        assert t.tracker.accepts_prefetch(call(INLINE_LIMIT))
-        assert not t.tracker.accepts_prefetch(call(INLINE_LIMIT + 1))
-        t.tracker.decoupled = True
-        assert not t.tracker.accepts_prefetch(call(1))
+        assert t.session.accepts_prefetch(call(INLINE_LIMIT))
+        assert not t.session.accepts_prefetch(call(INLINE_LIMIT + 1))
+        t.session.decoupled = True
+        assert not t.session.accepts_prefetch(call(1))
 
     tracked(test)
 
 
 def test_waiting_for_idle_ends_with_the_last_batch() -> None:
     async def test(t: Tracked) -> None:
-        await t.tracker.wait_idle(DEADLINE)  # it is idle
+        await t.session.wait_idle(DEADLINE)  # it is idle
         t.batch("a")
         t.batch("b")
-        waiting = asyncio.ensure_future(t.tracker.wait_idle(DEADLINE))
+        waiting = asyncio.ensure_future(t.session.wait_idle(DEADLINE))
         await asyncio.sleep(0)
-        t.end(done(1))
+        t.receive(done(1))
         await asyncio.sleep(0)
         assert not waiting.done()
-        t.end(done(2))
+        t.receive(done(2))
         await waiting
 
     tracked(test)
@@ -444,40 +497,49 @@ def test_waiting_for_idle_ends_with_the_last_batch() -> None:
 def test_waiting_for_idle_gives_up_after_its_time_or_when_told() -> None:
     async def test(t: Tracked) -> None:
         t.batch("a")
-        await t.tracker.wait_idle(0.001)
-        waiting = asyncio.ensure_future(t.tracker.wait_idle(DEADLINE))
+        await t.session.wait_idle(0.001)
+        waiting = asyncio.ensure_future(t.session.wait_idle(DEADLINE))
         await asyncio.sleep(0)
-        t.tracker.skip_wait_idle()
+        t.session.skip_wait_idle()
         await waiting
-        await t.tracker.wait_idle(DEADLINE)
-        assert not t.tracker.idle
+        await t.session.wait_idle(DEADLINE)
+        assert not t.session.idle
 
     tracked(test)
 
 
 def test_batch_that_could_not_be_sent_ends_and_frees_the_instance() -> None:
-    def test(t: Tracked) -> None:
-        batch = Batch(
-            [],
-            lambda: t.events.append("released"),
-            lambda batch, times: t.events.append("done" if times else "lost"),
-            lambda batch, times: t.events.append("counted"),
+    async def test(t: Tracked) -> None:
+        ended = asyncio.Event()
+        call = Call(InferRequest("m", [Tensor("x", "NO_SUCH_TYPE", [1], b"a")]))
+
+        def released() -> None:
+            t.events.append("released")
+            ended.set()
+
+        t.session.run_batch(
+            Batch(
+                [call],
+                released,
+                lambda batch, times: t.events.append("done" if times else "lost"),
+                lambda batch, times: t.events.append("counted"),
+            )
         )
-        t.tracker.add_batch(batch)
-        t.tracker.finish_unsent(batch)
+        assert call.failed and t.events == []
+        await ended.wait()
         assert t.events == ["lost", "released"]  # no execution is counted
-        assert t.tracker.idle
+        assert t.session.idle
 
     tracked(test)
 
 
 def test_outputs_get_the_shape_that_the_client_knows() -> None:
     def test(t: Tracked) -> None:
-        t.tracker.restore_shape = lambda tensor: Tensor(
+        t.session.restore_shape = lambda tensor: Tensor(
             tensor.name, tensor.datatype, [1, *tensor.shape], tensor.data
         )
         t.batch("a")
-        t.respond(m.Response(1, 0, output(b"abc")))
+        t.receive(m.Response(1, 0, output(b"abc")))
         (response,) = t.responses["a"]
         assert response is not None and response.outputs[0].shape == [1, 3]
 
@@ -490,30 +552,29 @@ def test_a_returned_batch_is_forgotten_and_its_call_goes_back() -> None:
         t.batch("runs")
         batch, calls = t.batch("ahead")
         batch.on_returned = returned.append
-        t.tracker.handle_returned(m.BatchReturned(2))()
+        t.receive(m.BatchReturned(2))
         assert returned == calls and not calls[0].finished
-        t.end(done(1))
-        assert t.tracker.idle
+        t.receive(done(1))
+        assert t.session.idle
 
     tracked(test)
 
 
 def test_trace_of_a_prefetched_call_that_the_stub_does_not_run_ends_with_the_call() -> None:
-    def withdraw(t: Tracked) -> None:
-        t.tracker.withdraw_batch(2)
+    def reclaim(t: Tracked) -> None:
+        assert len(t.session.reclaim_prefetched(1)) == 1
 
     def give_back(t: Tracked) -> None:
-        t.tracker.handle_returned(m.BatchReturned(2))()
+        t.receive(m.BatchReturned(2))
 
     def die(t: Tracked) -> None:
-        t.tracker.stub_exited("It was killed")
+        t.session.stub_exited("It was killed")
 
-    for end in (withdraw, give_back, die):
+    for end in (reclaim, give_back, die):
 
         def test(t: Tracked, end: Callable[[Tracked], None] = end) -> None:
             t.batch("runs")
-            batch, (call,) = t.batch("ahead")
-            batch.on_returned = lambda call: None
+            _, (call,) = t.batch("ahead", on_returned=lambda call: None)
             written: list[TraceTree] = []
             tree = TraceTree(written.append)
             call.request.trace = trace = Trace(lambda trace: 1, tree)
@@ -533,10 +594,8 @@ def test_only_a_prefetched_batch_may_be_returned() -> None:
         running.on_returned = lambda call: None
         t.batch("was not sent to be returned")
         for number in (1, 2):
-            with pytest.raises(ValueError, match="not prefetched"):
-                t.tracker.handle_returned(m.BatchReturned(number))
-        with pytest.raises(KeyError):
-            t.tracker.handle_returned(m.BatchReturned(3))
+            assert "not prefetched" in str(t.refuse(m.BatchReturned(number)))
+        assert isinstance(t.refuse(m.BatchReturned(3)), KeyError)
 
     tracked(test)
 
@@ -546,15 +605,15 @@ def test_only_requests_without_references_to_memory_can_be_reclaimed() -> None:
         return Call(InferRequest("m", [Tensor("x", "UINT8", [size], bytes(size), owner)]))
 
     def test(t: Tracked) -> None:
-        assert t.tracker.accepts_reclaimable(call(INLINE_ALWAYS))
-        assert not t.tracker.accepts_reclaimable(call(INLINE_ALWAYS + 1))
-        assert not t.tracker.accepts_reclaimable(call(1, owner=object()))
+        assert t.session.accepts_reclaimable(call(INLINE_ALWAYS))
+        assert not t.session.accepts_reclaimable(call(INLINE_ALWAYS + 1))
+        assert not t.session.accepts_reclaimable(call(1, owner=object()))
         placed = call(1)
         placed.request.output_placement = {"y": object()}
-        assert not t.tracker.accepts_reclaimable(placed)
-        t.tracker.runs_coroutines = True
-        assert not t.tracker.accepts_reclaimable(call(1))
-        t.tracker.runs_coroutines, t.tracker.decoupled = False, True
-        assert not t.tracker.accepts_reclaimable(call(1))
+        assert not t.session.accepts_reclaimable(placed)
+        t.session.runs_coroutines = True
+        assert not t.session.accepts_reclaimable(call(1))
+        t.session.runs_coroutines, t.session.decoupled = False, True
+        assert not t.session.accepts_reclaimable(call(1))
 
     tracked(test)
