@@ -137,9 +137,13 @@ _start_lock = threading.Lock()
 def _copy_with_two_threads(target: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8]) -> None:
     global _copy_thread
     if _copy_thread is None:
-        with _start_lock:
-            if _copy_thread is None:
-                _copy_thread = _CopyThread()
+        try:
+            with _start_lock:
+                if _copy_thread is None:
+                    _copy_thread = _CopyThread()
+        except RuntimeError:  # no more threads are allowed
+            np.copyto(target, source)
+            return
     split = int(_CALLER_SHARE * len(target)) // _PAGE * _PAGE
     task = _CopyTask(target[split:], source[split:])
     _copy_thread.queue.put(task)

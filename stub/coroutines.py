@@ -30,32 +30,43 @@ class CoroutineRunner:
         self._ending: Optional[asyncio.Task[None]] = None  # what ends the others
 
     def submit(self, coroutine: Coroutine[Any, Any, Any], batch: int) -> "Future[Any]":
-        """Runs a coroutine of a batch on the loop. Raises RuntimeError if a model has closed it."""
+        """Runs a coroutine of a batch on the loop.
+
+        Raises RuntimeError if a model has closed it, and what `get_loop` raises.
+        """
         from concurrent.futures import Future  # a model without coroutines starts faster without it
 
         context = contextvars.copy_context()
         context.run(current_batch.set, batch)
-        loop = self.get_loop()
         result: Future[Any] = Future()
         # Not `run_coroutine_threadsafe`: it makes another future, and one more turn of the loop.
         try:
+            loop = self.get_loop()
             loop.call_soon_threadsafe(_start_task, loop, coroutine, result, context=context)
-        except RuntimeError:
+        except (RuntimeError, OSError):
             coroutine.close()
             raise
         return result
 
     def get_loop(self) -> "asyncio.AbstractEventLoop":
-        """Returns the event loop, which it starts if it does not run."""
+        """Returns the event loop, which it starts if it does not run.
+
+        Raises RuntimeError or OSError if no more threads or descriptors are allowed.
+        """
         import asyncio
 
         with self._lock:
             if self._loop is None:
-                loop = self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(
                     target=self._run, args=(loop,), name="pbhost-asyncio", daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:
+                    loop.close()
+                    raise
+                self._loop, self._thread = loop, thread
             return self._loop
 
     def _run(self, loop: "asyncio.AbstractEventLoop") -> None:

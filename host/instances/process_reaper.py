@@ -35,6 +35,7 @@ class ProcessReaper:
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
+        self._pidfd: int | None = None
         self._attempts = 0
 
     def watch_group(self, group: int) -> None:
@@ -121,6 +122,8 @@ class ProcessReaper:
         self._socket = ours
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(ours, self._read_confirmations)
+        # Now, as there may be no free descriptor when the server ends.
+        self._pidfd = os.pidfd_open(self._pid)
 
     def _kill_reaper(self) -> None:
         if self._disconnect():
@@ -128,6 +131,12 @@ class ProcessReaper:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._pid, signal.SIGKILL)
                 os.waitpid(self._pid, 0)
+            self._close_pidfd()
+
+    def _close_pidfd(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
     def _disconnect(self) -> bool:
         """Closes the connection, if there is one."""
@@ -144,25 +153,26 @@ class ProcessReaper:
     async def close(self) -> None:
         """Waits until nothing is left of the groups, after all stubs have ended."""
         self._attempts = 0
-        while self._disconnect() and not await asyncio.to_thread(_wait_for_exit, self._pid):
+        while self._disconnect():
+            assert self._pidfd is not None
+            ended_well = await asyncio.to_thread(_wait_for_exit, self._pid, self._pidfd)
+            self._close_pidfd()
+            if ended_well:
+                return
             self._ensure_running()
 
 
-def _wait_for_exit(pid: int) -> bool:
+def _wait_for_exit(pid: int, pidfd: int) -> bool:
     """Waits for its end, or kills it; returns whether it ended well.
 
     Unknown if an embedding program has reaped it.
     """
     try:
-        pidfd = os.pidfd_open(pid)
-        try:
-            os.kill(pid, signal.SIGCONT)  # it may stand still
-            waiting = select.poll()
-            waiting.register(pidfd, select.POLLIN)
-            if not waiting.poll(_EXIT_TIMEOUT * 1000):
-                os.kill(pid, signal.SIGKILL)
-        finally:
-            os.close(pidfd)
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)  # it may stand still
+        waiting = select.poll()
+        waiting.register(pidfd, select.POLLIN)
+        if not waiting.poll(_EXIT_TIMEOUT * 1000):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
     except (ProcessLookupError, ChildProcessError):
         return True

@@ -1,10 +1,12 @@
 """The event loop of a process of its own, which needs no new thread while it runs and to end.
 
-At the limit of processes and threads, no thread can be started.
+At the limit of processes and threads, no thread can be started. At that of open files, the loop
+cannot be run a second time, as each run of it opens two descriptors.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -41,5 +43,28 @@ class _EventLoop(uvloop.Loop):
 
 
 def run_event_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
-    """As `uvloop.run`."""
-    return uvloop.run(main, loop_factory=_EventLoop)
+    """As `uvloop.run`, but runs the loop once, and leaves SIGINT as it is."""
+    loop = _EventLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(_run_to_end(main))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def _run_to_end(main: Coroutine[Any, Any, _Result]) -> _Result:
+    """Cancels all tasks that `main` leaves, and ends what belongs to the loop."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await main
+    finally:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        for outcome in await asyncio.gather(*left, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                text = "unhandled exception of a task at the end of the event loop"
+                loop.call_exception_handler({"message": text, "exception": outcome})
+        await loop.shutdown_asyncgens()
+        await loop.shutdown_default_executor()

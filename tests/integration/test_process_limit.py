@@ -1,17 +1,19 @@
-"""A server that may have no more processes or threads."""
+"""A server that may have no more processes, threads or open files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import resource
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.clients import infer_error, tensor
-from tests.conftest import RepositoryBuilder, Serve, wait_until
+from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.control_groups import joining, new_control_group
 
 STARTS_A_THREAD = """
@@ -24,9 +26,18 @@ class TritonPythonModel:
 
     def execute(self, requests):
         array = pb_utils.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy()
+        pb_utils.Logger.log_info(f"elements: {array.size}")
         if array.shape == (1,):
             threading.Thread(target=print).start()
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for _ in requests]
+        answer = [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for _ in requests]
+        return self.respond_later(answer) if array.shape == (2,) else answer
+
+    async def respond_later(self, answer):
+        return answer
+
+    def finalize(self):
+        pb_utils.Logger.log_info("finalized")
+        print("printed by finalize")
 """
 
 
@@ -55,12 +66,17 @@ def test_thread_that_a_model_cannot_start_is_an_error_of_its_request(
         (group / "pids.max").write_text("1")
         _, text = infer_error(send_request, client, "threads", 1)
         assert "RuntimeError: can't start new thread" in text
+        for _ in range(2):  # the event loop of the coroutine needs a thread
+            _, text = infer_error(send_request, client, "threads", 2)
+            assert "RuntimeError: can't start new thread" in text
         send_request(client, "threads", 4)
+        host.wait_for("elements: 4")
         send_request(client, "identity", 4)
         assert not client.is_model_ready("threads")  # its check needs a thread
         assert host.stubs() == before
         (group / "pids.max").write_text("max")
         send_request(client, "threads", 1)
+        send_request(client, "threads", 2)
         assert client.is_model_ready("threads")
 
 
@@ -121,4 +137,49 @@ def test_server_at_the_limit_of_processes_and_threads_logs_and_stops(
         assert "no more processes or threads are allowed; raise the limit" in text
     assert host.stop() == 0, host.output
     assert "failed to load 'identity'" in printed()
+    assert "[threads:1/threads_0] finalized" in printed()
+    assert "printed by finalize" in host.output + printed()
     assert "Traceback" not in host.output + printed()
+
+
+def limit_open_files(process: psutil.Process, limit: int) -> None:
+    """Sets the limit of a running process; descriptors above it stay open."""
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def processes(host: RunningHost) -> list[psutil.Process]:
+    server = psutil.Process(host.process.pid)
+    return [server, *server.children(recursive=True)]
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--frontend-processes=1", "--stub-start=spawn"]], ids=["plain", "processes"]
+)
+def test_server_at_the_limit_of_open_files_reports_loads_that_fail_and_stops(
+    repository: RepositoryBuilder, serve: Serve, flags: Sequence[str]
+) -> None:
+    repository.copy("identity")
+    config = (repository.path / "identity" / "config.pbtxt").read_text()
+    repository.add("threads", STARTS_A_THREAD, config)
+    host = serve(
+        repository, "--model-control-mode=explicit", "--load-model=threads", *flags
+    ).wait_started()
+    with host.client() as client:
+        send_request(client, "threads", 4)
+        server = psutil.Process(host.process.pid)
+        highest = max(int(entry.name) for entry in Path(f"/proc/{server.pid}/fd").iterdir())
+        texts = []
+        for more in range(1, 5):
+            limit_open_files(server, highest + 1 + more)
+            texts.append(infer_error(client.load_model, "identity")[1])
+        for process in processes(host):
+            limit_open_files(process, 3)
+        texts.append(infer_error(client.load_model, "identity")[1])
+        send_request(client, "threads", 4)
+    assert any("the host may need a higher limit of open files (ulimit -n)" in t for t in texts)
+    assert texts[-1] == "failed to load 'identity', failed to poll from model repository"
+    assert host.stop() == 0, host.output
+    assert len(re.findall("failed to load 'identity'.*Too many open files", host.output)) == 5
+    assert "[threads:1/threads_0] finalized" in host.output
+    assert "Traceback" not in host.output

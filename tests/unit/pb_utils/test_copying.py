@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -87,6 +88,20 @@ def test_helper_thread_copies_only_while_a_core_is_free() -> None:
     finally:
         _copying.set_core_is_free(before)
     assert asked == [True, False] * 4
+
+
+def test_a_large_array_is_copied_although_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_copying, "_copy_thread", None)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    source = np.arange(1 << 20, dtype=np.uint8)
+    target = np.zeros_like(source)
+    _copying._copy_with_two_threads(target, source)
+    np.testing.assert_array_equal(target, source)
 
 
 @pytest.mark.unmeasured
