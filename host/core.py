@@ -12,8 +12,7 @@ from host.config.model_config import ModelConfig
 from host.crashes.quarantine import Quarantine, QuarantinedRequest
 from host.crashes.records import CrashRecords
 from host.errors import HostError, invalid_argument, not_found, unavailable, unsupported
-from host.health.health import Health
-from host.health.server_state import ServerState
+from host.health.health import Health, ServerState
 from host.inference.call import Call
 from host.inference.metadata import (
     IndexEntry,

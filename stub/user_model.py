@@ -10,8 +10,7 @@ import types
 from typing import Any, Dict, List, Optional
 
 import pb_utils
-from pb_utils._model_methods import defines
-from pb_utils._preload import call_preload
+from pb_utils._model_methods import call_preload, defines
 from pb_utils._suggestions import missing_attribute
 from stub.module_isolation import isolate_modules
 from stub.text_limits import limit_text

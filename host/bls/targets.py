@@ -6,11 +6,9 @@ from collections.abc import Coroutine
 
 from host.bls.deadlock_detector import DeadlockDetector
 from host.errors import HostError, internal, unavailable
-from host.health.model_readiness import is_model_ready
-from host.health.server_state import ServerState
+from host.health.health import ServerState, is_model_ready
 from host.inference.call import Call
-from host.inference.correlation_id import checked_correlation_text
-from host.inference.request import InferRequest, KnownShapes, RequestTrace
+from host.inference.request import InferRequest, KnownShapes, RequestTrace, checked_correlation_text
 from host.models.registry import Model, NotServedError, OnDemand, Registry
 from host.tracing.tracer import Tracer
 from stub.wire.payload import TraceLink

@@ -13,7 +13,7 @@ import msgspec
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
-from host.cache.key import format_key
+from host.cache.responses import format_key
 from host.cache.store import CachedOutputs, InsertCallback, LookupCallback
 from host.errors import ErrorCode, HostError, invalid_argument, unavailable
 from host.inference.request import Tensor

@@ -1,4 +1,4 @@
-"""The response cache of one model version, which is looked up before a request is queued."""
+"""The response cache of one model version: the keys of requests, and look-ups before a queue."""
 
 from __future__ import annotations
 
@@ -8,12 +8,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from host.cache.key import format_key, request_key
 from host.cache.store import CachedOutputs, ResponseStore
 from host.errors import ErrorCode, HostError
 from host.inference.call import Call, CallListener
-from host.inference.request import InferResponse, Tensor
+from host.inference.digest import digest_request
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.metrics.statistics import InferenceCounters
+from host.repository.qualified_name import qualified_name
+
+
+def request_key(request: InferRequest, version: int, namespace: str = "") -> bytes:
+    """Computes the key of a validated request to a version of its model, `DIGEST_SIZE` bytes.
+
+    The key depends on the model, its version, the name, data type, shape and bytes of every input,
+    and the names of the requested outputs. It does not depend on the order of inputs and outputs,
+    nor on anything else, such as the request id, parameters or the priority.
+    """
+    model = qualified_name(namespace, request.model_name)
+    return digest_request(request, (model.encode(), str(version).encode()))
+
+
+def format_key(key: bytes) -> str:
+    """The key as a decimal number, for the log."""
+    return str(int.from_bytes(key, "little"))
+
 
 _log = logging.getLogger("pbhost")
 

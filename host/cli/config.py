@@ -22,7 +22,7 @@ from host.config.schema import is_ensemble
 from host.crashes.records import CrashRecords
 from host.environments.environments import Environments
 from host.errors import HostError, internal, unsupported
-from host.health.server_state import ServerState
+from host.health.health import ServerState
 from host.instances.gpus import find_gpus
 from host.instances.launchers import SpawnLauncher
 from host.instances.pool import StubPool

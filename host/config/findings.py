@@ -1,12 +1,57 @@
-"""The result of configuration checks, and the error made from the first finding."""
+"""The result of configuration checks: findings, their places in the file, and errors of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
-from host.config.source import ConfigSource
 from host.errors import ErrorCode, HostError
+
+Position = tuple[int, int]
+"""Line and column, both counted from 1."""
+
+_LAST_PART = re.compile(r"(\.[^.\[\]]+|\[[^\]]*\])$")
+_FIRST_PART = re.compile(r"[^.\[]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """A configuration file: its path, and the positions of its fields by field path.
+
+    Examples of field paths: `input[1].dims`, and `parameters[KEY]` for a map entry.
+    """
+
+    path: str
+    positions: Mapping[str, Position] = field(default_factory=dict)
+
+    def position(self, field_path: str) -> Position | None:
+        """The position of the field, or of its nearest parent if the field is not in the file."""
+        while field_path:
+            if field_path in self.positions:
+                return self.positions[field_path]
+            shorter = _LAST_PART.sub("", field_path)
+            if shorter == field_path:
+                return None
+            field_path = shorter
+        return None
+
+    def format_location(self, field_path: str) -> str:
+        """The end of an error message that names the file, the position and the field."""
+        position = self.position(field_path)
+        place = self.path if position is None else "{}:{}:{}".format(self.path, *position)
+        return f" ({place}, field '{field_path}')"
+
+    def without_fields(self, names: Iterable[str]) -> ConfigSource:
+        """The same file without the positions of the given top-level fields."""
+        gone = set(names)
+        kept = {
+            path: position
+            for path, position in self.positions.items()
+            if (first := _FIRST_PART.match(path)) is None or first[0] not in gone
+        }
+        return replace(self, positions=kept)
 
 
 class Finding(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 from host.config.auto_complete import merge_completed
 from host.config.defaults import normalise_config, resolve_backend
-from host.config.findings import Finding, Findings, first_error, raise_first
+from host.config.findings import ConfigSource, Finding, Findings, first_error, raise_first
 from host.config.instance_groups import (
     InstanceSpec,
     check_instance_groups,
@@ -25,10 +25,8 @@ from host.config.names import check_directory_name, check_names_for_stub
 from host.config.parameters import input_memory_message, max_concurrent_batches
 from host.config.pbtxt import decode_pbtxt, parse_pbtxt_with_source
 from host.config.schema import ModelConfig, new_config
-from host.config.source import ConfigSource
 from host.config.template import fill_template
-from host.config.unsupported import check_supported
-from host.config.validate import check_config, check_tensors
+from host.config.validate import check_config, check_supported, check_tensors
 from host.errors import HostError, internal
 from host.system.regular_file import read_file
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from google.protobuf import text_format
 
+from host.config.findings import ConfigSource, Position
 from host.config.pbtxt_reader import PbtxtReader, PbtxtSyntaxError
 from host.config.schema import ModelConfig, new_config
-from host.config.source import ConfigSource, Position
 from host.errors import HostError, internal
 
 _NO_COMMENT = re.compile(r"""(?:[^#"']|"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?)*""")

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from google.protobuf import text_format
 
+from host.config.findings import Position
 from host.config.schema import (
     INTEGER_RANGES,
     Field,
@@ -19,7 +20,6 @@ from host.config.schema import (
     suggestion,
     unknown_field,
 )
-from host.config.source import Position
 
 TEMPLATE = re.compile(r"\$\{[^}\n]*\}?|\$\w+")
 _CLOSING = {"{": "}", "<": ">"}

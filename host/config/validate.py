@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 
 from host.config.defaults import PLATFORMS_OF_BACKEND
 from host.config.findings import Finding, Findings
 from host.config.load_parameters import check_load_parameters
 from host.config.openai_parameters import check_openai_parameters
-from host.config.parameters import check_max_concurrent_batches, check_preserves_ordering
+from host.config.parameters import (
+    check_input_memory,
+    check_max_concurrent_batches,
+    check_preserves_ordering,
+)
 from host.config.schema import ENSEMBLE, ModelConfig
 from host.config.traffic_parameters import check_traffic_parameters
 from host.config.validate_ensemble import check_ensemble
 from host.config.validate_schedulers import check_dynamic_batching, check_sequence_batching
 from host.config.validate_tensors import check_batch_tensors, check_inputs, check_outputs
+from host.errors import ErrorCode
 
 _log = logging.getLogger("pbhost")
 
@@ -103,4 +110,43 @@ def _check_metrics(config: ModelConfig) -> Findings:
                 "Metric family '%s' in 'metric_identifier' is not a customizable metric in "
                 "Triton core.",
                 family,
+            )
+
+
+_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsupported:
+    """An unsupported field. `requested` tells whether a configuration uses it."""
+
+    field: str
+    reason: str
+    requested: Callable[[ModelConfig], bool]
+
+
+_UNSUPPORTED = (
+    _Unsupported(
+        f"parameters[{_STRATEGY}]",
+        "batching strategies from shared libraries are not supported",
+        lambda config: _STRATEGY in config.parameters,
+    ),
+    _Unsupported(
+        "batch_output",
+        "the responses of a decoupled model do not form a batch",
+        lambda config: bool(config.batch_output and config.model_transaction_policy.decoupled),
+    ),
+)
+
+
+def check_supported(config: ModelConfig) -> Findings:
+    """Checks that the configuration uses only supported features."""
+    yield from check_input_memory(config)
+    for unsupported in _UNSUPPORTED:
+        if unsupported.requested(config):
+            yield Finding(
+                f"model '{config.name}' cannot be loaded: {unsupported.reason}, "
+                f"remove '{unsupported.field}' from its configuration",
+                unsupported.field,
+                ErrorCode.UNSUPPORTED,
             )

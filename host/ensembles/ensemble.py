@@ -11,7 +11,7 @@ from host.config.parameters import preserves_ordering
 from host.ensembles.execution import EnsembleExecution
 from host.ensembles.inflight_limiter import InflightLimiter
 from host.ensembles.plan import EnsemblePlan, EnsembleStep
-from host.ensembles.step_models import EnsembleSignature, StepModel, TensorMemory
+from host.ensembles.values import EnsembleSignature, StepModel, TensorMemory
 from host.errors import HostError
 from host.inference.call import Call, ComputeCallback, FailureReason
 from host.inference.metadata import ModelStatistics

@@ -10,8 +10,13 @@ from functools import partial
 from host.ensembles.flow_control import FlowControl, ResponseCredit
 from host.ensembles.inflight_limiter import InflightLimiter, Permit
 from host.ensembles.plan import EnsembleStep, Route
-from host.ensembles.step_models import EnsembleSignature, StepModel, TensorMemory
-from host.ensembles.values import EnsembleTensor, SequencePosition
+from host.ensembles.values import (
+    EnsembleSignature,
+    EnsembleTensor,
+    SequencePosition,
+    StepModel,
+    TensorMemory,
+)
 from host.errors import HostError, invalid_argument, unexpected_failure
 from host.inference.call import Call, CallHolder, ComputeCallback
 from host.inference.request import InferRequest, InferResponse, Tensor

@@ -1,13 +1,15 @@
-"""The tensors of one request to an ensemble, with their sequence and their number of uses."""
+"""The tensors and the step models of one request to an ensemble."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from host.ensembles.flow_control import ResponseCredit
-from host.errors import invalid_argument
-from host.inference.request import Parameter, Tensor
+from host.errors import HostError, invalid_argument
+from host.inference.request import KnownShapes, Parameter, Tensor
+from host.models.registry import LoadedModel
 
 _START, _END = 1, 2
 
@@ -94,3 +96,39 @@ def _fit(shape: Sequence[int], dims: Sequence[int]) -> bool:
     return len(shape) == len(dims) and all(
         want in (-1, got) for want, got in zip(dims, shape, strict=True)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """The model of a step, and the shapes of its inputs without batch dimension."""
+
+    model: LoadedModel
+    dims: Mapping[str, Sequence[int]]
+    batches: bool
+    decoupled: bool
+    shapes: KnownShapes = field(default_factory=KnownShapes)
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleSignature:
+    """What clients see of an ensemble; `dims`: the shapes of its outputs.
+
+    `ordered`: whether the responses of a request keep their order through every step.
+    """
+
+    name: str
+    version: int
+    dims: Mapping[str, Sequence[int]]
+    batches: bool
+    decoupled: bool
+    ordered: bool = True
+
+
+class TensorMemory(Protocol):
+    """Memory for tensors of an ensemble."""
+
+    def move_to_shared_memory(self, tensor: Tensor) -> None:
+        """Moves a tensor to shared memory of the host. Raises HostError if that is full."""
+
+    def write_outputs(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
+        """Writes outputs to memory of the client; returns the error if that fails."""

@@ -5,11 +5,61 @@ Source: docs/reference/protocol.md, "Health and readiness".
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
+
 from host.errors import unavailable
-from host.health.model_readiness import is_model_ready
-from host.health.server_state import ServerState
-from host.models.registry import UNLOADED, ModelVersion, Registry, VersionState, parse_version
+from host.logs.formats import model_fields
+from host.models.registry import (
+    UNLOADED,
+    Model,
+    ModelVersion,
+    Registry,
+    VersionState,
+    parse_version,
+)
 from host.remote.remote_models import RemoteModels
+
+
+@dataclass(slots=True)
+class ServerState:
+    """The progress of a server between its start and its exit."""
+
+    started: bool = False
+    """Start-up is complete."""
+
+    failed: bool = False
+    """The start has failed, and the server runs without models (`--exit-on-error=false`)."""
+
+    exiting: bool = False
+    """The exit has started. Health requests fail; other requests are served until it is over."""
+
+    @property
+    def accepts_model_control(self) -> bool:
+        """Whether start-up is complete and the exit has not started."""
+        return self.started and not self.exiting
+
+
+_log = logging.getLogger("pbhost")
+
+
+async def is_model_ready(model: Model | None) -> bool:
+    """Whether a version is ready, by its instances and by its own `is_ready`.
+
+    The reason why it is not goes to the log. Source: docs/reference/model-api.md, "is_ready".
+    """
+    if model is None:
+        return False
+    if model.ready and not model.defines_is_ready:
+        return True
+    reason = await model.why_not_ready()
+    if reason:
+        name, number = model.name, model.version
+        _log.debug(
+            "Model '%s' version %d is not ready: %s",
+            name, number, reason, extra=model_fields(name, number),
+        )  # fmt: skip
+    return not reason
 
 
 class Health:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from host.errors import HostError
+from host.errors import HostError, unsupported
 from host.inference.shared_memory_bytes import SharedMemoryBytes, refuse_if_too_large
 from stub.wire.payload import TraceLink
 
@@ -206,3 +206,16 @@ class InferResponse(msgspec.Struct):
     error: HostError | None = None
     cache_hit: object = None
     """The entry of the response cache that this is, for `repeat_cache_hit`; None if it is none."""
+
+
+_LONGEST = 128  # bytes of UTF-8
+
+
+def checked_correlation_text(text: str) -> str:
+    """Returns `text` if it is a valid correlation id. Raises HostError UNSUPPORTED.
+
+    Source: docs/reference/configuration-and-scheduling.md, "Identity of a sequence".
+    """
+    if len(text.encode(errors="surrogatepass")) > _LONGEST:
+        raise unsupported("string correlation ID cannot be longer than 128 characters")
+    return text

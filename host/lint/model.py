@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
-from host.config.findings import Finding
+from host.config.findings import ConfigSource, Finding, Position
 from host.config.model_config import (
     LoadedConfig,
     ModelConfig,
@@ -21,7 +21,6 @@ from host.config.model_config import (
 )
 from host.config.pbtxt import parse_pbtxt
 from host.config.schema import is_ensemble, new_config
-from host.config.source import ConfigSource, Position
 from host.config.template import fill_known_variables
 from host.config.validate import check_tensors
 from host.config.versions import find_versions

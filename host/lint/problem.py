@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host.config.source import Position
+from host.config.findings import Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import re
 from itertools import accumulate
 from typing import Any
 
+from host.config.findings import Position
 from host.config.pbtxt_reader import TEMPLATE, PbtxtReader, PbtxtSyntaxError
 from host.config.schema import Field, closest_choice, enum_names, field_kind
-from host.config.source import Position
 
 _NEUTRAL_VALUES = {"string": '""', "bool": "false"}
 _BRACKETS = {"{": "}", "[": "]", "<": ">"}

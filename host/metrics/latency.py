@@ -7,8 +7,10 @@ import math
 import random
 import time
 from array import array
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from math import frexp, ldexp
 
 import numpy as np
 
@@ -16,6 +18,31 @@ from host.config.schema import ModelConfig
 from host.inference.call import Call
 from host.metrics.family import Histogram
 from host.metrics.settings import MetricsSettings
+
+_PER_OCTAVE = 16
+"""Buckets between a latency and its double: the bounds of each are at most 6 % apart."""
+
+
+class LatencyCounts(Counter[int]):
+    """The number of requests in each bucket of latency; counts of two versions can be added."""
+
+    def add_latencies(self, durations: Iterable[int]) -> None:
+        """Adds requests of the given durations in nanoseconds."""
+        for ns in durations:
+            mantissa, exponent = frexp(ns)  # 0.5 <= mantissa < 1, so each exponent has 16 buckets
+            self[exponent * _PER_OCTAVE + int(mantissa * 2 * _PER_OCTAVE)] += 1
+
+
+def latency_buckets(counts: Counter[int]) -> list[tuple[float, int]]:
+    """The upper bound in microseconds and the number of requests of each bucket, ascending."""
+    return [(_upper_bound_us(place), count) for place, count in sorted(counts.items())]
+
+
+@lru_cache(maxsize=2048)  # many models share the places
+def _upper_bound_us(place: int) -> float:
+    exponent, step = divmod(place - _PER_OCTAVE, _PER_OCTAVE)
+    return round(ldexp(_PER_OCTAVE + step + 1, exponent) / (2 * _PER_OCTAVE) / 1000, 3)
+
 
 _log = logging.getLogger("pbhost")
 

@@ -42,7 +42,7 @@ _CACHE_LATENCIES = {
 class Totals:
     """Sums over the lifetime of a series. Times are in nanoseconds; `batches` counts by size.
 
-    `latencies` counts successful requests by bucket (`host.metrics.latency_counts`).
+    `latencies` counts successful requests by bucket (`host.metrics.latency`).
     """
 
     success: int = 0

@@ -9,7 +9,7 @@ from typing import Protocol
 from host.inference.call import Call, FailureReason
 from host.inference.metadata import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
 from host.inference.request import ExecutionTimes
-from host.metrics.latency_counts import LatencyCounts
+from host.metrics.latency import LatencyCounts
 
 
 class LatencyRecorder(Protocol):

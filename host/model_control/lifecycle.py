@@ -36,10 +36,9 @@ from host.config.model_config import ModelConfig
 from host.config.schema import is_ensemble
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
-from host.model_control.load_failures import LoadFailureLog
 from host.model_control.load_limiter import LoadLimiter
 from host.model_control.load_planner import LoadPlanner, PlannedModel, VersionPlan
-from host.model_control.load_records import LoadRecords
+from host.model_control.load_records import LoadFailureLog, LoadRecords
 from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loading import (
     InstanceUpdate,

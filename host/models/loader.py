@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Awaitable, Coroutine, Iterable
 from functools import partial
@@ -21,6 +22,7 @@ from host.cache.responses import ResponseCache
 from host.cache.store import ResponseStore
 from host.config import model_config as configuration
 from host.config.json_form import to_json
+from host.config.load_parameters import wants_preload
 from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
 from host.environments.environment import Environment
 from host.environments.environments import Environments
@@ -34,7 +36,6 @@ from host.models.backends import Backends
 from host.models.instance_factory import InitializeArguments, InstanceFactory, InstancePlan, Start
 from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loading import InstanceUpdate
-from host.models.preloading import is_prepared, preload_arguments
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
 from host.models.warmup import Warmup
@@ -253,3 +254,33 @@ async def _gather_all(steps: Iterable[Awaitable[_Result]]) -> list[_Result]:
                 result.kill()
         raise errors[0]
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+_STATIC_PRELOAD = re.compile(rb"^[ \t]+@staticmethod\s+def[ \t]+preload\b", re.MULTILINE)
+_MAX_SOURCE_BYTES = 1 << 24
+
+
+def is_prepared(config: ModelConfig, source: ModelSource) -> bool:
+    """Whether a model is prepared: its configuration says so, or its code has `preload`. Blocks."""
+    wanted = wants_preload(config)
+    if wanted is not None:
+        return wanted
+    folder = source.backend or os.path.join(source.directory, str(source.version))
+    try:
+        with open(os.path.join(folder, source.file), "rb") as file:
+            return _STATIC_PRELOAD.search(file.read(_MAX_SOURCE_BYTES)) is not None
+    except OSError:  # the stub says what is wrong with the file
+        return False
+
+
+def preload_arguments(config: ModelConfig, directory: Path, version: int) -> dict[str, str]:
+    """The argument of `preload`: that of `initialize` without what differs between instances.
+
+    `config`: the configuration before the model has completed it.
+    """
+    return {
+        "model_config": to_json(config),
+        "model_repository": str(directory),
+        "model_version": str(version),
+        "model_name": config.name,
+    }

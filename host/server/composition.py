@@ -20,7 +20,7 @@ from host.environments.environments import Environments
 from host.errors import internal, invalid_argument
 from host.frontends.openai.load_hook import OpenAILoadHook
 from host.health.event_loop_watchdog import EventLoopWatchdog
-from host.health.server_state import ServerState
+from host.health.health import ServerState
 from host.instances.flow_control import FlowControlSettings
 from host.instances.gpu_memory import read_gpu_memory
 from host.instances.gpus import find_gpus

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from host.instances.supervisor import Supervisor
-from host.metrics.latency_counts import latency_buckets
+from host.metrics.latency import latency_buckets
 from host.metrics.overview import InstanceOverview, ModelOverview, ServerOverview
 from host.metrics.token_latencies import token_buckets
 from host.models.python_model import PythonModel

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from host.errors import HostError, unavailable
 from host.inference.call import Call, CallListener
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
+from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.models.registry import LoadedModel
-from host.traffic.comparison import are_equal, response_bytes
 from host.traffic.split import ComparisonResult, Role, TrafficSplit
 
 _log = logging.getLogger("pbhost")
@@ -184,3 +186,50 @@ class _Comparison:
 
 def _failed(responses: list[InferResponse]) -> bool:
     return any(response.error is not None for response in responses)
+
+
+_FLOATS = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
+
+
+def are_equal(first: Sequence[InferResponse], second: Sequence[InferResponse]) -> bool:
+    """Whether two versions gave the same responses, in the same order.
+
+    Outputs are equal if datatype, shape and bytes are; numbers with a fraction may differ by a
+    relative 1e-5 (`numpy.allclose`). Errors are equal if their codes are.
+    """
+    return len(first) == len(second) and all(map(_is_equal, first, second))
+
+
+def response_bytes(response: InferResponse) -> int:
+    """The bytes of all outputs."""
+    return sum(len(_bytes(output) or b"") for output in response.outputs)
+
+
+def _is_equal(first: InferResponse, second: InferResponse) -> bool:
+    if first.error is not None or second.error is not None:
+        codes = [None if one.error is None else one.error.code for one in (first, second)]
+        return codes[0] is codes[1]
+    outputs = {output.name: output for output in second.outputs}
+    return len(first.outputs) == len(outputs) and all(
+        output.name in outputs and _is_equal_tensor(output, outputs[output.name])
+        for output in first.outputs
+    )
+
+
+def _is_equal_tensor(first: Tensor, second: Tensor) -> bool:
+    if (first.datatype, list(first.shape)) != (second.datatype, list(second.shape)):
+        return False
+    ours, theirs = _bytes(first), _bytes(second)
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return False
+    number = _FLOATS.get(first.datatype)
+    if ours == theirs or number is None:
+        return ours == theirs
+    return np.allclose(np.frombuffer(ours, number), np.frombuffer(theirs, number), equal_nan=True)
+
+
+def _bytes(tensor: Tensor) -> memoryview | None:
+    """The bytes of a tensor; None if they are in memory of a client."""
+    if isinstance(tensor.data, SharedMemoryBytes):
+        return None
+    return memoryview(tensor.data).cast("B")

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Union
 from pb_utils import _runtime
 from pb_utils._iterator import ResponseIterator
 from pb_utils._model_exception import TritonModelException
-from pb_utils._model_methods import defines
-from pb_utils._preload import call_preload
+from pb_utils._model_methods import call_preload, defines
 from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
 from pb_utils._stream import ResponseStream

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from host.errors import HostError, invalid_argument
-from host.inference.correlation_id import checked_correlation_text
-from host.inference.request import InferRequest, Parameter
+from host.inference.request import InferRequest, Parameter, checked_correlation_text
 from host.instances.regions import RegionPart
 
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")

@@ -13,8 +13,7 @@ from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
 from host.frontends.http.json_arrays import CutText
 from host.frontends.http.tensors import JsonInputLimit, read_tensor
-from host.inference.correlation_id import checked_correlation_text
-from host.inference.request import Parameter, RequestShape
+from host.inference.request import Parameter, RequestShape, checked_correlation_text
 from host.instances.regions import RegionPart
 
 _CACHE_SIZE = 2048  # JSON parts; a client often repeats the same one

@@ -14,13 +14,12 @@ from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http import json_text as json
 from host.frontends.http.api_page.operations import Operations, Schema
-from host.frontends.http.exchange import JSON, HttpExchange
+from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.open_requests import OpenRequests
 from host.frontends.openai import routes
 from host.frontends.openai.api_paths import openai_paths
 from host.frontends.openai.bodies import BodyReader, set_request_id
-from host.frontends.openai.cors import CrossOrigin
 from host.frontends.openai.embeddings import EmbeddingsHandler
 from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_model
 from host.frontends.openai.fast_path import FastEmbeddings
@@ -33,6 +32,48 @@ from host.frontends.openai.speech import SpeechHandler
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.openai.transcriptions import TranscriptionHandler
 from host.frontends.restrictions import Restrictions
+
+_EVERY_ORIGIN = b"*"
+_PREFLIGHT_SECONDS = b"600"  # browsers ask again after this time
+
+
+class CrossOrigin:
+    """Adds the headers for web pages of allowed origins; `*` allows every origin."""
+
+    def __init__(self, origins: Iterable[str] = ()) -> None:
+        self._origins = frozenset(origin.encode() for origin in origins)
+
+    def add_headers(self, exchange: HttpExchange) -> None:
+        """Adds the headers to the response that will be sent."""
+        if not self._origins:
+            return
+        exchange.response_headers += ((b"vary", b"Origin"),)
+        if self._allows(exchange):
+            exchange.response_headers += (
+                (b"access-control-allow-origin", exchange.headers[b"origin"]),
+                (b"access-control-expose-headers", b"x-request-id, retry-after, x-should-retry"),
+            )
+
+    def is_preflight(self, exchange: HttpExchange) -> bool:
+        """Returns whether a browser asks if a page of an allowed origin may send a request."""
+        asks = b"access-control-request-method" in exchange.headers
+        return exchange.method == "OPTIONS" and asks and self._allows(exchange)
+
+    def preflight_headers(
+        self, exchange: HttpExchange, methods: Iterable[str]
+    ) -> tuple[Header, ...]:
+        """Returns the headers of the answer to a preflight request."""
+        asked = exchange.headers.get(b"access-control-request-headers", b"")
+        headers = (
+            (b"access-control-allow-methods", ", ".join(methods).encode()),
+            (b"access-control-max-age", _PREFLIGHT_SECONDS),
+        )
+        return (*headers, (b"access-control-allow-headers", asked)) if asked else headers
+
+    def _allows(self, exchange: HttpExchange) -> bool:
+        origin = exchange.headers.get(b"origin")
+        return origin is not None and (origin in self._origins or _EVERY_ORIGIN in self._origins)
+
 
 _log = logging.getLogger("pbhost")
 

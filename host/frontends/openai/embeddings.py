@@ -28,8 +28,7 @@ from host.frontends.openai.errors import (
 from host.frontends.openai.fields import EMBEDDINGS, Fields, check_fields, too_deep
 from host.frontends.openai.handler import Handler, gather
 from host.frontends.openai.inputs import build_parameters, dump_text, encode_input, set_scheduling
-from host.frontends.openai.output_tensors import read_number, read_texts
-from host.frontends.openai.outputs import raise_error
+from host.frontends.openai.outputs import raise_error, read_number, read_texts
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
 

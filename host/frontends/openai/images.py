@@ -21,8 +21,7 @@ from host.frontends.openai.errors import (
 from host.frontends.openai.fields import IMAGES, Fields, check_fields
 from host.frontends.openai.handler import Handler, gather
 from host.frontends.openai.inputs import build_request, choice_fields
-from host.frontends.openai.output_tensors import read_texts
-from host.frontends.openai.outputs import raise_error
+from host.frontends.openai.outputs import raise_error, read_texts
 from host.inference.request import InferRequest
 
 _NEED_AN_INPUT = {"size": "auto", "background": "auto", "output_format": "png"}

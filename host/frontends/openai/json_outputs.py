@@ -6,7 +6,6 @@ from typing import Any
 
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import OpenAIError, model_failure
-from host.frontends.openai.output_tensors import read_texts
 from host.frontends.openai.outputs import (
     STOP,
     Delta,
@@ -14,6 +13,7 @@ from host.frontends.openai.outputs import (
     finish_reason,
     parse_json,
     raise_error,
+    read_texts,
 )
 from host.inference.request import InferResponse
 

@@ -20,8 +20,7 @@ from host.frontends.openai.errors import (
 from host.frontends.openai.fields import SPEECH, Fields, check_fields
 from host.frontends.openai.handler import Handler
 from host.frontends.openai.inputs import build_request
-from host.frontends.openai.output_tensors import read_texts
-from host.frontends.openai.outputs import raise_error
+from host.frontends.openai.outputs import raise_error, read_texts
 from host.inference.request import InferRequest
 from host.logs.formats import model_fields
 

@@ -8,7 +8,6 @@ from typing import Any
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import model_failure
 from host.frontends.openai.logprobs import LogprobsWriter
-from host.frontends.openai.output_tensors import read_number, read_texts
 from host.frontends.openai.outputs import (
     STOP,
     Delta,
@@ -16,6 +15,8 @@ from host.frontends.openai.outputs import (
     finish_reason,
     parse_json,
     raise_error,
+    read_number,
+    read_texts,
     usage_object,
 )
 from host.frontends.openai.pieces import StopSearch, utf8_decoder

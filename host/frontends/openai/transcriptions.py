@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -25,10 +25,8 @@ from host.frontends.openai.errors import (
 from host.frontends.openai.fields import TRANSCRIPTIONS, Fields, check_fields, model_name
 from host.frontends.openai.handler import Handler
 from host.frontends.openai.inputs import SCHEDULING_FIELDS, build_request
-from host.frontends.openai.output_tensors import read_float, read_texts
-from host.frontends.openai.outputs import raise_error
+from host.frontends.openai.outputs import raise_error, read_float, read_texts
 from host.frontends.openai.pieces import utf8_decoder
-from host.frontends.openai.subtitles import write_srt, write_vtt
 from host.inference.request import InferRequest, InferResponse
 
 _TEXT = b"text/plain; charset=utf-8"
@@ -235,3 +233,38 @@ def _is_timed(entry: Any, member: str) -> bool:
         and isinstance(entry.get(member), str)
         and all(type(entry.get(name)) in (int, float) for name in ("start", "end"))
     )
+
+
+Segments = Sequence[Mapping[str, Any]]
+"""Objects with `start` and `end` in seconds, and `text`."""
+
+
+def write_srt(segments: Segments) -> str:
+    """Writes SubRip: numbered cues, with a comma before the milliseconds."""
+    return "".join(
+        f"{number}\n{_time(segment['start'], ',')} --> {_time(segment['end'], ',')}\n"
+        f"{_text(segment)}\n\n"
+        for number, segment in enumerate(segments, 1)
+    )
+
+
+def write_vtt(segments: Segments) -> str:
+    """Writes WebVTT: a head, and cues with a point before the milliseconds."""
+    cues = (
+        f"{_time(segment['start'], '.')} --> {_time(segment['end'], '.')}\n{_text(segment)}\n\n"
+        for segment in segments
+    )
+    return "WEBVTT\n\n" + "".join(cues)
+
+
+def _time(seconds: float, point: str) -> str:
+    milliseconds = max(0, round(seconds * 1000))
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+
+
+def _text(segment: Mapping[str, Any]) -> str:
+    """Returns the text of a cue: an empty line, or an arrow, would end or break the cue."""
+    lines = str(segment["text"]).replace("-->", "->").splitlines()
+    return "\n".join(line for line in map(str.strip, lines) if line)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from host.bls.targets import BlsTargets
 from host.crashes.records import CrashRecords
 from host.environments.environment import Environment
-from host.health.server_state import ServerState
+from host.health.health import ServerState
 from host.instances.pool import StubPool
 from host.instances.process import StubLaunch, StubProcess
 from host.metrics.custom import CustomMetrics

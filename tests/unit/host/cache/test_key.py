@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from host.cache.key import format_key, request_key
+from host.cache.responses import format_key, request_key
 from host.inference.digest import DIGEST_SIZE
 from host.inference.request import InferRequest, Tensor
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from host.config.source import Position
+from host.config.findings import Position
 from host.lint.python_file import PythonFile
 
 EXECUTE = "    def execute(self, requests): pass\n"

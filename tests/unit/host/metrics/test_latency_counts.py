@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from host.cli.rates import quantile
-from host.metrics.latency_counts import LatencyCounts, latency_buckets
+from host.metrics.latency import LatencyCounts, latency_buckets
 
 
 @given(some.integers(1, 1 << 62))
