@@ -25,9 +25,11 @@ class HostCalls:
         self._send_reply = send_reply
         self._tasks: set[asyncio.Task[None]] = set()
         self._stub_exited = False
+        self._may_hold = False  # whether the stub has asked to hold a model
 
     def load_model(self, message: m.LoadModel) -> None:
         """Loads a model; replies when it is loaded."""
+        self._may_hold = self._may_hold or message.hold
         load = self._services.control.load(
             message.name,
             message.config,
@@ -113,4 +115,5 @@ class HostCalls:
         for task in self._tasks:
             task.cancel()
         self._metrics.remove_owner(self)
-        self._services.control.release_holds(self)
+        if self._may_hold:
+            self._services.control.release_holds(self)
