@@ -106,7 +106,7 @@ class RemoteModel(DrainableModel):
             output_placement=None,
             output_placement_hints=None,
             classification=None,
-            validation_key=None,
+            shape=None,
             reserved_memory=None,
             ancestors=[*request.ancestors, name],
         )
