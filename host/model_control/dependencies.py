@@ -207,7 +207,7 @@ class LoadOrder:
         they would be kept until the next collection of garbage, which may be hours away.
         """
         self._tasks.clear()
-        self._planning = None
+        self._planning = self._override = None
 
     @property
     def names(self) -> set[str]:

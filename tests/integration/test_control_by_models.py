@@ -225,7 +225,7 @@ def test_initialize_cannot_load_its_own_model(
         client.load_model("a")
         assert client.is_model_ready("a")
         host.wait_for(
-            "load failed for model 'a': 'initialize' of model 'a' asks for it, and would wait for"
+            "load failed for model 'a': 'initialize' of model 'a' requests it, and would wait for"
             " itself: a -> a"
         )
 

@@ -156,7 +156,7 @@ HOSTILE: dict[str, tuple[tuple[bytes, dict[str, str]], int, str]] = {
     "an overflowing shape": (plain(given(shape=[2**32] * 3)), 400, "invalid shape for input"),
     "a shape of too many bytes": (plain(given(shape=[2**62])), 400, "byte size overflow for input"),
     "a shape of much memory": (plain(given(shape=[2**40])), 400, "JSON input 'INPUT0' has a byte_"),
-    "a shape of more": (plain(given(shape=[2])), 500, "Unable to parse 'data': Shape does not"),
+    "a shape of more": (plain(given(shape=[2])), 500, "Failed to parse 'data' field: shape does"),
     "a shape of less": (plain(given(data=[1, 2])), 500, "Unable to parse 'data': Shape does not"),
     "an unknown datatype": (
         plain(given(datatype="FP33")),
