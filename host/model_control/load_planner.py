@@ -186,6 +186,7 @@ class LoadPlanner:
             )
 
         await asyncio.gather(*(find(name, reason) for name, reason in names.items()))
+        del find  # it refers to itself, and so keeps uploaded files until a garbage collection
         return LoadPlan(_in_order(found))
 
     def lasting_override(self, name: str) -> Override | None:
@@ -390,4 +391,5 @@ def _in_order(found: Mapping[str, PlannedModel]) -> list[PlannedModel]:
 
     for name in found:
         enter(name)
+    del enter  # likewise
     return list(ordered.values())
