@@ -168,25 +168,27 @@ class LoadPlanner:
         that serve are left alone. A model that cannot be read is in the plan with its error.
         """
         found: dict[str, PlannedModel] = {}
-
-        async def find(name: str, reason: str) -> None:
-            if reason and name in found:
-                return
-            found[name] = PlannedModel(name, reason)  # each model once
-            found[name] = await self.read(
-                name,
-                override if not reason else self.lasting_override(name),
-                reason,
-                with_config=bool(step_models_of(name)),
-                if_missing=if_missing,
+        wanted = dict(names)
+        while wanted:
+            models = await asyncio.gather(
+                *(
+                    self.read(
+                        name,
+                        self.lasting_override(name) if reason else override,
+                        reason,
+                        with_config=bool(step_models_of(name)),
+                        if_missing=if_missing,
+                    )
+                    for name, reason in wanted.items()
+                )
             )
-            steps = set(found[name].step_models.values()).difference(found)
-            await asyncio.gather(
-                *(find(one, f"step of '{name}'") for one in sorted(steps) if one not in known)
-            )
-
-        await asyncio.gather(*(find(name, reason) for name, reason in names.items()))
-        del find  # it refers to itself, and so keeps uploaded files until a garbage collection
+            found.update(zip(wanted, models, strict=True))
+            wanted = {
+                step: f"step of '{model.name}'"
+                for model in models
+                for step in sorted(set(model.step_models.values()))
+                if step not in found and step not in known
+            }
         return LoadPlan(_in_order(found))
 
     def lasting_override(self, name: str) -> Override | None:
@@ -380,16 +382,20 @@ def _in_order(found: Mapping[str, PlannedModel]) -> list[PlannedModel]:
     """The models, each after its step models as far as these do not lead back to it."""
     ordered: dict[str, PlannedModel] = {}
     entered: set[str] = set()
-
-    def enter(name: str) -> None:
-        if name in entered or name not in found:
-            return
-        entered.add(name)
-        for step in sorted(found[name].step_models.values()):
-            enter(step)
-        ordered[name] = found[name]
-
     for name in found:
-        enter(name)
-    del enter  # likewise
+        _enter(name, found, entered, ordered)
     return list(ordered.values())
+
+
+def _enter(
+    name: str,
+    found: Mapping[str, PlannedModel],
+    entered: set[str],
+    ordered: dict[str, PlannedModel],
+) -> None:
+    if name in entered or name not in found:
+        return
+    entered.add(name)
+    for step in sorted(found[name].step_models.values()):
+        _enter(step, found, entered, ordered)
+    ordered[name] = found[name]
