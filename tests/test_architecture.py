@@ -68,7 +68,6 @@ ONE_PLACE = {
         "host.ray.replica_port",
         "host.ray.servicer",
     },
-    "hpack": {"host.frontends.grpc.h2.headers"},
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.child"},
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
     "uvloop": {"host.system.event_loop"},

@@ -1,21 +1,21 @@
-"""Decodes and checks header blocks (HPACK; RFC 9113 sections 8.2 and 8.3), with a cache."""
+"""Decodes and checks header blocks (RFC 9113 sections 8.2 and 8.3), with a cache."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from hpack import Decoder, HPACKError
-
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
+from host.frontends.grpc.h2.hpack_decoder import Field, HpackDecoder
 
-Fields = list[tuple[bytes, bytes]]
+Fields = list[Field]
 T = TypeVar("T")
 
 _CACHE_SIZE = 64  # blocks of one connection
+_RECENT_BLOCKS = 8  # of one connection, by their hash
 _MAX_CACHED_BYTES = 1024  # bytes of a block
-_FIELD_OVERHEAD = 32  # bytes that RFC 9113 section 6.5.2 adds for each field of a list
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _BAD_VALUE = re.compile(rb"[\0\r\n]").search
 _CONTENT_LENGTH = re.compile(rb"[0-9]{1,19}").fullmatch
@@ -24,6 +24,7 @@ _REQUIRED = frozenset((b":method", b":scheme", b":path"))
 _CONNECTION_SPECIFIC = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 )
+_WITH_RULES = _CONNECTION_SPECIFIC | {b"te", b"content-length"}
 
 
 class MalformedRequest(Exception):
@@ -33,14 +34,16 @@ class MalformedRequest(Exception):
 class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of a connection, and parses each list of fields with `parse`.
 
-    Clients send equal blocks again. A block that does not change the dynamic table means the same
-    until the table changes, so its result is cached.
+    Some clients send equal blocks again. A block that does not change the dynamic table means the
+    same until the table changes, so its result is cached when it recurs.
     """
 
     def __init__(self, parse: Callable[[Fields, int], T], max_size: int) -> None:
         self._parse = parse
-        self._decoder = Decoder(max_header_list_size=max_size)
-        self._cache: dict[bytes, T] = {}
+        self._decoder = HpackDecoder(max_size)
+        self._cache: dict[bytes, T] = {}  # of blocks that have recurred
+        self._recent: deque[int] = deque(maxlen=_RECENT_BLOCKS)  # hashes of blocks that have not
+        self._table_changes = 0  # up to which the cache is valid
 
     def decode_request(self, block: bytes) -> T:
         """Decodes the block of a request and returns the result of `parse`.
@@ -51,77 +54,82 @@ class HeaderDecoder(Generic[T]):
         known = self._cache.get(block)
         if known is not None:
             return known
-        fields, stable = self._decode(block)
+        before = self._table_changes
+        fields, size = self._decode(block)
         _check_request(fields)
-        size = sum(len(name) + len(value) + _FIELD_OVERHEAD for name, value in fields)
         understood = self._parse(fields, size)
-        if stable and len(block) <= _MAX_CACHED_BYTES:
-            if len(self._cache) >= _CACHE_SIZE:
-                self._cache.clear()
-            self._cache[block] = understood
+        if before == self._table_changes and len(block) <= _MAX_CACHED_BYTES:
+            self._remember(block, understood)
         return understood
 
     def decode_trailers(self, block: bytes) -> None:
         """Decodes and checks trailers, which are not used. Raises as `decode_request` does."""
         fields, _ = self._decode(block)
-        for name, value in fields:
-            _check_field(name, value)  # refuses pseudo-headers too
+        _check_trailers(fields)
 
     def skip_block(self, block: bytes) -> None:
         """Decodes a block only to update the dynamic table. Raises H2ConnectionError."""
         self._decode(block)
 
-    def _decode(self, block: bytes) -> tuple[Fields, bool]:
-        """Returns the fields, and whether the dynamic table is unchanged."""
-        table = self._decoder.header_table
-        before = _table_state(table)
+    def _decode(self, block: bytes) -> tuple[Fields, int]:
+        """Returns the fields and the size of their list; drops the cache if the table changes."""
         try:
-            fields = [(bytes(name), bytes(value)) for name, value in self._decode_fields(block)]
-        except (HPACKError, LookupError, ValueError) as error:
+            decoded = self._decoder.decode(block)
+        except ValueError as error:
             code = H2ErrorCode.COMPRESSION_ERROR
-            raise H2ConnectionError(code, f"header block: {type(error).__name__}") from None
-        stable = before == _table_state(table)
-        if not stable:
+            raise H2ConnectionError(code, f"header block: {error}") from None
+        if self._decoder.table_changes != self._table_changes:
+            self._table_changes = self._decoder.table_changes
             self._cache.clear()
-        return fields, stable
+        return decoded
 
-    def _decode_fields(self, block: bytes) -> Fields:
-        return [(name, value) for name, value in self._decoder.decode(block, raw=True)]
-
-
-def _table_state(table: object) -> tuple[int, int, int]:
-    """Returns a value that changes with the table: each added entry becomes the first."""
-    entries = table.dynamic_entries  # type: ignore[attr-defined]
-    return id(entries[0]) if entries else 0, len(entries), table.maxsize  # type: ignore[attr-defined]
+    def _remember(self, block: bytes, understood: T) -> None:
+        number = hash(block)
+        if number not in self._recent:
+            self._recent.append(number)
+            return
+        if len(self._cache) >= _CACHE_SIZE:
+            self._cache.clear()
+        self._cache[block] = understood
 
 
 def _check_request(fields: Fields) -> None:
     pseudo: set[bytes] = set()
     lengths: set[bytes] = set()
-    ordinary = False
+    values: list[bytes] = []  # of other fields
     for name, value in fields:
         if name[:1] == b":":
-            if ordinary or name not in _PSEUDO or name in pseudo or not value:
+            if values or name not in _PSEUDO or name in pseudo or not value:
                 raise MalformedRequest(
                     f"pseudo-header {name!r} is unknown, empty, late or repeated"
                 )
             pseudo.add(name)
             continue
-        ordinary = True
-        _check_field(name, value)
-        if name == b"content-length":
-            if not _CONTENT_LENGTH(value) or lengths - {value}:
-                raise MalformedRequest(f"content-length {value!r}")
-            lengths.add(value)
+        values.append(value)
+        if not _NAME(name):
+            raise MalformedRequest(f"field name {name!r}")
+        if name in _WITH_RULES:
+            _check_rules(name, value)
+            if name == b"content-length":
+                if not _CONTENT_LENGTH(value) or lengths - {value}:
+                    raise MalformedRequest(f"content-length {value!r}")
+                lengths.add(value)
+    if _BAD_VALUE(b"".join(values)):
+        raise MalformedRequest("a value with NUL, CR or LF")
     if not pseudo >= _REQUIRED:
         raise MalformedRequest("a request without method, scheme or path")
 
 
-def _check_field(name: bytes, value: bytes) -> None:
-    # Spaces around a value are allowed, as gRPC clients send such metadata.
-    if not _NAME(name):
-        raise MalformedRequest(f"field name {name!r}")
-    if _BAD_VALUE(value):
-        raise MalformedRequest(f"value of {name!r}")
+def _check_trailers(fields: Fields) -> None:
+    for name, value in fields:
+        # Spaces around a value are allowed, as gRPC clients send such metadata.
+        if not _NAME(name):  # refuses pseudo-headers too
+            raise MalformedRequest(f"field name {name!r}")
+        if _BAD_VALUE(value):
+            raise MalformedRequest(f"value of {name!r}")
+        _check_rules(name, value)
+
+
+def _check_rules(name: bytes, value: bytes) -> None:
     if name in _CONNECTION_SPECIFIC or (name == b"te" and value != b"trailers"):
         raise MalformedRequest(f"field {name!r} has no place in HTTP/2")

@@ -19,7 +19,7 @@ from host.frontends.grpc.methods import GrpcOptions, Method, Services, StreamMet
 _GRPC = b"application/grpc"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _CallRoute:
     rpc: Rpc[Any]
     call: type[UnaryCall | StreamCall]

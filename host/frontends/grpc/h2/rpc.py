@@ -10,10 +10,12 @@ from typing import Generic, TypeVar
 
 from host.frontends.forwarding import Header
 from host.frontends.grpc.h2.headers import Fields
+from host.frontends.grpc.h2.hpack_decoder import Field
 from host.frontends.grpc.h2.messages import ENCODINGS
 from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.methods import Method
 
+_BINARY = b"-bin"
 _TRANSPORT_HEADERS = frozenset((b"te", b"content-type"))
 _TIMEOUT_PATTERN = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -25,37 +27,38 @@ _PREFERENCES["high"] = _PREFERENCES["medium"]
 MethodT = TypeVar("MethodT", bound=Method, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which takes longer to make
 class Rpc(Generic[MethodT]):
     """The parsed header of a call; also the RpcContext of its handler.
 
     `timeout` is in seconds. `encoding` is the compression of the request messages,
-    `response_encoding` that of the response messages; empty means none.
+    `response_encoding` that of the response messages; empty means none. `fields` are all fields.
     """
 
     method: MethodT
     timeout: float | None = None
     encoding: str = ""
     response_encoding: str = ""
-    headers: tuple[Header, ...] = ()
+    fields: Sequence[Field] = ()
 
     def metadata(self, key: str) -> str | None:
         """Returns the value of a metadata key, or None if it is missing or binary."""
-        for name, value in self.headers:
-            if name == key:
-                return value if isinstance(value, str) else None
+        wanted = key.encode()
+        if not _is_metadata(wanted) or wanted.endswith(_BINARY):
+            return None
+        for name, value in self.fields:
+            if name == wanted:
+                return value.decode("latin-1")
         return None
 
     def invocation_metadata(self) -> Sequence[Header]:
         """Returns all metadata; values of `-bin` keys are bytes."""
-        return self.headers
+        return tuple(_decode_metadata(*field) for field in self.fields if _is_metadata(field[0]))
 
 
 def parse_rpc(fields: Fields, methods: dict[bytes, Method], compression_level: str) -> Rpc[Method]:
     """Parses the fields of a request with a gRPC content type. Raises RpcError."""
-    known: dict[bytes, bytes] = {}
-    for name, value in fields:
-        known.setdefault(name, value)  # the first value counts, as in grpcio
+    known = dict(reversed(fields))  # the first value counts, as in grpcio
     method = methods.get(known[b":path"])
     if method is None:
         path = known[b":path"].decode("latin-1")
@@ -70,14 +73,16 @@ def parse_rpc(fields: Fields, methods: dict[bytes, Method], compression_level: s
             StatusCode.UNIMPLEMENTED,
             f"grpc-encoding '{encoding}' is not supported, expected identity, deflate or gzip",
         )
+    timeout = _parse_timeout(known.get(b"grpc-timeout"))
+    for field in fields:
+        if field[0].endswith(_BINARY) and _is_metadata(field[0]):
+            _decode_metadata(*field)  # the request is refused if it is wrong
     return Rpc(
         method,
-        _parse_timeout(known.get(b"grpc-timeout")),
+        timeout,
         encoding,
         _choose_response_encoding(known.get(b"grpc-accept-encoding", b""), compression_level),
-        tuple(
-            _decode_metadata(name.decode(), value) for name, value in fields if _is_metadata(name)
-        ),
+        fields,
     )
 
 
@@ -86,8 +91,10 @@ def _is_metadata(name: bytes) -> bool:
     return name[:1] != b":" and not name.startswith(b"grpc-") and name not in _TRANSPORT_HEADERS
 
 
-def _decode_metadata(name: str, value: bytes) -> Header:
-    if not name.endswith("-bin"):
+def _decode_metadata(name_bytes: bytes, value: bytes) -> Header:
+    """Raises RpcError."""
+    name = name_bytes.decode()
+    if not name_bytes.endswith(_BINARY):
         return name, value.decode("latin-1")
     try:
         # Clients omit the padding, and may join several values with commas.
@@ -111,5 +118,8 @@ def _parse_timeout(value: bytes | None) -> float | None:
 
 
 def _choose_response_encoding(accepted: bytes, level: str) -> str:
+    preferences = _PREFERENCES.get(level)
+    if preferences is None:
+        return ""
     names = {name.strip() for name in accepted.decode("latin-1").split(",")}
-    return next((name for name in _PREFERENCES.get(level, ()) if name in names), "")
+    return next((name for name in preferences if name in names), "")
