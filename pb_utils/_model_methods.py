@@ -1,10 +1,46 @@
-"""Which methods a model has, and the call of `preload`."""
+"""The code of a model: imports its file, and tells and calls its methods."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
+import os
+import sys
+import types
 from collections.abc import Mapping
 from typing import Any
+
+
+def import_version(directory: str, version: str, file: str) -> types.ModuleType:
+    """Imports ``<directory>/<version>/<file>`` as ``<version>.<stem>``.
+
+    So relative imports of siblings work.
+
+    Raises:
+        Exception: any exception of the module.
+    """
+    package = types.ModuleType(version)
+    # Not found on sys.path: the working directory comes first there.
+    package.__path__ = [os.path.join(directory, version)]
+    sys.modules[version] = package
+    stem = file[: -len(".py")].replace("/", ".")
+    return importlib.import_module(f"{version}.{stem}")
+
+
+def import_file(path: str) -> types.ModuleType:
+    """Imports exactly this file as ``<stem>``, even if ``sys.path`` has another of that name.
+
+    Raises:
+        Exception: any exception of the module.
+    """
+    name = os.path.basename(path)[: -len(".py")]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # it is a .py file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def defines(model: object, method: str) -> bool:

@@ -1,11 +1,12 @@
-"""Checks what ``execute`` of a model returned (docs/reference/model-api.md, "execute: returned
-responses").
+"""Calls ``execute`` of a model, and checks what it returned (docs/reference/model-api.md, "execute:
+returned responses").
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Sequence
 
+from pb_utils._model_methods import defines
 from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 from pb_utils._response import InferenceResponse
 from pb_utils._sender import MORE_THAN_ONE, Responder
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
 
 class InvalidReturnValue(Exception):
     """A batch cannot be answered by what the model did; the text is what a server sends."""
+
+
+def call_execute(model: Any, path: object, requests: Sequence[InferenceRequest]) -> Any:
+    """Calls ``execute`` of a model, whose file is ``path``.
+
+    Raises:
+        InvalidReturnValue: the model has no such method.
+        Exception: any exception of the model.
+    """
+    if not defines(model, "execute"):
+        raise InvalidReturnValue(f"Python model {path} does not implement `execute` method.")
+    return model.execute(requests)
 
 
 def check_return_value(

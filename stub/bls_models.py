@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Set, Tuple
 
 import pb_utils
 from pb_utils import testing
+from pb_utils._model_texts import unknown_model
 from stub.wire.paths import real_path
 
 
@@ -136,6 +137,4 @@ class BlsModels(Mapping[str, testing.ModelHarness]):
 
 def _failed_load(name: str) -> pb_utils.TritonModelException:
     """Returns the error of a model that could not be loaded, with the text of a server."""
-    return pb_utils.TritonModelException(
-        f"Request for unknown model: '{name}' has no available versions"
-    )
+    return pb_utils.TritonModelException(unknown_model(name, "has no available versions"))

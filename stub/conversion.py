@@ -6,6 +6,7 @@ import numpy as np
 
 import pb_utils
 from pb_utils._copying import copy_array, copy_into
+from pb_utils._model_texts import failed_bls
 from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._sender import Responder
 from stub.memory import SharedMemoryUnavailable, StubMemory
@@ -341,9 +342,7 @@ def _request_parameters(request: RequestFields) -> Dict[str, Parameter]:
     try:
         return _encodable_parameters(request._parameters)
     except ConversionError as problem:
-        raise ConversionError(
-            f"Model {request._model_name} - Error when running inference: {problem}"
-        ) from problem
+        raise ConversionError(failed_bls(request._model_name, str(problem))) from problem
 
 
 def arena_full_message(full: ArenaFull) -> str:

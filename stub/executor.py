@@ -7,7 +7,8 @@ import traceback
 from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, Sequence, Tuple
 
 import pb_utils
-from pb_utils._return_value import InvalidReturnValue, check_return_value
+from pb_utils import _model_texts as texts
+from pb_utils._return_value import InvalidReturnValue, call_execute, check_return_value
 from stub import opentelemetry_context
 from stub.batch_tensors import BatchTensorError, BatchTensors
 from stub.conversion import error_response, request_from_wire
@@ -114,7 +115,7 @@ class Executor:
             if running.context is not None:
                 token = opentelemetry_context.attach(running.context)
             self._unsent_blocks = running.exported
-            returned = self._call_execute(running)
+            returned = call_execute(self._model.instance, self._model.path, running.requests)
             if is_coroutine(returned):
                 if self.decoupled or self.max_concurrent_batches > 1:
                     return self._continue_in_background(running, returned)
@@ -202,14 +203,6 @@ class Executor:
                 response = error_response(self._failure_message(describe_exception(error)))
                 self._send([Response(running.number, responder.index, response)])
 
-    def _call_execute(self, running: RunningBatch) -> Any:
-        instance = self._model.instance
-        if not self._model.defines("execute"):
-            raise InvalidReturnValue(
-                f"Python model {self._model.path} does not implement `execute` method."
-            )
-        return instance.execute(running.requests)
-
     # The end of a batch
 
     def _finish_batch(self, running: RunningBatch, returned: Any) -> List[ToHost]:
@@ -260,7 +253,7 @@ class Executor:
         return messages
 
     def _failure_message(self, text: str) -> str:
-        return f"Failed to process the request(s) for model '{self._name}', message: {text}"
+        return texts.failed_batch(self._name, text)
 
     def _batch_done(
         self,
@@ -304,7 +297,7 @@ class Executor:
                 return self._skip_cancelled_batch(running)
             if running.context is not None:
                 opentelemetry_context.attach(running.context)  # of this task
-            returned = self._call_execute(running)
+            returned = call_execute(self._model.instance, self._model.path, running.requests)
             if is_coroutine(returned):
                 returned = await returned
             self._memory.execute_returned()

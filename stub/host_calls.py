@@ -5,6 +5,7 @@ import threading
 from typing import Callable, Dict, Mapping, Optional, Sequence, Union
 
 import pb_utils
+from pb_utils._model_texts import LABEL_NO_TEXT, failed_call
 from stub.wire import messages as m
 
 HOST_GONE = "the host has ended"
@@ -72,7 +73,7 @@ class HostCalls:
 
     def error_message(self, text: str) -> str:
         """Returns the text of an error of the host (docs/reference/model-api.md, "Metrics")."""
-        return f"Failed to process the request for model '{self._name}', message: {text}"
+        return failed_call(self._name, text)
 
     def _call(self, message: MessageFactory) -> Value:
         """Sends a call and waits for the reply. Raises TritonModelException if the host refuses."""
@@ -135,9 +136,7 @@ class HostCalls:
         texts: Dict[str, str] = {}
         for name, value in labels.items():
             if not isinstance(name, str) or not isinstance(value, str):
-                raise pb_utils.TritonModelException(
-                    self.error_message("attempt to access JSON non-string as string")
-                )
+                raise pb_utils.TritonModelException(self.error_message(LABEL_NO_TEXT))
             texts[name] = value
         metric = next(self._metric_numbers)
         bounds = None if buckets is None else [float(bound) for bound in buckets]

@@ -3,6 +3,7 @@
 import threading
 from typing import Callable, Sequence
 
+from pb_utils._model_texts import IS_READY_NO_BOOL
 from stub.coroutines import CoroutineRunner, is_coroutine
 from stub.user_model import UserModel, describe_exception
 from stub.wire.messages import (
@@ -49,7 +50,7 @@ class ReadinessChecker:
             self._send([ReadinessResult(number, False, describe_exception(error))])
             return
         if not isinstance(result, bool):
-            self._send([ReadinessResult(number, False, "is_ready() must return a boolean value")])
+            self._send([ReadinessResult(number, False, IS_READY_NO_BOOL)])
             return
         reason = "" if result else f"Model '{self._name}' is not ready (user-defined check failed)."
         self._send([ReadinessResult(number, result, reason)])

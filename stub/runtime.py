@@ -19,6 +19,7 @@ from typing import (
 )
 
 import pb_utils
+from pb_utils._model_texts import BLS_NOT_ALLOWED
 from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
 from stub.bls_bursts import BlsBursts
@@ -336,9 +337,7 @@ class StubRuntime:
     def check_bls_allowed(self) -> None:
         """Raises TritonModelException unless requests to other models are allowed now."""
         if not self._bls_allowed:
-            raise pb_utils.TritonModelException(
-                "BLS is only supported during the 'execute' function."
-            )
+            raise pb_utils.TritonModelException(BLS_NOT_ALLOWED)
 
     def _to_wire(self, request: RequestFields) -> "Union[WireRequest, pb_utils.InferenceResponse]":
         """Returns the request for the wire, or an error response if it cannot be sent."""

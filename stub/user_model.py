@@ -1,7 +1,5 @@
 """Finds, imports and calls the user's `TritonPythonModel`, and describes its exceptions."""
 
-import importlib
-import importlib.util
 import json
 import operator
 import os
@@ -10,7 +8,8 @@ import types
 from typing import Any, Dict, List, Optional
 
 import pb_utils
-from pb_utils._model_methods import call_preload, defines
+from pb_utils import _model_texts as texts
+from pb_utils._model_methods import call_preload, defines, import_file, import_version
 from pb_utils._suggestions import missing_attribute
 from stub.module_isolation import isolate_modules
 from stub.text_limits import limit_text
@@ -110,12 +109,12 @@ class UserModel:
         self.instance: Any = None
         self._preloaded = False
         if not source.file.endswith(".py"):
-            raise ModelFailure(f"Model name must end with '.py'. Model name is \"{source.file}\".")
+            raise ModelFailure(texts.no_python_file(source.file))
         if not os.path.isfile(self.path):
             # The beginning is the documented text; the cause follows it.
             raise ModelFailure(
                 f"Stub process '{stub_name}' is not healthy. Failed to preinitialize Python stub:"
-                f" Python model file not found in '{self.path}'{_other_files(self.path)}"
+                f" {texts.missing_file(self.path)}{_other_files(self.path)}"
             )
         try:
             module = self._import_backend(source) if source.backend else self._import(source)
@@ -130,28 +129,15 @@ class UserModel:
             self._model_class.backend_config = source.settings
 
     def _import(self, source: ModelSource) -> types.ModuleType:
-        """Imports the module as `<version>.<stem>`, so that relative imports of siblings work."""
         isolate_modules()
         _extend_sys_path(self.version_directory, source.directory)
-        package = types.ModuleType(str(source.version))
-        # Not found on sys.path: the working directory comes first there.
-        package.__path__ = [self.version_directory]
-        sys.modules[package.__name__] = package
-        stem = source.file[: -len(".py")].replace("/", ".")
-        return importlib.import_module(f"{package.__name__}.{stem}")
+        return import_version(source.directory, str(source.version), source.file)
 
     def _import_backend(self, source: ModelSource) -> types.ModuleType:
-        """Imports the module as `<stem>`, from exactly that file."""
         if not self.path.startswith(_HERE + os.sep):  # backends of this project import its modules
             isolate_modules()
         _extend_sys_path(source.backend)
-        name = source.file[: -len(".py")]
-        spec = importlib.util.spec_from_file_location(name, self.path)
-        assert spec is not None and spec.loader is not None  # it is a .py file
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        return module
+        return import_file(self.path)
 
     def auto_complete_config(self, config: str) -> Optional[str]:
         """Calls the model's `auto_complete_config`; returns None if it is not defined.
@@ -171,10 +157,7 @@ class UserModel:
         except BaseException as error:  # SystemExit, too
             raise ModelFailure(describe_exception(error)) from error
         if not isinstance(completed, pb_utils.ModelConfig):
-            raise ModelFailure(
-                f"auto_complete_config function in model '{name}' must return a valid"
-                " pb.ModelConfig object."
-            )
+            raise ModelFailure(texts.no_model_config(name))
         try:
             return json.dumps(completed.as_dict(), default=operator.index)
         except (TypeError, ValueError) as error:

@@ -11,6 +11,7 @@ from host.inference.call import Call
 from host.inference.request import InferRequest, KnownShapes, RequestTrace, checked_correlation_text
 from host.models.registry import Model, NotServedError, OnDemand, Registry
 from host.tracing.tracer import Tracer
+from pb_utils import _model_texts as texts
 from stub.wire.payload import TraceLink
 
 
@@ -71,12 +72,7 @@ class BlsTargets:
         name = request.model_name
         try:
             if not decoupled and model.config.model_transaction_policy.decoupled:
-                raise internal(
-                    f"Model {name} is using the decoupled. The current BLS request call doesn't"
-                    " support models using the decoupled transaction policy. Please use"
-                    " 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
-                    " models.'"
-                )
+                raise internal(texts.decoupled_needed_for_bls(name))
             if isinstance(request.correlation_id, str):
                 checked_correlation_text(request.correlation_id)
             return self._infer(model, request)
@@ -109,8 +105,8 @@ class BlsTargets:
 
 
 def _model_not_ready_error(name: str) -> HostError:
-    return internal(f"Failed for execute the inference request. Model '{name}' is not ready.")
+    return internal(texts.not_ready_for_bls(name))
 
 
 def _bls_error(request: InferRequest, error: HostError) -> HostError:
-    return internal(f"Model {request.model_name} - Error when running inference: {error.message}")
+    return internal(texts.failed_bls(request.model_name, error.message))

@@ -53,6 +53,7 @@ from host.repository.repository import (
     select_versions,
 )
 from host.scheduling.sequences.states import read_states
+from pb_utils import _model_texts as texts
 
 _LOG = logging.getLogger("pbhost")
 _OPTIONS = Options()
@@ -212,11 +213,10 @@ def _check_code(
         if source.backend:
             return True
         if not source.file.endswith(".py"):
-            text = f"Model name must end with '.py'. Model name is \"{source.file}\"."
-            model.add(text, "default_model_filename")
+            model.add(texts.no_python_file(source.file), "default_model_filename")
         elif not path.is_file():
-            text = f"Python model file not found in '{path}'"
-            model.add(text, "default_model_filename", "create this file with the model's code")
+            advice = "create this file with the model's code"
+            model.add(texts.missing_file(path), "default_model_filename", advice)
         else:
             batches = config.HasField("dynamic_batching") or config.HasField("sequence_batching")
             file = PythonFile(path, batches)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from host.errors import invalid_argument, not_found
 from host.metrics.catalogue import CATALOGUE
 from host.metrics.family import Histogram, Labels, MetricFamily, MetricKind, labels_of
+from pb_utils import _model_texts as texts
 
 _KINDS = (MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM)
 """Kinds by their numbers (docs/reference/model-api.md, "Metrics")."""
@@ -144,7 +145,7 @@ class CustomMetrics:
             _check_name(name)
             shared = self._families[name] = _SharedFamily(name, description, _KINDS[kind])
         elif shared.kind is not _KINDS[kind]:
-            raise invalid_argument("Family name already exists with different type")
+            raise invalid_argument(texts.KIND_DIFFERS)
         families = self._owners.setdefault(owner, _OwnerObjects()).families
         _check_unused(family, families)
         families[family] = _FamilyObject(shared)
@@ -248,10 +249,8 @@ class CustomMetrics:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise invalid_argument(
-            f"Invalid metric name '{name}'; it must match {_NAME.pattern.removeprefix('(?!__)')}"
-            " and not begin with '__'"
-        )
+        pattern = _NAME.pattern.removeprefix("(?!__)")
+        raise invalid_argument(texts.invalid_metric_name("metric", name, pattern))
     if name in CATALOGUE:
         raise invalid_argument(
             f"Metric name '{name}' is reserved for a metric of the server; choose another one"
@@ -266,10 +265,8 @@ def _check_unused(number: int, numbers: Container[int]) -> None:
 def _checked_labels(labels: dict[str, str], kind: MetricKind) -> Labels:
     for name in labels:
         if not _LABEL.fullmatch(name):
-            raise invalid_argument(
-                f"Invalid label name '{name}'; it must match"
-                f" {_LABEL.pattern.removeprefix('(?!__)')} and not begin with '__'"
-            )
+            pattern = _LABEL.pattern.removeprefix("(?!__)")
+            raise invalid_argument(texts.invalid_metric_name("label", name, pattern))
         if kind is MetricKind.HISTOGRAM and name == "le":
             raise invalid_argument(
                 "Invalid label name 'le'; it is reserved for the buckets of histograms"
@@ -285,5 +282,5 @@ def _checked_buckets(buckets: list[float] | None, kind: MetricKind) -> list[floa
     if buckets is None:
         raise invalid_argument("Missing required buckets.")
     if any(map(math.isnan, buckets)) or any(low >= high for low, high in pairwise(buckets)):
-        raise invalid_argument("Bucket Boundaries must be strictly sorted")
+        raise invalid_argument(texts.BUCKETS_NOT_SORTED)
     return buckets[:-1] if buckets and buckets[-1] == math.inf else buckets

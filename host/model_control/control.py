@@ -26,6 +26,7 @@ from host.remote.remote_models import RemoteModels
 from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
 from host.traffic.splits import TrafficChange, TrafficSplits
+from pb_utils import _model_texts as texts
 
 _log = logging.getLogger("pbhost")
 
@@ -137,7 +138,7 @@ class ModelControl:
         self._raise_unless_explicit()
         self._raise_if_remote(name)
         name = checked_load_name(name)
-        not_polled = f"failed to load '{name}', failed to poll from model repository"
+        not_polled = texts.failed_load(name)
         try:
             override = parse_override(parameters)
         except HostError as error:
@@ -353,7 +354,4 @@ def _version(text: str) -> int:
     except HostError as error:
         if "details" in error.message:
             raise
-        raise invalid_argument(
-            f"failed to get model version from specified version string '{text}', version should"
-            " be an integral value > 0"
-        ) from error
+        raise invalid_argument(texts.invalid_version(text)) from error

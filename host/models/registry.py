@@ -19,6 +19,7 @@ from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
 from host.repository.qualified_name import split_qualified_name
+from pb_utils import _model_texts as texts
 
 _Started = TypeVar("_Started")
 
@@ -231,15 +232,16 @@ class Registry:
         if model is not None:
             return model
         entry = self._entries.get(identity) or self._remote.get(identity)
-        known = f"Request for unknown model: '{name}'"
+        code = ErrorCode.NOT_FOUND
         if entry is None:
-            raise NotServedError(ErrorCode.NOT_FOUND, f"{known} is not found")
-        if version == -1:
-            raise NotServedError(ErrorCode.NOT_FOUND, f"{known} has no available versions")
-        if version not in entry.versions:
-            raise NotServedError(ErrorCode.NOT_FOUND, f"{known} version {version} is not found")
-        not_ready = f"{known} version {version} is not at ready state"
-        raise NotServedError(ErrorCode.UNAVAILABLE, not_ready)
+            problem = "is not found"
+        elif version == -1:
+            problem = "has no available versions"
+        elif version not in entry.versions:
+            problem = f"version {version} is not found"
+        else:
+            code, problem = ErrorCode.UNAVAILABLE, f"version {version} is not at ready state"
+        raise NotServedError(code, texts.unknown_model(name, problem))
 
     def resolve_name(self, name: str) -> str:
         """The qualified name of the only model of this name.
@@ -252,7 +254,7 @@ class Registry:
         named = (one for one in self.qualified_names(name) if one in self._entries)
         known = [one for one in named if self._entries[one].is_served_or_loading]
         if not known:
-            unknown = f"Request for unknown model: '{name}' is not found"
+            unknown = texts.unknown_model(name, "is not found")
             raise NotServedError(ErrorCode.INVALID_ARG, unknown)
         if len(known) > 1:
             raise invalid_argument(
@@ -388,10 +390,7 @@ def parse_version(text: str) -> int:
         return -1
     number = int(text) if _VERSION.fullmatch(text) else _INT64
     if not -_INT64 <= number < _INT64:
-        raise invalid_argument(
-            f"failed to get model version from specified version string '{text}'"
-            " (details: stol), version should be an integral value > 0"
-        )
+        raise invalid_argument(texts.invalid_version(text, " (details: stol)"))
     if number < 0:
         raise invalid_argument(
             f"invalid model version specified '{text}' , version should be an integral value > 0"

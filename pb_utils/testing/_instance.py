@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import inspect
+import queue
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pb_utils import _model_texts as texts
 from pb_utils import _runtime
+from pb_utils._event_loop import EventLoopThread
 from pb_utils._model_config import using_decoupled_model_transaction_policy
 from pb_utils._model_exception import TritonModelException
 from pb_utils._model_methods import defines
 from pb_utils._output_check import describe_undeclared
 from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
-from pb_utils._return_value import InvalidReturnValue, check_return_value
+from pb_utils._return_value import InvalidReturnValue, call_execute, check_return_value
 from pb_utils.testing._messages import (
     PendingRequest,
     cancelled_event,
     error_response,
     request_as_received,
 )
-from pb_utils.testing._threads import CallThread, EventLoopThread
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -41,6 +43,38 @@ _NO_RESCHEDULING = (
     "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, "
     "while the model is not configured to handle such a flag."
 )
+
+
+class CallThread:
+    """A thread that runs functions one after the other. It starts with the first function."""
+
+    def __init__(self) -> None:
+        """Creates the object; the thread starts with the first function."""
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Runs a function after the earlier ones."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pb_utils-model", daemon=True)
+            self._thread.start()
+        self._calls.put(call)
+
+    def stop(self, seconds: float) -> bool:
+        """Waits until all functions have ended. Returns False if the time, in seconds, is over."""
+        self._calls.put(None)
+        if self._thread is not None:
+            self._thread.join(seconds)
+            return not self._thread.is_alive()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            call = self._calls.get()
+            if call is None:
+                return
+            call()
+            del call  # it may refer to requests
 
 
 class Instance:
@@ -146,17 +180,11 @@ class Instance:
     ) -> None:
         if self.closed:
             raise InvalidReturnValue("The model has been finalized.")
-        if not defines(self.model, "execute"):
-            raise InvalidReturnValue(
-                f"Python model {self._file} does not implement `execute` method."
-            )
-        returned = self.model.execute(list(batch))
+        returned = call_execute(self.model, self._file, list(batch))
         if inspect.iscoroutine(returned):
             if self.decoupled:
                 refs = [weakref.ref(pending_request) for pending_request in pending_requests]
-                self._loop.submit(returned).add_done_callback(
-                    partial(self._on_coroutine_done, refs)
-                )
+                self._submit(returned).add_done_callback(partial(self._on_coroutine_done, refs))
                 return
             returned = self._run_coroutine("execute", returned)
         if returned is None:
@@ -239,7 +267,7 @@ class Instance:
             if inspect.iscoroutine(ready):
                 ready = self._run_coroutine("is_ready", ready)
         if not isinstance(ready, bool):
-            raise TritonModelException("is_ready() must return a boolean value")
+            raise TritonModelException(texts.IS_READY_NO_BOOL)
         return ready
 
     def report_expired_sequences(self, correlation_ids: Sequence[int | str]) -> None:
@@ -283,8 +311,13 @@ class Instance:
         if not ended:
             raise TritonModelException(f"{self.name} still runs a batch after {seconds:g} seconds.")
 
+    def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        import asyncio  # a model without coroutines starts faster without it
+
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop.get_loop())
+
     def _run_coroutine(self, function: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        future = self._loop.submit(coroutine)
+        future = self._submit(coroutine)
         try:
             return future.result(self.timeout)
         except FutureTimeoutError:
@@ -303,7 +336,7 @@ class Instance:
             if isinstance(error, InvalidReturnValue)
             else f"{type(error).__name__}: {error}"
         )
-        return f"Failed to process the request(s) for model '{self.name}', message: {text}"
+        return texts.failed_batch(self.name, text)
 
     def _log_exception(self, error: BaseException) -> None:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import json
 import re
 import sys
-import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pb_utils import _model_texts as texts
 from pb_utils._model_config import ModelConfig
 from pb_utils._model_exception import TritonModelException
+from pb_utils._model_methods import import_file, import_version
 
 
 class LoadedModel(NamedTuple):
@@ -123,23 +123,18 @@ class _ModelImports:
     def import_model_class(self, filename: str) -> type[Any]:
         """Imports ``<version>.<stem>`` or ``<stem>``, and returns its TritonPythonModel."""
         if not filename.endswith(".py"):
-            raise TritonModelException(
-                f"Model name must end with '.py'. Model name is \"{filename}\"."
-            )
+            raise TritonModelException(texts.no_python_file(filename))
         path = self._directory / self._version / filename
         if not path.is_file():
-            raise TritonModelException(f"Python model file not found in '{path}'")
+            raise TritonModelException(texts.missing_file(path))
         top = self._version or path.stem
         self._remove_modules_where(lambda name, module: name.split(".")[0] == top)
         sys.path.extend(self._paths)
         importlib.invalidate_caches()
         if self._version:
-            package = types.ModuleType(self._version)
-            package.__path__ = [self._paths[0]]
-            sys.modules[self._version] = package
-            module = importlib.import_module(f"{self._version}.{path.stem}")
+            module = import_version(str(self._directory), self._version, filename)
         else:
-            module = _import_plain_module(path)
+            module = import_file(str(path))
         model_class: type[Any] | None = getattr(module, "TritonPythonModel", None)
         if model_class is None:
             raise TritonModelException(
@@ -170,16 +165,6 @@ class _ModelImports:
         for name, module in list(sys.modules.items()):
             if unwanted(name, module):
                 del sys.modules[name]
-
-
-def _import_plain_module(path: Path) -> types.ModuleType:
-    """Imports this file under its name, even if ``sys.path`` has another file of that name."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # every .py file has a loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _latest_version(directory: Path) -> str:
@@ -249,10 +234,7 @@ def auto_completed_config(model_class: type[Any], config: dict[str, Any]) -> dic
     """
     completed = model_class.auto_complete_config(ModelConfig(json.dumps(config)))
     if not isinstance(completed, ModelConfig):
-        raise TritonModelException(
-            f"auto_complete_config function in model '{config['name']}' must return a valid "
-            "pb.ModelConfig object."
-        )
+        raise TritonModelException(texts.no_model_config(config["name"]))
     return normalized_config(completed.as_dict(), config["name"])
 
 

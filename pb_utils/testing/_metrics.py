@@ -11,6 +11,12 @@ from typing import Any, NamedTuple
 
 from pb_utils._metrics import MetricKind
 from pb_utils._model_exception import TritonModelException
+from pb_utils._model_texts import (
+    BUCKETS_NOT_SORTED,
+    KIND_DIFFERS,
+    LABEL_NO_TEXT,
+    invalid_metric_name,
+)
 
 _NAME = "[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = "[a-zA-Z_][a-zA-Z0-9_]*"
@@ -65,7 +71,7 @@ class Metrics:
         _check_name("metric", name, _NAME)
         with self._lock:
             if self._kinds.setdefault(name, MetricKind(kind)) is not MetricKind(kind):
-                raise TritonModelException("Family name already exists with different type")
+                raise TritonModelException(KIND_DIFFERS)
             number = next(self._numbers)
             self._families[number] = name
             return number
@@ -81,12 +87,12 @@ class Metrics:
         texts: dict[str, str] = {}
         for label, value in labels.items():
             if not isinstance(value, str):
-                raise TritonModelException("attempt to access JSON non-string as string")
+                raise TritonModelException(LABEL_NO_TEXT)
             _check_name("label", label, _LABEL)
             texts[label] = value
         bounds = list(buckets or ())
         if any(map(math.isnan, bounds)) or any(a >= b for a, b in zip(bounds, bounds[1:])):
-            raise TritonModelException("Bucket Boundaries must be strictly sorted")
+            raise TritonModelException(BUCKETS_NOT_SORTED)
         name = self._families[family]
         with self._lock:
             number = next(self._numbers)
@@ -147,6 +153,4 @@ class Metrics:
 
 def _check_name(what: str, name: str, pattern: str) -> None:
     if name.startswith("__") or not re.fullmatch(pattern, name):
-        raise TritonModelException(
-            f"Invalid {what} name '{name}'; it must match {pattern} and not begin with '__'"
-        )
+        raise TritonModelException(invalid_metric_name(what, name, pattern))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
+from pb_utils import _model_texts as texts
 from pb_utils._model_exception import TritonModelException
 from pb_utils._response import InferenceResponse
 from pb_utils.testing._instance import Instance
@@ -72,9 +73,7 @@ class OtherModels:
         """
         known = name in self._models or name in self._added
         if not _is_config(config) or (files and not config) or not (known or files):
-            raise TritonModelException(
-                f"failed to load '{name}', failed to poll from model repository"
-            )
+            raise TritonModelException(texts.failed_load(name))
         self._control.append(ModelControl("load", name, config, dict(files)))
         self._holds[name] += hold
         if name not in self._models:
@@ -95,11 +94,9 @@ class OtherModels:
             TritonModelException: the model is unknown or unloaded.
         """
         if name not in self._models and name not in self._added:
-            raise TritonModelException(f"Request for unknown model: '{name}' is not found")
+            raise TritonModelException(texts.unknown_model(name, "is not found"))
         if name in self._unloaded:
-            raise TritonModelException(
-                f"Request for unknown model: '{name}' has no available versions"
-            )
+            raise TritonModelException(texts.unknown_model(name, "has no available versions"))
         _check_version(version)
         model = self._models.get(name)
         return model.accepts_requests() if isinstance(model, Instance) else True
@@ -118,12 +115,7 @@ class OtherModels:
         """
         problem = self._infer_error(request._model_name, decoupled)
         if problem:
-            receive(
-                error_response(
-                    f"Model {request._model_name} - Error when running inference: {problem}"
-                ),
-                True,
-            )
+            receive(error_response(texts.failed_bls(request._model_name, problem)), True)
             return
         model = self._models[request._model_name]
         pending_request = PendingRequest(
@@ -148,12 +140,12 @@ class OtherModels:
         except TritonModelException as error:
             return str(error)
         if not ready:
-            return f"Failed for execute the inference request. Model '{name}' is not ready."
+            return texts.not_ready_for_bls(name)
         if name not in self._models:
             return f"pbhost.testing has no stand-in for model '{name}'; pass one in models="
         model = self._models[name]
         if isinstance(model, Instance) and model.decoupled and not decoupled:
-            return _decoupled_error(name)
+            return texts.decoupled_needed_for_bls(name)
         return ""
 
 
@@ -169,8 +161,8 @@ def _call_function(
             return
         if not decoupled:
             name = request._model_name
-            problem = _decoupled_error(name)
-            receive(error_response(f"Model {name} - Error when running inference: {problem}"), True)
+            problem = texts.decoupled_needed_for_bls(name)
+            receive(error_response(texts.failed_bls(name, problem)), True)
             return
         for response in returned:
             receive(response_as_received(response, requested_outputs), False)
@@ -180,14 +172,6 @@ def _call_function(
         receive(error_response(str(error)), True)
         return
     receive(None, True)
-
-
-def _decoupled_error(name: str) -> str:
-    return (
-        f"Model {name} is using the decoupled. The current BLS request call doesn't support models "
-        "using the decoupled transaction policy. Please use 'decoupled=True' argument to the "
-        "'exec' or 'async_exec' calls for decoupled models.'"
-    )
 
 
 def _is_config(text: str) -> bool:
@@ -203,11 +187,9 @@ def _is_config(text: str) -> bool:
 def _check_version(version: str) -> None:
     if not version:
         return
-    text = f"failed to get model version from specified version string '{version}'"
-    suffix = ", version should be an integral value > 0"
     try:
         number = int(version)
     except ValueError:
-        raise TritonModelException(f"{text} (details: stol){suffix}") from None
+        raise TritonModelException(texts.invalid_version(version, " (details: stol)")) from None
     if number <= 0:
-        raise TritonModelException(f"{text}{suffix}")
+        raise TritonModelException(texts.invalid_version(version))

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pb_utils import _model_texts as texts
 from pb_utils import _runtime
 from pb_utils._logger import Logger
 from pb_utils._model_exception import TritonModelException
@@ -177,11 +178,11 @@ class HarnessRuntime:
 
     def error_message(self, text: str) -> str:
         """Returns the text that a server gives for a rejected call."""
-        return f"Failed to process the request for model '{self._instance_name}', message: {text}"
+        return texts.failed_call(self._instance_name, text)
 
     def _as_server_error(self, error: TritonModelException) -> TritonModelException:
         return TritonModelException(self.error_message(str(error)))
 
     def _check_bls_allowed(self) -> None:
         if not self.bls_allowed:
-            raise TritonModelException("BLS is only supported during the 'execute' function.")
+            raise TritonModelException(texts.BLS_NOT_ALLOWED)

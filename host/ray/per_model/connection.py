@@ -42,6 +42,7 @@ from host.ray.per_model.methods import (
 from host.ray.per_model.waiting_requests import WaitingRequests
 from host.ray.statistics import add_statistics
 from host.remote.provider import RemoteVersion, ResponseStream
+from pb_utils import _model_texts as texts
 
 _log = logging.getLogger("pbhost")
 
@@ -386,7 +387,7 @@ class RoutedModelControl:
                 " need a new deployment of the application",
                 name,
             )
-            raise internal(f"failed to load '{name}', failed to poll from model repository")
+            raise internal(texts.failed_load(name))
 
     async def unload(
         self, name: str, unload_dependents: bool, unload_here: Callable[[], Awaitable[None]]

@@ -195,7 +195,7 @@ def test_an_event_loop_that_the_model_stops_goes_on_with_the_batches_that_run_an
 def test_a_model_is_finalized_while_its_event_loop_is_blocked(
     start_stub: StartStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stub.coroutines._STOP_SECONDS", 0.01)
+    monkeypatch.setattr("pb_utils._event_loop._STOP_SECONDS", 0.01)
     blocked, free = threading.Event(), threading.Event()
 
     async def execute(requests: Requests) -> None:

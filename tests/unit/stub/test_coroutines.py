@@ -12,7 +12,7 @@ from tests.conftest import DEADLINE
 
 
 def test_a_loop_that_is_closed_may_be_stopped_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stub.coroutines._STOP_SECONDS", 0.01)
+    monkeypatch.setattr("pb_utils._event_loop._STOP_SECONDS", 0.01)
     closed, free = threading.Event(), threading.Event()
 
     def stopped() -> None:  # the thread has closed the loop, and still runs
