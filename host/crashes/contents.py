@@ -10,7 +10,7 @@ import msgspec
 from host.inference.request import Parameter
 from host.recording.folder import RecordingReader
 from host.recording.format import RecordedTensor, damaged
-from pb_utils import Tensor, TritonModelException
+import pb_utils
 from pb_utils._response_text import format_tensor
 from stub.wire.datatypes import CODES
 
@@ -54,10 +54,10 @@ def read_contents(folder: Path) -> list[RequestContent]:
 
 def _describe(recorded: RecordedTensor, content: bytes) -> TensorContent:
     name, datatype, shape = recorded.name, recorded.datatype, list(recorded.shape)
-    tensor = Tensor._from_wire(name, CODES[datatype], shape, memoryview(content), None)
+    tensor = pb_utils.Tensor._from_wire(name, CODES[datatype], shape, memoryview(content), None)
     try:
         text = format_tensor(tensor, _MAX_ELEMENT)
-    except (TritonModelException, ValueError, struct.error) as error:  # content or shape is wrong
+    except (pb_utils.TritonModelException, ValueError, struct.error) as error:  # content or shape is wrong
         raise damaged(f"tensor '{name}': {error}") from error
     if len(text) > _MAX_TEXT:
         text = f"{text[:_MAX_TEXT]} …"

@@ -12,9 +12,9 @@ from functools import reduce
 from pathlib import Path
 
 from host.config.findings import ConfigSource, Finding, Position
+from host.config.schema import ModelConfig
 from host.config.model_config import (
     LoadedConfig,
-    ModelConfig,
     config_file,
     iterate_findings,
     read_config_text,

@@ -9,7 +9,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from host.config.model_config import ModelConfig
+from host.config.schema import ModelConfig
 from host.errors import invalid_argument
 from host.system.regular_file import read_file
 
