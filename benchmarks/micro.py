@@ -25,10 +25,9 @@ from host.frontends.grpc.request_cache import RequestCache
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
-from host.scheduling.clock import LoopClock
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
-from host.scheduling.scheduler import InstanceSlot
+from host.scheduling.scheduler import InstanceSlot, LoopClock
 from stub.wire import messages as m
 from stub.wire.arena import Arena, file_size
 from stub.wire.payload import WireRequest, WireTensor

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from host.system.init_process import fork_from_init
-from host.system.standard_streams import open_standard_streams
+from host.system.host_process import fork_from_init, open_standard_streams
 from stub.wire.dependencies import import_dependencies
 
 _USAGE = """\

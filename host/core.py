@@ -12,7 +12,7 @@ from host.config.model_config import ModelConfig
 from host.crashes.quarantine import Quarantine, QuarantinedRequest
 from host.crashes.records import CrashRecords
 from host.errors import HostError, invalid_argument, not_found, unavailable, unsupported
-from host.health.health import Health, ServerState
+from host.health import Health, ServerState
 from host.inference.call import Call
 from host.inference.metadata import (
     IndexEntry,
@@ -25,8 +25,8 @@ from host.inference.request import InferRequest, Parameter
 from host.instances.activity import InstanceActivity
 from host.instances.regions import Regions
 from host.logs.settings import LogSettings
+from host.metrics.latency import TokenLatencies
 from host.metrics.overview import ServerOverview
-from host.metrics.token_latencies import TokenLatencies
 from host.model_control.control import ModelControl
 from host.models.registry import (
     Model,

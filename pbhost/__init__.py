@@ -15,13 +15,13 @@ from pbhost import _packages
 if TYPE_CHECKING:
     from host.errors import ErrorCode, HostError
     from host.frontends.grpc.application import GrpcApplication, GrpcMethod, GrpcStatus
-    from host.model_control.hook import ModelControlHook
+    from host.model_control.control import ModelControlHook
     from host.options.options import Options
     from host.remote.provider import RemoteModelProvider, RemoteVersion
     from host.server.blocking import BlockingServer
+    from host.server.collectors import QueueState
     from host.server.in_process import Result
     from host.server.own_models import OwnModels
-    from host.server.queues import QueueState
     from host.server.server import Server
     from pbhost import bind, testing
 
@@ -51,10 +51,10 @@ _HOMES = {
     "GrpcMethod": "host.frontends.grpc.application",
     "GrpcStatus": "host.frontends.grpc.application",
     "HostError": "host.errors",
-    "ModelControlHook": "host.model_control.hook",
+    "ModelControlHook": "host.model_control.control",
     "Options": "host.options.options",
     "OwnModels": "host.server.own_models",
-    "QueueState": "host.server.queues",
+    "QueueState": "host.server.collectors",
     "RemoteModelProvider": "host.remote.provider",
     "RemoteVersion": "host.remote.provider",
     "Result": "host.server.in_process",

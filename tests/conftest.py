@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from host.system.private_directory import PrivateDirectory
+from host.system.files import PrivateDirectory
 from tests.warm_start import ForkedHost, HostStarter
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from host.options.deprecated_flags import DEPRECATED
+from host.options.command_line import DEPRECATED
 from host.options.flags import Flag, Status
 from host.options.server_flags import FLAGS
 

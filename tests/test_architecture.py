@@ -63,12 +63,12 @@ moved there, imports it.
 ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
     "grpc": {
-        "host.cli.grpc_inference",
+        "host.cli.inference_clients",
         "host.frontends.grpc.aio",
         "host.ray.replica_port",
         "host.ray.servicer",
     },
-    "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.child"},
+    "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.host"},
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
     "uvloop": {"host.system.event_loop"},
     "re2": {"host.options.header_patterns"},
@@ -188,7 +188,7 @@ def test_packages_keep_to_the_import_law(name: str) -> None:
         target = imported.split(".")[0]
         if target not in PACKAGES or target == package:
             continue
-        if imported == "stub.thread_worker" and name == "host.bind.child":
+        if imported == "stub.thread_worker" and name == "host.bind.host":
             continue  # the caller's process: it is to a host what a fork server is
         if package == "host":
             assert target == "pb_utils" or imported.startswith("stub.wire"), imported
@@ -306,7 +306,7 @@ def test_heavy_libraries_are_not_imported_by_the_host() -> None:
 def test_names_of_shared_places_start_with_the_projects_name() -> None:
     arenas = Path(ROOT, "host/instances/arenas.py").read_text()
     link = Path(ROOT, "host/instances/link.py").read_text()
-    folder = Path(ROOT, "host/system/private_directory.py").read_text()
+    folder = Path(ROOT, "host/system/files.py").read_text()
     assert arenas.count('create_arena_file("pbhost-') == 2
     assert 'create_ring_file("pbhost-rings")' in link
     assert '_PREFIX = "pbhost-"' in folder

@@ -5,33 +5,32 @@ list of `Request`; decorators convert this list to arrays. Only `Host.run` and `
 server: tests can call decorated functions directly, see `bound_as`.
 """
 
-from host.bind.context import bound_as
 from host.bind.decorators import (
+    ConstantPadder,
     batch,
     fill_optionals,
     first_value,
+    group_by_keys,
+    group_by_values,
     pad_batch,
     sample,
     triton_context,
 )
-from host.bind.errors import (
+from host.bind.host import Host
+from host.bind.requests import Request, bound_as
+from host.bind.specs import (
     BadCallError,
     BadSpecError,
     BindError,
-    HostFailure,
-    UnrecoverableError,
-)
-from host.bind.grouping import ConstantPadder, group_by_keys, group_by_values
-from host.bind.host import Host
-from host.bind.requests import Request
-from host.bind.specs import (
     DeviceKind,
     DynamicBatcher,
+    HostFailure,
     ModelConfig,
     ModelSpec,
     QueuePolicy,
     TensorSpec,
     TimeoutAction,
+    UnrecoverableError,
 )
 
 __all__ = [

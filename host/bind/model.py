@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 import pb_utils
-from host.bind.context import model_context
-from host.bind.decorators import shape_matches
-from host.bind.errors import BadCallError, BadSpecError, UnrecoverableError
-from host.bind.requests import Array, Request, batch_size
-from host.bind.specs import ModelSpec, triton_datatype
-from host.bind.wrapping import outputs_by_name
+from host.bind.decorators import outputs_by_name, shape_matches
+from host.bind.requests import Array, Request, batch_size, model_context
+from host.bind.specs import (
+    BadCallError,
+    BadSpecError,
+    ModelSpec,
+    UnrecoverableError,
+    triton_datatype,
+)
 
 _Requests = Sequence[pb_utils.InferenceRequest]
 

@@ -1,4 +1,4 @@
-"""The cache `local`: an LRU cache in the memory of the host process."""
+"""The cache `local`, an LRU cache in the memory of the host, and the choice of a store."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from host.cache.store import CachedOutputs, InsertCallback, LookupCallback
+from host.cache.responses import CachedOutputs, InsertCallback, LookupCallback, ResponseStore
 from host.errors import ErrorCode, HostError, internal, invalid_argument
-from host.metrics.catalogue import MetricsSnapshot
-from host.system.byte_size import SizeOutOfBound, read_byte_size
+from host.metrics.families import MetricsSnapshot
+from host.system.memory import SizeOutOfBound, read_byte_size
 
 _OVERHEAD_BYTES = 256  # estimated bytes of a tensor besides its data
 
@@ -116,3 +116,25 @@ class LocalStore:
 
 def _invalid_setting(what: str) -> HostError:
     return invalid_argument(f"Failed to initialize LocalCache: {what}")
+
+
+async def open_store(name: str, settings: Mapping[str, str], directory: str) -> ResponseStore:
+    """Opens the cache `name`: `local` or `redis`.
+
+    `directory` is `--cache-directory`, which only the error for an unknown name shows. Raises
+    HostError INVALID_ARG for an unknown name or setting, UNAVAILABLE without a Redis server.
+    """
+    if name == "local":
+        return LocalStore.from_settings(settings)
+    if name == "redis":
+        try:
+            from host.cache.redis_store import RedisSettings, RedisStore
+        except ModuleNotFoundError as error:
+            raise invalid_argument(
+                f"--cache-config=redis needs the Python package '{error.name}':"
+                " pip install 'pbhost[redis]'"
+            ) from None
+        return await RedisStore(RedisSettings.from_settings(settings)).connect()
+    raise invalid_argument(
+        f"unable to find 'libtritoncache_{name}.so' for cache. Searched: {directory}"
+    )

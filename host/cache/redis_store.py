@@ -13,11 +13,10 @@ import msgspec
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
-from host.cache.responses import format_key
-from host.cache.store import CachedOutputs, InsertCallback, LookupCallback
+from host.cache.responses import CachedOutputs, InsertCallback, LookupCallback, format_key
 from host.errors import ErrorCode, HostError, invalid_argument, unavailable
 from host.inference.request import Tensor
-from host.metrics.catalogue import MetricsSnapshot
+from host.metrics.families import MetricsSnapshot
 
 _log = logging.getLogger("pbhost")
 

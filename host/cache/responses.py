@@ -4,17 +4,53 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
-from host.cache.store import CachedOutputs, ResponseStore
 from host.errors import ErrorCode, HostError
 from host.inference.call import Call, CallListener
 from host.inference.digest import digest_request
 from host.inference.request import InferRequest, InferResponse, Tensor
+from host.metrics.families import MetricsSnapshot
 from host.metrics.statistics import InferenceCounters
-from host.repository.qualified_name import qualified_name
+from host.repository.repository import qualified_name
+
+CachedOutputs = Sequence[Tensor]
+"""The outputs of a response; the `data` of the tensors are `bytes`."""
+
+LookupCallback = Callable[[CachedOutputs | None], None]
+InsertCallback = Callable[[HostError | None], None]
+
+
+class ResponseStore(Protocol):
+    """Stores outputs by key. All methods must be called on the event loop; none blocks."""
+
+    def look_up(self, key: bytes, on_found: LookupCallback) -> None:
+        """Calls `on_found`, at once or later, with the outputs of the key, or None.
+
+        A failure is logged and counts as not found.
+        """
+
+    def repeat_hit(self, key: bytes, outputs: CachedOutputs) -> bool:
+        """Looks up a key that was found before, at once; whether it still has the same outputs.
+
+        Nothing is counted if it has not: `look_up` follows. A store that has to wait returns False.
+        """
+
+    def insert(self, key: bytes, outputs: CachedOutputs, on_inserted: InsertCallback) -> None:
+        """Stores outputs, which must no longer change, unless the key exists.
+
+        Calls `on_inserted`, at once or later, with None or the error: ALREADY_EXISTS if the key
+        exists.
+        """
+
+    def collect_into(self, snapshot: MetricsSnapshot) -> None:
+        """Adds the metrics of the store to the snapshot."""
+
+    async def close(self) -> None:
+        """Cancels pending operations and releases resources."""
 
 
 def request_key(request: InferRequest, version: int, namespace: str = "") -> bytes:

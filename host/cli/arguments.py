@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from host.errors import invalid_argument
-from host.options.flag_parser import describe_misuse, parse_flags, usage
-from host.options.flags import InvalidValue, check_values, flags_of
+from host.options.flags import (
+    InvalidValue,
+    check_values,
+    describe_misuse,
+    flags_of,
+    parse_flags,
+    usage,
+)
 from host.options.options import Options
 
 _Options = TypeVar("_Options")

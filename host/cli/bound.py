@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from host.config.json_form import from_json
-from host.config.names import checked_load_name
+from host.config.model_config import checked_load_name
 from host.config.pbtxt import to_pbtxt
 from host.errors import HostError, internal
 from host.instances.bound_process import BoundProcessLauncher
@@ -39,8 +39,8 @@ from host.options.command_line import parse
 from host.options.options import UsageError
 from host.server.server import Server
 from host.system.event_loop import run_event_loop
-from host.system.private_directory import PrivateDirectory
-from host.system.standard_streams import open_standard_streams
+from host.system.files import PrivateDirectory
+from host.system.host_process import open_standard_streams
 from stub.wire.heap import freeze_gc, tune_malloc
 
 _MAX_LINE_BYTES = 1 << 24

@@ -14,10 +14,10 @@ from host.errors import HostError, invalid_argument
 from host.lint.ensembles import check_ensembles
 from host.lint.model import CheckedModel, LintSettings, check_model
 from host.lint.problem import Problem
-from host.logs.colours import Colour, paint, shows_colours
+from host.logs.formats import Colour, paint, shows_colours
 from host.models.backends import Backends
 from host.options.flags import SWITCH, FlagGroup, one_of
-from host.options.template_values import read_variables
+from host.options.validators import read_variables
 from host.repository.repository import Repository, RepositoryScan
 from stub.wire.paths import absolute_path
 

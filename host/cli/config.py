@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from host.bls.targets import BlsTargets
+from host.bls import BlsTargets
 from host.cli.arguments import parse_arguments, reject_repository, serve_flag
 from host.config import model_config as configuration
 from host.config.json_form import from_json, to_dict, to_json
@@ -22,7 +22,7 @@ from host.config.schema import is_ensemble
 from host.crashes.records import CrashRecords
 from host.environments.environments import Environments
 from host.errors import HostError, internal, unsupported
-from host.health.health import ServerState
+from host.health import ServerState
 from host.instances.gpus import find_gpus
 from host.instances.launchers import SpawnLauncher
 from host.instances.pool import StubPool
@@ -33,7 +33,7 @@ from host.models.registry import Registry
 from host.options.flags import SWITCH, FlagGroup, one_of
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
-from host.tracing.config import TraceConfig
+from host.tracing.settings import TraceConfig
 from host.tracing.tracer import Tracer
 from stub.wire.messages import ModelSource
 from stub.wire.paths import absolute_path

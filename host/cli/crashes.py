@@ -14,11 +14,16 @@ import msgspec
 from host.cli.arguments import parse_texts
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.crashes.quarantine import QuarantinedRequest
-from host.crashes.record import CrashRecord, CrashSummary, DescribedRequest, summarize
-from host.crashes.records import read_records, tensor_folder
+from host.crashes.records import (
+    CrashRecord,
+    CrashSummary,
+    DescribedRequest,
+    read_records,
+    summarize,
+    tensor_folder,
+)
 from host.errors import HostError, invalid_argument, not_found
-from host.logs.formats import escape_control_characters
-from host.logs.text_table import format_table
+from host.logs.formats import escape_control_characters, format_table
 from host.options.flags import SWITCH, FlagGroup, one_of
 
 _NEWEST = "newest"

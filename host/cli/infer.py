@@ -13,9 +13,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from host.cli.arguments import check_inputs, parse_texts, split_inputs
-from host.cli.grpc_inference import GrpcInferenceClient
-from host.cli.http_inference import HttpInferenceClient
-from host.cli.inference import Inference, InferenceClient, Parameter
+from host.cli.inference_clients import (
+    GrpcInferenceClient,
+    HttpInferenceClient,
+    Inference,
+    InferenceClient,
+    Parameter,
+)
 from host.cli.server_client import HEADER_HELP, check_headers
 from host.errors import ErrorCode, HostError
 from host.options.flags import SIZE, FlagGroup, InvalidValue

@@ -16,17 +16,18 @@ from host.cli.arguments import parse_texts
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.errors import HostError, invalid_argument, unavailable
 from host.options.flags import SIZE, FlagGroup, InvalidValue, byte_size, integer
-from host.recording.folder import LINES_NAME, RecordingWriter
-from host.recording.format import (
+from host.recording.recorder import RecordingSettings
+from host.recording.recording import (
+    LINES_NAME,
     MAX_LINE_BYTES,
     RecordedRequest,
     RecordingEnd,
     RecordingHeader,
+    RecordingWriter,
     damaged,
     decode_header,
     decode_line,
 )
-from host.recording.recorder import RecordingSettings
 
 _CHUNK = 1 << 20
 _SILENCE_SECONDS = 30.0  # after the end of the recording, until the server is taken not to answer

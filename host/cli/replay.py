@@ -3,28 +3,355 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from host.cli.arguments import parse_texts, serve_flag
-from host.cli.comparison import Tolerance
-from host.cli.grpc_inference import GrpcInferenceClient
-from host.cli.http_inference import HttpInferenceClient
 from host.cli.infer import URL
-from host.cli.inference import InferenceClient
-from host.cli.replaying import Replay, ReplayResult, Schedule
+from host.cli.inference_clients import (
+    GrpcInferenceClient,
+    HttpInferenceClient,
+    Inference,
+    InferenceClient,
+    content_of,
+    datatype_of,
+    received_tensor,
+    response_of,
+)
 from host.cli.run import run_recorded
 from host.cli.server_client import HEADER_HELP, check_headers
-from host.errors import HostError, not_found
+from host.errors import ErrorCode, HostError, not_found
 from host.logs.formats import escape_control_characters
 from host.options.flags import SWITCH, FlagGroup, InvalidValue, integer, one_of
 from host.options.validators import not_negative
-from host.recording.folder import RecordingReader
-from host.recording.format import RecordedRequest
+from host.recording.recording import (
+    RecordedRequest,
+    RecordedResponse,
+    RecordedTensor,
+    RecordingReader,
+)
+from pb_utils import InferenceResponse, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Floats are equal if they differ by at most `absolute + relative * |recorded|`."""
+
+    relative: float
+    absolute: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedResponse:
+    """A recorded response; outputs whose names are in `left_out` have no recorded content."""
+
+    response: InferenceResponse
+    left_out: Collection[str]
+
+
+def describe_difference(
+    recorded: Sequence[ExpectedResponse],
+    received: Sequence[InferenceResponse],
+    tolerance: Tolerance,
+) -> str:
+    """Returns the first difference of the responses to one request; "" if there is none.
+
+    Errors are equal to errors whatever their texts, and parameters of responses are not compared.
+    """
+    for number, (expected, response) in enumerate(zip(recorded, received, strict=False), 1):
+        if difference := _compare_responses(expected, response, tolerance):
+            return f"response {number}: {difference}"
+    if len(recorded) != len(received):
+        return f"{len(received)} responses instead of {len(recorded)}"
+    return ""
+
+
+def _compare_responses(
+    expected: ExpectedResponse, response: InferenceResponse, tolerance: Tolerance
+) -> str:
+    before, now = expected.response.error(), response.error()
+    if before is not None and now is not None:
+        return ""
+    if now is not None:
+        return f"error '{now.message()}' instead of outputs"
+    if before is not None:
+        return f"outputs instead of error '{before.message()}'"
+    wanted = {tensor.name(): tensor for tensor in expected.response.output_tensors()}
+    found = {tensor.name(): tensor for tensor in response.output_tensors()}
+    names = {*wanted, *expected.left_out}
+    if found.keys() != names:
+        return f"outputs {sorted(found)} instead of {sorted(names)}"
+    differences = (_compare_tensors(wanted[name], found[name], tolerance) for name in wanted)
+    return next(filter(None, differences), "")
+
+
+def _compare_tensors(expected: Tensor, tensor: Tensor, tolerance: Tolerance) -> str:
+    shown, before = _describe_tensor(tensor), _describe_tensor(expected)
+    if shown != before:
+        return f"output {shown} instead of {before}"
+    if content_of(expected) == content_of(tensor):
+        return ""
+    wanted, found = _to_array(expected), _to_array(tensor)
+    if np.issubdtype(wanted.dtype, np.floating):
+        wanted, found = wanted.astype(np.float64), found.astype(np.float64)
+        equal = np.isclose(
+            found, wanted, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True
+        )
+    else:
+        equal = np.equal(wanted, found)
+    count = int(equal.size - np.count_nonzero(equal))
+    if not count:
+        return ""
+    first = tuple(int(index) for index in np.argwhere(~equal.astype(bool))[0])
+    text = (
+        f"output {shown}: {count} of {equal.size} elements differ, the first at {list(first)}:"
+        f" {_show(found[first])} instead of {_show(wanted[first])}"
+    )
+    if wanted.dtype == np.float64:
+        with np.errstate(invalid="ignore"):
+            text += f"; the largest difference is {np.nanmax(np.abs(found - wanted)):g}"
+    return text
+
+
+def _describe_tensor(tensor: Tensor) -> str:
+    return f"'{tensor.name()}' {datatype_of(tensor)} {list(tensor.shape())}"
+
+
+def _to_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """The elements. numpy has no BF16: it is the upper half of a FP32."""
+    if datatype_of(tensor) == "BF16":
+        halves = np.frombuffer(content_of(tensor), np.dtype("<u2")).astype(np.uint32)
+        floats: npt.NDArray[Any] = (halves << np.uint32(16)).view(np.float32)
+        return floats.reshape(tensor.shape())
+    array: npt.NDArray[Any] = tensor.as_numpy()
+    return array
+
+
+def _show(value: Any) -> str:
+    """An element in few characters."""
+    text = repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_SHOWN_DIFFERENCES = 10
+_SEQUENCE = "sequence_id"
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Quantiles of the time until the last response, in seconds."""
+
+    p50: float
+    p99: float
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """What is different in the responses to the request with this number, from 1."""
+
+    number: int
+    model: str
+    id: str
+    text: str
+
+
+class ReplayResult(msgspec.Struct):
+    """What a replay has found. `differences`: the first ones, of different and failed requests.
+
+    `failed`: the server refused or failed the request. `recorded` was measured in the server,
+    `now` in the client. `largest_delay`: seconds that a request was sent after its time.
+    """
+
+    requests: int = 0
+    equal: int = 0
+    different: int = 0
+    failed: int = 0
+    not_compared: int = 0
+    seconds: float = 0.0
+    largest_delay: float = 0.0
+    recorded: Latency | None = None
+    now: Latency | None = None
+    differences: list[Difference] = []
+
+
+class Schedule(NamedTuple):
+    """When requests are sent. `speed`: factor to the original, 0 for as fast as possible."""
+
+    speed: float
+    concurrency: int
+
+
+@dataclass(slots=True)
+class _Numbered:
+    """A request of the recording, and its number, from 1."""
+
+    number: int
+    request: RecordedRequest
+
+
+class Replay:
+    """Sends the requests of a recording. `model` and `version`: instead of the recorded ones."""
+
+    def __init__(
+        self,
+        reader: RecordingReader,
+        client: InferenceClient,
+        tolerance: Tolerance,
+        model: str = "",
+        version: str = "",
+    ) -> None:
+        self._reader = reader
+        self._client = client
+        self._tolerance = tolerance
+        self._model = model
+        self._version = version
+        self._result = ReplayResult()
+        self._latencies: list[float] = []
+        self._recorded_latencies: list[float] = []
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._error: Exception | None = None
+
+    def run(self, schedule: Schedule) -> ReplayResult:
+        """Sends all requests; each sequence in its order.
+
+        Raises HostError if the recording is damaged, or the server does not answer at all.
+        """
+        chains = self._read_chains()
+        pending = iter(chains)
+        first = min((chain[0].request.time for chain in chains), default=0.0)
+        started = time.monotonic()
+
+        def work() -> None:
+            try:
+                while (chain := self._take(pending)) is not None:
+                    for one in chain:
+                        if schedule.speed:
+                            due = started + (one.request.time - first) / schedule.speed
+                            self._wait_until(due)
+                        if self._stopped.is_set():
+                            return
+                        self._replay(one)
+            except Exception as error:  # of any kind: it is raised in the main thread
+                self._error = self._error or error
+                self._stopped.set()
+
+        with ThreadPoolExecutor(schedule.concurrency) as threads:
+            try:
+                wait([threads.submit(work) for _ in range(min(schedule.concurrency, len(chains)))])
+            except BaseException:  # Ctrl-C: the threads end with their requests
+                self._stopped.set()
+                raise
+        if self._error is not None:
+            raise self._error
+        self._result.seconds = time.monotonic() - started
+        self._result.recorded = _latency(self._recorded_latencies)
+        self._result.now = _latency(self._latencies)
+        self._result.differences.sort(key=lambda one: one.number)
+        return self._result
+
+    def _read_chains(self) -> list[list[_Numbered]]:
+        """Requests that follow each other: a list for each sequence, and for each other request."""
+        chains: list[list[_Numbered]] = []
+        sequences: dict[tuple[str, object], list[_Numbered]] = {}
+        for number, request in enumerate(self._reader.requests(), 1):
+            one = _Numbered(number, request)
+            sequence = request.parameters.get(_SEQUENCE)
+            if sequence is None:
+                chains.append([one])
+            elif (key := (request.model, sequence)) in sequences:
+                sequences[key].append(one)
+            else:
+                sequences[key] = [one]
+                chains.append(sequences[key])
+        for chain in chains:
+            chain.sort(key=lambda one: one.request.time)
+        return sorted(chains, key=lambda chain: chain[0].request.time)
+
+    def _take(self, pending: Iterator[list[_Numbered]]) -> list[_Numbered] | None:
+        with self._lock:
+            return next(pending, None)
+
+    def _wait_until(self, due: float) -> None:
+        delay = due - time.monotonic()
+        if delay > 0:
+            self._stopped.wait(delay)
+        else:
+            with self._lock:
+                self._result.largest_delay = max(self._result.largest_delay, -delay)
+
+    def _replay(self, one: _Numbered) -> None:
+        """Sends a request and compares its responses. Raises HostError, as `run`."""
+        request = one.request
+        inference = Inference(
+            self._model or request.model,
+            self._version or request.version,
+            request.id,
+            [self._tensor(tensor) for tensor in request.inputs],
+            request.requested_outputs,
+            request.parameters,
+        )
+        started = time.monotonic()
+        try:
+            received = list(self._client.infer(inference, request.decoupled))
+        except HostError as error:
+            if error.code is ErrorCode.UNAVAILABLE and not self._latencies:
+                raise
+            received = [response_of([], {}, error.message)]
+        except (ValueError, TypeError) as error:  # what no message can contain
+            received = [response_of([], {}, f"the request cannot be sent: {error}")]
+        seconds = time.monotonic() - started
+        self._count(one, received, seconds)
+
+    def _count(self, one: _Numbered, received: list[InferenceResponse], seconds: float) -> None:
+        request, text = one.request, ""
+        errors = [error for response in received if (error := response.error()) is not None]
+        if request.responses is None:
+            text = f"error '{errors[0].message()}'" if errors else ""
+        else:
+            expected = [self._expected(response) for response in request.responses]
+            text = describe_difference(expected, received, self._tolerance)
+        result = self._result
+        with self._lock:
+            result.requests += 1
+            self._latencies.append(seconds)
+            if request.responses is not None:
+                self._recorded_latencies.append(request.seconds)
+            if text and errors:
+                result.failed += 1
+            elif text:
+                result.different += 1
+            elif request.responses is None:
+                result.not_compared += 1
+            else:
+                result.equal += 1
+            if text and len(result.differences) < _SHOWN_DIFFERENCES:
+                result.differences.append(Difference(one.number, request.model, request.id, text))
+
+    def _expected(self, response: RecordedResponse) -> ExpectedResponse:
+        outputs = [self._tensor(output) for output in response.outputs]
+        error = "" if response.error is None else response.error or "error"
+        return ExpectedResponse(response_of(outputs, {}, error), response.left_out)
+
+    def _tensor(self, tensor: RecordedTensor) -> Tensor:
+        content = self._reader.read_tensor(tensor)
+        return received_tensor(tensor.name, tensor.datatype, tensor.shape, content)
+
+
+def _latency(seconds: list[float]) -> Latency | None:
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    return Latency(ordered[last // 2], ordered[round(last * 0.99)])
+
 
 _AS_FAST_AS_POSSIBLE = "max"
 
@@ -136,7 +463,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)
-    sys.stdout.write(_describe(result, options.format))
+    sys.stdout.write(_describe_result(result, options.format))
     sys.exit(1 if result.differences or result.failed else 0)
 
 
@@ -158,7 +485,7 @@ def _send(reader: RecordingReader, options: ReplayOptions) -> ReplayResult:
     return Replay(reader, client, tolerance, options.model, options.version).run(schedule)
 
 
-def _describe(result: ReplayResult, form: str) -> str:
+def _describe_result(result: ReplayResult, form: str) -> str:
     if form == "json":
         return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
     lines = [

@@ -26,11 +26,10 @@ from host.config.model_config import LoadedConfig, ModelConfig
 from host.environments.environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument, unsupported
 from host.instances.gpus import find_gpus
-from host.models.model_folder import describe_model, read_model
+from host.models.loader import describe_model, read_model
 from host.options.flags import SIZE, SWITCH, FlagGroup, integer
 from host.options.options import Options
-from host.recording.folder import RecordingReader
-from host.recording.format import RecordedRequest
+from host.recording.recording import RecordedRequest, RecordingReader
 from stub.wire.messages import ModelSource
 from stub.wire.paths import absolute_path
 

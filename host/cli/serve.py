@@ -13,13 +13,13 @@ from typing import NoReturn
 
 from host.errors import HostError, ServiceStartError
 from host.logs.formats import format_json
-from host.logs.writer import write_if_room
+from host.logs.handler import write_if_room
 from host.options.command_line import parse
-from host.options.flag_parser import describe_misuse
+from host.options.flags import describe_misuse
 from host.options.options import Options, UsageError
 from host.server.server import Server
 from host.system.event_loop import run_event_loop
-from host.system.service_manager import ServiceManager
+from host.system.host_process import ServiceManager
 from stub.wire.heap import freeze_gc, tune_malloc
 
 

@@ -10,25 +10,62 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from host.config.auto_complete import merge_completed
-from host.config.defaults import normalise_config, resolve_backend
-from host.config.findings import ConfigSource, Finding, Findings, first_error, raise_first
-from host.config.instance_groups import (
+from host.config.defaults import (
     InstanceSpec,
     check_instance_groups,
     instance_specs,
+    merge_completed,
+    normalise_config,
     normalise_instance_groups,
+    resolve_backend,
     use_cpu_without_gpus,
 )
+from host.config.findings import ConfigSource, Finding, Findings, first_error, raise_first
 from host.config.json_form import from_json
-from host.config.names import check_directory_name, check_names_for_stub
 from host.config.parameters import input_memory_message, max_concurrent_batches
-from host.config.pbtxt import decode_pbtxt, parse_pbtxt_with_source
+from host.config.pbtxt import decode_pbtxt, fill_template, parse_pbtxt_with_source
 from host.config.schema import ModelConfig, new_config
-from host.config.template import fill_template
 from host.config.validate import check_config, check_supported, check_tensors
-from host.errors import HostError, internal
-from host.system.regular_file import read_file
+from host.errors import HostError, internal, invalid_argument
+from host.system.files import read_file
+
+# Names are passed to stub processes on the command line (docs/reference/model-api.md, "Names of
+# models and instance groups").
+_FORBIDDEN_CHARACTERS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
+
+
+def check_directory_name(config: ModelConfig, directory: str) -> Findings:
+    """Checks that the model is named like its directory
+    (docs/reference/configuration-and-scheduling.md, "Names").
+    """
+    if config.name != directory:
+        yield Finding(
+            f"unexpected directory name '{directory}' for model '{config.name}', "
+            "directory name must equal model name",
+            "name",
+        )
+
+
+def check_names_for_stub(config: ModelConfig) -> Findings:
+    """Checks that the names of the model and its instance groups have no shell characters."""
+    named = [(config.name, "name")]
+    named += [(g.name, f"instance_group[{i}].name") for i, g in enumerate(config.instance_group)]
+    for name, field in named:
+        if not name or not _FORBIDDEN_CHARACTERS.isdisjoint(name):
+            yield Finding("Invalid stub name: contains invalid characters", field)
+
+
+def checked_load_name(name: str) -> str:
+    """The model name in a load request, without outer spaces. Raises HostError INVALID_ARG."""
+    trimmed = name.strip()
+    if not trimmed:
+        raise invalid_argument("Model name cannot be empty. Please enter a valid name to deploy.")
+    if trimmed == ".." or "/" in trimmed:
+        raise invalid_argument(
+            f"invalid model name '{trimmed}', model name must not contain path traversal characters"
+        )
+    return trimmed
+
 
 __all__ = [
     "AdaptConfig",

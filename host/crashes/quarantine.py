@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 
 import msgspec
 
-from host.crashes.record import CrashRecord, DescribedRequest, describe_requests, format_time
+from host.crashes.records import CrashRecord, DescribedRequest, describe_requests, format_time
 from host.errors import HostError, invalid_argument
 from host.inference.digest import digest_request
 from host.inference.request import InferRequest

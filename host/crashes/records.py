@@ -7,19 +7,235 @@ import logging
 import os
 import re
 import stat
+import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import structs
 
-from host.crashes.contents import RequestContent, read_contents
-from host.crashes.record import CrashRecord
-from host.crashes.tensors import CrashedRequest, CrashTensors
+import pb_utils
 from host.errors import HostError, invalid_argument, not_found
-from host.recording.folder import remove_recording
+from host.inference.request import Buffer, InferRequest, Parameter, Tensor
+from host.inference.shared_memory_bytes import read_bytes
+from host.recording.recording import (
+    FORMAT,
+    RecordedRequest,
+    RecordedTensor,
+    RecordingEnd,
+    RecordingHeader,
+    RecordingReader,
+    RecordingWriter,
+    TensorPlacer,
+    damaged,
+    describe_request,
+    remove_recording,
+    snapshot_tensors,
+    to_valid_text,
+)
+from pb_utils._response_text import format_tensor
+from stub.wire.datatypes import CODES
+
+_MAX_REQUESTS = 32
+_FIRST_LINE_OF_STACKS = "Fatal Python error: "
+_LINE_AFTER_STACKS = "Extension modules: "
+
+
+class DescribedTensor(msgspec.Struct, frozen=True):
+    """An input of a request: its name, datatype and shape, not its content."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class DescribedRequest(msgspec.Struct, frozen=True):
+    """A request that runs, or ran when the stub died."""
+
+    id: str
+    inputs: list[DescribedTensor]
+
+
+class CrashRecord(msgspec.Struct, frozen=True):
+    """One death of a stub.
+
+    `time`: RFC 3339, in UTC. `reason`: a sentence. `signal`: its name, "" if no signal ended the
+    process; `status`: its exit status otherwise. `phase`: what the stub was doing. `requests`: the
+    first of those that ran; `request_count` counts all of them. `stacks`: the Python stacks of all
+    threads, empty if nothing could write them, as after SIGKILL. `output`: the last lines that the
+    model printed or logged. `recorded_requests`: of how many requests the tensors are in the folder
+    beside the record's file.
+    """
+
+    id: str
+    time: str
+    model: str
+    version: int
+    instance: str
+    pid: int
+    reason: str
+    signal: str
+    status: int | None
+    phase: str
+    request_count: int
+    requests: list[DescribedRequest]
+    stacks: list[str]
+    output: list[str]
+    recorded_requests: int = 0
+
+
+class CrashSummary(msgspec.Struct, frozen=True):
+    """What a list shows of a record; the fields are those of CrashRecord."""
+
+    id: str
+    time: str
+    model: str
+    version: int
+    instance: str
+    reason: str
+
+
+def summarize(record: CrashRecord) -> CrashSummary:
+    """What a list shows of a record."""
+    return CrashSummary(
+        record.id, record.time, record.model, record.version, record.instance, record.reason
+    )
+
+
+def format_time(moment: datetime) -> str:
+    """A time with a time zone, as RFC 3339 in UTC with milliseconds."""
+    utc = moment.astimezone(timezone.utc)
+    return utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def describe_requests(requests: Iterable[InferRequest]) -> list[DescribedRequest]:
+    """The first requests, without the content of their tensors."""
+    described: list[DescribedRequest] = []
+    for request in requests:
+        if len(described) == _MAX_REQUESTS:
+            break
+        tensors = [DescribedTensor(t.name, t.datatype, list(t.shape)) for t in request.inputs]
+        described.append(DescribedRequest(to_valid_text(request.id), tensors))
+    return described
+
+
+def find_stacks(output: list[str]) -> list[str]:
+    """The lines that `faulthandler` wrote at a fatal signal; empty if it has not."""
+    starts = [n for n, line in enumerate(output) if line.startswith(_FIRST_LINE_OF_STACKS)]
+    if not starts:
+        return []
+    lines = output[starts[-1] :]
+    ends = (n for n, line in enumerate(lines) if line.startswith(_LINE_AFTER_STACKS))
+    lines = lines[: next(ends, len(lines))]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines
+
+
+_MAX_ELEMENT = 400  # characters or bytes of an element of BYTES
+_MAX_TEXT = 8000  # characters of a tensor
+
+
+class TensorContent(msgspec.Struct, frozen=True):
+    """A tensor. `text`: its elements, abbreviated if there are many; `size` is in bytes."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    size: int
+    text: str
+
+
+class RequestContent(msgspec.Struct, frozen=True):
+    """A request that ran when a stub died."""
+
+    id: str
+    parameters: dict[str, Parameter]
+    inputs: list[TensorContent]
+
+
+def read_contents(folder: Path) -> list[RequestContent]:
+    """Reads the requests in a folder that `CrashTensors` wrote.
+
+    Raises HostError NOT_FOUND, or INVALID_ARG if the folder is damaged.
+    """
+    with RecordingReader(folder) as reader:
+        return [
+            RequestContent(
+                request.id,
+                request.parameters,
+                [_describe(tensor, reader.read_tensor(tensor)) for tensor in request.inputs],
+            )
+            for request in reader.requests()
+        ]
+
+
+def _describe(recorded: RecordedTensor, content: bytes) -> TensorContent:
+    name, datatype, shape = recorded.name, recorded.datatype, list(recorded.shape)
+    tensor = pb_utils.Tensor._from_wire(name, CODES[datatype], shape, memoryview(content), None)
+    try:
+        text = format_tensor(tensor, _MAX_ELEMENT)
+    except (
+        pb_utils.TritonModelException,
+        ValueError,
+        struct.error,
+    ) as error:  # content or shape is wrong
+        raise damaged(f"tensor '{name}': {error}") from error
+    if len(text) > _MAX_TEXT:
+        text = f"{text[:_MAX_TEXT]} …"
+    return TensorContent(name, datatype, shape, recorded.size, text)
+
+
+class CrashedRequest(NamedTuple):
+    """A request that ran when a stub died. `seconds`: since the server got it."""
+
+    request: InferRequest
+    decoupled: bool
+    seconds: float
+
+
+class CrashTensors:
+    """The first requests whose tensors have at most `limit` bytes together.
+
+    Their bytes are kept as they are now, without a copy unless a client may change them.
+    """
+
+    def __init__(self, requests: Iterable[CrashedRequest], limit: int) -> None:
+        self.requests: list[RecordedRequest] = []
+        self._contents: list[Buffer] = []
+        placer = TensorPlacer()
+        for crashed in requests if limit else ():
+            request = crashed.request
+            if placer.size + sum(len(tensor.data) for tensor in request.inputs) > limit:
+                break
+            try:
+                tensors = snapshot_tensors(request.inputs)
+            except HostError:  # the client took its memory away
+                continue
+            self._add(crashed, tensors, placer)
+
+    def _add(self, crashed: CrashedRequest, tensors: list[Tensor], placer: TensorPlacer) -> None:
+        request, decoupled, seconds = crashed
+        placed = placer.place(tensors)
+        self._contents += [read_bytes(tensor.data) for tensor in tensors]
+        self.requests.append(describe_request(request, placed, 0.0, seconds, decoupled, None))
+
+    def write(self, folder: Path) -> None:
+        """Writes a recording. Raises OSError."""
+        now = datetime.now(timezone.utc)
+        count = len(self.requests)
+        with RecordingWriter(folder) as writer:
+            writer.write_line(RecordingHeader(FORMAT, now.isoformat(timespec="seconds")))
+            for data in self._contents:
+                writer.write_bytes(data)
+            for request in self.requests:
+                writer.write_line(request)
+            writer.write_line(RecordingEnd("a process died", count, count, 0))
+
 
 _log = logging.getLogger("pbhost")
 

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from host.ensembles.flow_control import FlowControl, ResponseCredit
-from host.ensembles.inflight_limiter import InflightLimiter, Permit
-from host.ensembles.plan import EnsembleStep, Route
-from host.ensembles.values import (
+from host.ensembles.flow_control import FlowControl, InflightLimiter, Permit, ResponseCredit
+from host.ensembles.plan import (
     EnsembleSignature,
+    EnsembleStep,
     EnsembleTensor,
+    Route,
     SequencePosition,
     StepModel,
     TensorMemory,

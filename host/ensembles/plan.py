@@ -1,14 +1,19 @@
-"""The steps of an ensemble, and which of them given outputs need."""
+"""The steps of an ensemble, which of them given outputs need, and the tensors between them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Protocol
 
 from host.config.schema import ModelConfig
-from host.repository.qualified_name import qualified_name
+from host.ensembles.flow_control import ResponseCredit
+from host.errors import HostError, invalid_argument
+from host.inference.request import KnownShapes, Parameter, Tensor
+from host.models.registry import LoadedModel
+from host.repository.repository import qualified_name
 
 _ROUTES = 64  # kept for each ensemble, as clients choose the outputs
 
@@ -100,3 +105,126 @@ class EnsemblePlan:
         outputs = tuple(name for name in self.outputs if name in requested)
         inputs = tuple(name for name in uses if name not in self._makers)
         return Route(inputs, self._optional, outputs, steps, users, dict(uses))
+
+
+_START, _END = 1, 2
+
+
+_NAMES = ("sequence_id", "sequence_start", "sequence_end")
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePosition:
+    """The sequence that a tensor belongs to, and its place there."""
+
+    id: int | str
+    flags: int
+    own: bool = False
+    """Whether the step model set it in its response."""
+
+    def updated_by(self, parameters: Mapping[str, Parameter]) -> SequencePosition:
+        """The position after the parameters of a response. Raises HostError INVALID_ARG.
+
+        Source: docs/reference/configuration-and-scheduling.md, "Execution".
+        """
+        if parameters.keys().isdisjoint(_NAMES):
+            return self
+        changed = replace(self, own=True)
+        if "sequence_id" in parameters:
+            value = parameters["sequence_id"]
+            if isinstance(value, bool) or not isinstance(value, int | str):
+                raise invalid_argument(
+                    "expected parameter 'sequence_id' to be TRITONSERVER_PARAMETER_INT or"
+                    " TRITONSERVER_PARAMETER_STRING"
+                )
+            changed = replace(changed, id=value)
+        for name, flag in (("sequence_start", _START), ("sequence_end", _END)):
+            if name in parameters:
+                on = parameters[name]
+                if not isinstance(on, bool):
+                    raise invalid_argument(
+                        f"expect parameter '{name}' to be TRITONSERVER_PARAMETER_BOOL"
+                    )
+                changed = replace(changed, flags=(changed.flags & ~flag) | (flag if on else 0))
+        return changed
+
+    def to_parameters(self) -> dict[str, Parameter]:
+        """The parameters of a response of the ensemble."""
+        return {
+            "sequence_id": self.id,
+            "sequence_start": bool(self.flags & _START),
+            "sequence_end": bool(self.flags & _END),
+        }
+
+
+@dataclass(slots=True, eq=False)
+class EnsembleTensor:
+    """A tensor of the ensemble; None if its step did not return it. `uses`: uses still to come.
+
+    `batch_size`: of the request that computed it, 0 if that model does not batch.
+    """
+
+    tensor: Tensor | None
+    batch_size: int
+    correlation: SequencePosition
+    uses: int
+    credit: ResponseCredit | None = None
+
+    def to_step_input(self, name: str, dims: Sequence[int], batches: bool) -> Tensor | None:
+        """The tensor as input `name` of a model with shape `dims`. Copies no bytes.
+
+        A batch dimension of one is added or removed where only one side has it
+        (docs/reference/configuration-and-scheduling.md, "Execution").
+        """
+        tensor = self.tensor
+        if tensor is None:
+            return None
+        shape = tensor.shape
+        if batches and not self.batch_size:
+            if _fit(shape, dims):
+                shape = [1, *shape]
+        elif not batches and self.batch_size == 1 and not _fit(shape, dims):
+            shape = shape[1:]
+        return Tensor(name, tensor.datatype, list(shape), tensor.data, tensor.owner)
+
+
+def _fit(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(
+        want in (-1, got) for want, got in zip(dims, shape, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """The model of a step, and the shapes of its inputs without batch dimension."""
+
+    model: LoadedModel
+    dims: Mapping[str, Sequence[int]]
+    batches: bool
+    decoupled: bool
+    shapes: KnownShapes = field(default_factory=KnownShapes)
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleSignature:
+    """What clients see of an ensemble; `dims`: the shapes of its outputs.
+
+    `ordered`: whether the responses of a request keep their order through every step.
+    """
+
+    name: str
+    version: int
+    dims: Mapping[str, Sequence[int]]
+    batches: bool
+    decoupled: bool
+    ordered: bool = True
+
+
+class TensorMemory(Protocol):
+    """Memory for tensors of an ensemble."""
+
+    def move_to_shared_memory(self, tensor: Tensor) -> None:
+        """Moves a tensor to shared memory of the host. Raises HostError if that is full."""
+
+    def write_outputs(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
+        """Writes outputs to memory of the client; returns the error if that fails."""

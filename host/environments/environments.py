@@ -9,13 +9,11 @@ import stat
 from pathlib import Path
 
 from host.config.schema import ModelConfig
-from host.environments import interpreter
 from host.environments import requirements as required
-from host.environments.building import EnvironmentBuilder
-from host.environments.environment import Environment, StubSources
-from host.environments.extraction import ArchiveCache
+from host.environments.environment import Environment, StubSources, check_interpreter
+from host.environments.environment_cache import ArchiveCache, EnvironmentBuilder
 from host.errors import internal, invalid_argument
-from host.system.private_directory import PrivateDirectory
+from host.system.files import PrivateDirectory
 
 _log = logging.getLogger("pbhost")
 
@@ -74,7 +72,7 @@ class Environments:
             advice = f"Install before packing {canonical}: pip install {{packages}}"
         try:
             await asyncio.to_thread(_check_activate, environment.root)
-            return await interpreter.check_interpreter(environment, self._seconds, advice)
+            return await check_interpreter(environment, self._seconds, advice)
         except BaseException:  # also if cancelled: the caller does not get it
             environment.release()
             raise
@@ -84,7 +82,7 @@ class Environments:
         requirements = await asyncio.to_thread(required.read_requirements, path, directory)
         environment = await self._builder.get_environment(requirements, model)
         advice = f"Remove {environment.root} to build it again, or run: {{pip}}"
-        return await interpreter.check_interpreter(environment, self._seconds, advice)
+        return await check_interpreter(environment, self._seconds, advice)
 
     async def close(self) -> None:
         """Cancels running preparations and removes unpacked archives. All stubs must have ended."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from host.access.api_keys import ApiKeys
-from host.access.client import Admission
+from host.access.clients import Admission
 from host.core import Core
 from host.frontend_processes import messages as m
 from host.frontend_processes.core_link import ARENA

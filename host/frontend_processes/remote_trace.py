@@ -8,7 +8,7 @@ from collections.abc import Callable
 from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.messages import FinishTrace, WireTrace
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse
-from host.tracing.context import TRACE_HEADERS
+from host.tracing.trace import TRACE_HEADERS
 from stub.wire.payload import TraceLink
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from host.access.api_keys import ApiKeys
-from host.access.client import Admission
+from host.access.clients import Admission
 from host.core import Core
 from host.errors import HostError
 from host.frontend_processes.errors import encode_error

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from host.access.api_keys import ApiKeys
-from host.access.client import Admission, Client
+from host.access.clients import Admission, Client
 from host.core import Core
 from host.errors import HostError, internal, unexpected_failure
 from host.frontend_processes.core_memory import CoreMemory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from host.crashes.record import DescribedRequest
+from host.crashes.records import DescribedRequest
 from stub.wire.session import State
 
 _PHASES = {

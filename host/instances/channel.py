@@ -10,7 +10,7 @@ from pathlib import Path
 import zmq
 
 from host.errors import internal
-from host.system.private_directory import PrivateDirectory
+from host.system.files import PrivateDirectory
 
 WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
 """Suffixes of a stub's three sockets, after its token."""

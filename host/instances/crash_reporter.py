@@ -9,9 +9,14 @@ from datetime import datetime, timezone
 from functools import partial
 
 from host.crashes.quarantine import is_caused_by_request
-from host.crashes.record import CrashRecord, describe_requests, find_stacks, format_time
-from host.crashes.records import CrashRecords
-from host.crashes.tensors import CrashedRequest
+from host.crashes.records import (
+    CrashedRequest,
+    CrashRecord,
+    CrashRecords,
+    describe_requests,
+    find_stacks,
+    format_time,
+)
 from host.inference.request import InferRequest
 from host.instances.activity import describe_phase
 from host.instances.process import name_signal

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from host.crashes.record import describe_requests
+from host.crashes.records import describe_requests
 from host.environments.environment import Environment
 from host.errors import HostError, internal, unexpected_failure
 from host.instances.activity import InstanceActivity, describe_phase

@@ -24,8 +24,8 @@ from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
 from host.logs.formats import Label
 from host.logs.handler import is_level_written
-from host.repository.imported_files import ImportedFiles
-from host.system.memory_group import MemoryGroup
+from host.repository.repository import ImportedFiles
+from host.system.memory import MemoryGroup
 from stub.wire.heap import HeapTrimmer
 from stub.wire.messages import LogLine
 

@@ -14,8 +14,8 @@ from host.instances.channel import Channel
 from host.instances.process import Launcher
 from host.instances.process_reaper import ProcessReaper
 from host.logs.formats import Label
-from host.repository.imported_files import ImportedFiles
-from host.system.memory_group import MemoryGroup
+from host.repository.repository import ImportedFiles
+from host.system.memory import MemoryGroup
 from stub.wire.messages import LogLine
 from stub.wire.payload import TraceLink
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 
-from host.crashes.record import CrashRecord
+from host.crashes.records import CrashRecord
 from host.errors import HostError, unavailable
 from host.inference.call import Call, CallHolder
 from host.inference.request import ExecutionTimes, InferRequest

@@ -1,9 +1,10 @@
-"""Checks one model with the functions of the loader: configuration, versions and files."""
+"""Checks the folder of a model: its configuration, its files and its code."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,19 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
+from host.config.defaults import find_versions
 from host.config.findings import ConfigSource, Finding, Position
-from host.config.schema import ModelConfig
-from host.config.model_config import (
-    LoadedConfig,
-    config_file,
-    iterate_findings,
-    read_config_text,
-)
-from host.config.pbtxt import parse_pbtxt
-from host.config.schema import is_ensemble, new_config
-from host.config.template import fill_known_variables
+from host.config.model_config import LoadedConfig, config_file, iterate_findings, read_config_text
+from host.config.pbtxt import fill_known_variables, parse_pbtxt
+from host.config.schema import ModelConfig, closest_choice, is_ensemble, new_config
 from host.config.validate import check_tensors
-from host.config.versions import find_versions
 from host.environments.environments import check_environment, needs_environment
 from host.errors import HostError
 from host.frontends.openai.contract_compiler import check_defaults, compile_contract
@@ -35,25 +29,110 @@ from host.frontends.openai.load_hook import (
 )
 from host.frontends.openai.model_files import read_chat_template
 from host.inference.validation import Signature
-from host.lint.api_copies import find_copies
-from host.lint.framework_files import find_missing_files
 from host.lint.problem import Problem
 from host.lint.python_file import PythonFile
 from host.lint.recovering_reader import RecoveringReader
 from host.models.backends import Backends, is_shipped_source
 from host.models.warmup import Warmup
 from host.options.options import Options
-from host.repository.agents import run_agents
 from host.repository.repository import (
     ModelDirectory,
     list_served_versions,
     list_versions,
     model_file_path,
     read_labels,
+    run_agents,
     select_versions,
 )
-from host.scheduling.sequences.states import read_states
+from host.scheduling.sequences.call import read_states
 from pb_utils import _model_texts as texts
+from pb_utils._api_modules import API_MODULES, describe_copy, is_copy
+
+
+def find_copies(directory: Path) -> Iterator[Problem]:
+    """Yields a warning for each copy of the API in a model's folder. Reads files, so it blocks."""
+    for folder, names, files in os.walk(directory):
+        # A file on the path of imports: of the model's folder, or of one of its versions.
+        whole = Path(folder) == directory or _is_version(Path(folder), directory)
+        for file in map(Path, sorted([*files, *(f"{name}/__init__.py" for name in names)])):
+            name = file.parts[0].removesuffix(".py")
+            path = folder / file
+            if whole and name in API_MODULES:
+                found = path.is_file()
+            else:
+                found = name in (API_MODULES[0], "pb_utils") and is_copy(str(path))
+            if found:
+                fact, advice = describe_copy(packaged=not whole)
+                yield Problem(path, f"it {fact}", advice=advice, warning=True)
+        # Only what can be imported: data and environments may be large.
+        names[:] = [
+            name
+            for name in names
+            if name not in API_MODULES
+            and (name.isidentifier() or _is_version(folder / Path(name), directory))
+        ]
+
+
+def _is_version(folder: Path, directory: Path) -> bool:
+    return folder.parent == directory and folder.name.isdigit()
+
+
+_FILE_BY_CAPABILITY = ("pytorch", "tensorrt")
+"""The backends that use `cc_model_filenames` on a GPU."""
+_GRAPHDEF = "tensorflow_graphdef"
+
+
+def find_missing_files(config: ModelConfig, path: Path) -> Iterator[Problem]:
+    """Yields the problem of a version whose model file, `path`, is missing or of the wrong kind.
+
+    The texts are those of the backends. The file is not opened. A missing file is a warning if the
+    backend may open another one, because of the GPU that it runs on. Reads folders, so it blocks.
+    """
+    by_capability = config.cc_model_filenames if config.backend in _FILE_BY_CAPABILITY else {}
+    missing = _describe_missing_file(config, path)
+    if missing:
+        yield Problem(
+            path,
+            missing,
+            "default_model_filename",
+            _advise(config.default_model_filename, path),
+            warning=bool(by_capability),
+        )
+    for capability, name in sorted(by_capability.items()):
+        other = path.parent / name
+        if not other.is_file():
+            text = f"unable to find '{other}' for model '{config.name}'"
+            field = f"cc_model_filenames[{capability}]"
+            yield Problem(path, text, field, _advise(name, other), warning=True)
+
+
+def _describe_missing_file(config: ModelConfig, path: Path) -> str:
+    """Returns the error of the backend, "" if the file is there."""
+    if config.backend == "onnxruntime":
+        if not path.exists():
+            return f"failed to stat file {path}"
+        path = path / "model.onnx" if path.is_dir() else path
+        found = path.is_file()
+    elif config.backend == "tensorflow" and config.platform != _GRAPHDEF:
+        found = path.is_dir()
+    else:
+        found = path.is_file()
+    return "" if found else f"unable to find '{path}' for model '{config.name}'"
+
+
+def _advise(name: str, path: Path) -> str:
+    """Returns what to do about a missing file: use one of the same type, if there is one."""
+    folder = path.parent
+    others = [
+        entry.name
+        for entry in (sorted(folder.iterdir()) if folder.is_dir() else ())
+        if entry.suffix == path.suffix and entry != path
+    ]
+    other = closest_choice(name, others) or (others[0] if len(others) == 1 else "")
+    if other:
+        return f"did you mean '{other}', which is in this folder?"
+    return "put the model's file there, or name another file"
+
 
 _LOG = logging.getLogger("pbhost")
 _OPTIONS = Options()

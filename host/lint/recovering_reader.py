@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from host.config.findings import Position
-from host.config.pbtxt_reader import TEMPLATE, PbtxtReader, PbtxtSyntaxError
+from host.config.pbtxt import TEMPLATE, PbtxtReader, PbtxtSyntaxError
 from host.config.schema import Field, closest_choice, enum_names, field_kind
 
 _NEUTRAL_VALUES = {"string": '""', "bool": "false"}

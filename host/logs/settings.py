@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
 from host.logs.formats import FORMATS
-from host.logs.handler import LogHandler
-from host.logs.tail import LogLines
+from host.logs.handler import LogHandler, LogLines
 
 LogSettingValue = bool | int | str
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from host.errors import invalid_argument, not_found
-from host.metrics.catalogue import CATALOGUE
-from host.metrics.family import Histogram, Labels, MetricFamily, MetricKind, labels_of
+from host.metrics.families import CATALOGUE, Histogram, Labels, MetricFamily, MetricKind, labels_of
 from pb_utils import _model_texts as texts
 
 _KINDS = (MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from host.metrics.family import MetricFamily, Sample
+from host.metrics.families import MetricFamily, Sample
 
 _TEXT = "text/plain; charset=utf-8"
 _OPEN_METRICS = "application/openmetrics-text"

@@ -1,14 +1,16 @@
-"""Latencies of a model's requests: quantiles of the last minute, and a histogram."""
+"""Histograms and summaries of latency, and the settings that select them."""
 
 from __future__ import annotations
 
 import logging
 import math
 import random
+import re
 import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import frexp, ldexp
 
@@ -16,8 +18,87 @@ import numpy as np
 
 from host.config.schema import ModelConfig
 from host.inference.call import Call
-from host.metrics.family import Histogram
-from host.metrics.settings import MetricsSettings
+from host.metrics.families import Histogram
+
+_BOOLS = ("true", "false")
+_SWITCHES = {
+    "counter_latencies": "true",
+    "summary_latencies": "false",
+    "histogram_latencies": "false",
+}
+
+_NUMBER = re.compile(
+    r"\s*([+-]?(?:0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?[0-9]+)?"
+    r"|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))",
+    re.ASCII,
+)
+
+DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Which latency metrics are shown, and the quantiles of summaries
+    (docs/reference/protocol.md, "Metrics").
+
+    `warnings` are log lines about settings that have no effect.
+    """
+
+    counter_latencies: bool = True
+    summary_latencies: bool = False
+    histogram_latencies: bool = False
+    quantiles: tuple[float, ...] = DEFAULT_QUANTILES
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def from_texts(cls, texts: Sequence[str]) -> MetricsSettings:
+        """Parses texts `<setting>=<value>`. The last value of a repeated setting is used."""
+        given = dict(text.split("=", 1) for text in texts)
+        quantiles, warnings = _quantiles(given.pop("summary_quantiles", ""))
+        made: dict[str, bool] = {}
+        for name, default in _SWITCHES.items():
+            text = given.pop(name, default)
+            made[name] = (text if text in _BOOLS else default) == "true"
+            if text not in _BOOLS:
+                warnings.append(
+                    f"--metrics-config: {name} must be true or false, got '{text}'; using {default}"
+                )
+        warnings += [
+            f"--metrics-config: setting '{name}' is not used by this version" for name in given
+        ]
+        return cls(**made, quantiles=quantiles or DEFAULT_QUANTILES, warnings=tuple(warnings))
+
+
+def _quantiles(text: str) -> tuple[tuple[float, ...], list[str]]:
+    """Parses `<quantile>:<error>,...`; returns the valid quantiles, and warnings for the others.
+
+    The error is the tolerance of Triton's estimate. It is not used here. As in Triton, text after a
+    number is ignored.
+    """
+    quantiles: list[float] = []
+    warnings: list[str] = []
+    for part in filter(None, text.split(",")):
+        try:
+            quantile, error = map(_read_number, part.split(":", 1))
+        except ValueError:
+            quantile = error = -1.0
+        if 0.0 <= quantile <= 1.0 and 0.0 <= error <= 1.0:
+            quantiles.append(quantile)
+        else:
+            warnings.append(
+                f"--metrics-config: ignoring '{part}' in summary_quantiles; expected"
+                " <quantile>:<error>, both from 0 to 1"
+            )
+    return tuple(dict.fromkeys(quantiles)), warnings
+
+
+def _read_number(text: str) -> float:
+    """Reads the longest prefix that is a finite number, like `strtod` of C. Raises ValueError."""
+    found = _NUMBER.match(text)
+    if found is None:
+        raise ValueError(text)
+    return float.fromhex(found[1]) if "x" in found[1].lower() else float(found[1])
+
 
 _PER_OCTAVE = 16
 """Buckets between a latency and its double: the bounds of each are at most 6 % apart."""
@@ -198,3 +279,71 @@ def first_response_bounds(config: ModelConfig) -> tuple[float, ...]:
                 family,
             )
     return bounds
+
+
+TIME_TO_FIRST_TOKEN = "pbhost_time_to_first_token_seconds"
+INTER_TOKEN = "pbhost_inter_token_latency_seconds"
+
+_FIRST_BOUNDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+)
+_BETWEEN_BOUNDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+
+
+class TokenLatencies:
+    """Histograms of one model version, in seconds. They are empty until a text is streamed."""
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(_FIRST_BOUNDS)
+        self.inter_token = Histogram(_BETWEEN_BOUNDS)
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Returns the histograms by the names of their metrics; none if no text was streamed."""
+        if not any(self.time_to_first_token.counts):
+            return {}
+        return {TIME_TO_FIRST_TOKEN: self.time_to_first_token, INTER_TOKEN: self.inter_token}
+
+
+def token_buckets(histogram: Histogram) -> list[tuple[float, int]]:
+    """The upper bound in microseconds and the count of each bucket up to the last one in use.
+
+    Times over the largest bound are in its bucket. Empty if nothing was counted.
+    """
+    if not any(histogram.counts):
+        return []
+    *counts, beyond = histogram.counts
+    counts[-1] += beyond
+    while not counts[-1]:
+        counts.pop()
+    return [
+        (round(bound * 1e6), count) for bound, count in zip(histogram.bounds, counts, strict=False)
+    ]
+
+
+class TokenTimer:
+    """Records the times of one streamed request. `clock` gives seconds."""
+
+    def __init__(
+        self,
+        latencies: TokenLatencies,
+        started: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._latencies = latencies
+        self._started = started
+        self._clock = clock
+        self._last: dict[int, float] = {}
+
+    def record_token(self, choice: int) -> None:
+        """Records that the model gave the next piece of a choice."""
+        now = self._clock()
+        last = self._last.get(choice)
+        if last is None:
+            self._latencies.time_to_first_token.observe(now - self._started)
+        else:
+            self._latencies.inter_token.observe(now - last)
+        self._last[choice] = now

@@ -10,12 +10,9 @@ from dataclasses import dataclass, field, fields
 
 from host.config.schema import ModelConfig
 from host.inference.call import FailureReason
-from host.metrics.catalogue import MetricsSnapshot
-from host.metrics.family import Histogram, Labels, labels_of
-from host.metrics.latency import FIRST_RESPONSE, Latencies
-from host.metrics.settings import MetricsSettings
+from host.metrics.families import Histogram, Labels, MetricsSnapshot, labels_of
+from host.metrics.latency import FIRST_RESPONSE, Latencies, MetricsSettings, TokenLatencies
 from host.metrics.statistics import InferenceCounters
-from host.metrics.token_latencies import TokenLatencies
 
 _log = logging.getLogger("pbhost")
 

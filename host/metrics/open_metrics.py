@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONT
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.utils import floatToGoString
 
-from host.metrics.family import Labels, MetricFamily, MetricKind, Sample
+from host.metrics.families import Labels, MetricFamily, MetricKind, Sample
 
 __all__ = ["CONTENT_TYPE", "render_open_metrics"]
 

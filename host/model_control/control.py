@@ -1,4 +1,4 @@
-"""Model control: loading, unloading and the index, for clients and models.
+"""Model control: loads and unloads models on request, and tells what has changed.
 
 Source: docs/reference/configuration-and-scheduling.md, "Control modes" to "Unload requests".
 """
@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Protocol
 from weakref import WeakValueDictionary
 
-from host.config.names import checked_load_name
+from host.config.model_config import checked_load_name
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies
-from host.model_control.holds import ModelHolds
-from host.model_control.hook import LoadParameters, ModelControlHook
 from host.models.loading import RepositoryReadError
 from host.models.registry import UNLOADED, Registry, VersionState, parse_version
 from host.remote.remote_models import RemoteModels
@@ -27,6 +27,87 @@ from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
 from host.traffic.splits import TrafficChange, TrafficSplits
 from pb_utils import _model_texts as texts
+
+LoadParameters = Mapping[str, Parameter | bytes]
+"""The parameters of a load: `config`, and contents of files by `file:<path>`."""
+
+
+class ModelControlHook(Protocol):
+    """Is called instead of the loads and unloads that clients and models ask for.
+
+    It decides whether and when this server does what was asked, and can pass it on to other
+    servers. What it raises as HostError is the answer. Loads at the start, on demand, by the poller
+    and by `Server.load_model` do not go through it; nor does a model of this server that another
+    loads in `initialize`, as each server with the other one loads it.
+
+    For the server that asks, only `load_here` and `unload_here` will do: `Server.load_model` waits
+    for a place among the loads in progress, and for other loads of the same model.
+    """
+
+    async def load(
+        self, name: str, parameters: LoadParameters, load_here: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Loads or reloads a model. `load_here` does it in this server; it raises HostError."""
+
+    async def unload(
+        self, name: str, unload_dependents: bool, unload_here: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Unloads a model. `unload_here` does it in this server; it raises HostError."""
+
+
+class ModelHolds:
+    """Counts the holds on each model by their holders, which are objects that stand for instances.
+
+    Source: docs/reference/model-api.md, "Model control". Belongs to the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[object]] = {}
+        self._loaded_by_hold: set[str] = set()
+
+    def add(self, name: str, holder: object, loads: bool) -> None:
+        """Adds a hold; `loads`: the model was not loaded before."""
+        if name not in self._counts:
+            self._counts[name] = Counter()
+            if loads:
+                self._loaded_by_hold.add(name)
+        self._counts[name][holder] += 1
+
+    def keep_loaded(self, name: str) -> None:
+        """Called when the model is loaded without a hold: it stays loaded when the holds end."""
+        self._loaded_by_hold.discard(name)
+
+    def release(self, name: str, holder: object) -> None:
+        """Removes one hold, if there is one."""
+        counts = self._counts.get(name)
+        if counts is not None and holder in counts:
+            counts[holder] -= 1
+            if not counts[holder]:
+                self._remove(name, holder)
+
+    def release_all(self, holder: object) -> list[str]:
+        """Removes all holds of an instance that has ended.
+
+        Returns the models that were loaded by a hold and have none any more.
+        """
+        released = []
+        for name in [name for name, counts in self._counts.items() if holder in counts]:
+            loaded_by_hold = name in self._loaded_by_hold
+            self._remove(name, holder)
+            if loaded_by_hold and name not in self._counts:
+                released.append(name)
+        return released
+
+    def are_held(self, names: Iterable[str]) -> bool:
+        """Whether any of these models is held."""
+        return any(name in self._counts for name in names)
+
+    def _remove(self, name: str, holder: object) -> None:
+        del self._counts[name][holder]
+        if not self._counts[name]:
+            del self._counts[name]
+            self._loaded_by_hold.discard(name)
+
 
 _log = logging.getLogger("pbhost")
 

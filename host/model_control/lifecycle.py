@@ -1,4 +1,4 @@
-"""The life of models: loading, replacing and unloading their versions.
+"""The life of the versions of models: loads, replaces and unloads them.
 
 A load has two halves. The first plans (`LoadPlanner`): which models are loaded, which of their
 versions, which only get other instances, which are replaced. The second executes the plan; of each
@@ -25,9 +25,10 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
+    Iterator,
     Mapping,
 )
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -36,12 +37,16 @@ from host.config.model_config import ModelConfig
 from host.config.schema import is_ensemble
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
-from host.model_control.load_limiter import LoadLimiter
-from host.model_control.load_planner import LoadPlanner, PlannedModel, VersionPlan
-from host.model_control.load_records import LoadFailureLog, LoadRecords
-from host.models.lendable_semaphore import LendableSemaphore
+from host.model_control.load_planner import (
+    LoadFailureLog,
+    LoadPlanner,
+    LoadRecords,
+    PlannedModel,
+    VersionPlan,
+)
 from host.models.loading import (
     InstanceUpdate,
+    LendableSemaphore,
     LoadAdmission,
     Loaders,
     LoadSettings,
@@ -57,6 +62,56 @@ from host.repository.repository import (
     Repository,
     compute_fingerprint,
 )
+
+
+class LoadLimiter(LendableSemaphore):
+    """A semaphore of `count` slots that every load of a version holds. Belongs to the event loop.
+
+    A model may load other models in its `initialize`. Its own load gives its slot back while it
+    waits for them, so that even one slot is enough. A load that would wait for itself is refused.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._waits: dict[str, list[str]] = {}
+
+    @contextmanager
+    def lend_slot(self, requester: str, target: str) -> Iterator[None]:
+        """While entered, the load of model `requester` waits for that of `target`, without a slot.
+
+        Raises HostError INVALID_ARG if neither load could ever end.
+        """
+        chain = self.find_wait_chain(target, requester)
+        if chain:
+            raise invalid_argument(
+                f"'initialize' of model '{requester}' requests it, and would wait for itself:"
+                f" {' -> '.join([requester, *chain])}. Load one of them before the others, or from"
+                " 'execute'"
+            )
+        with self.waits_for(requester, target), self.lend():
+            yield
+
+    @contextmanager
+    def waits_for(self, requester: str, target: str) -> Iterator[None]:
+        """While entered, the load of `requester`, which holds no slot yet, waits for `target`."""
+        self._waits.setdefault(requester, []).append(target)
+        try:
+            yield
+        finally:
+            self._waits[requester].remove(target)
+            if not self._waits[requester]:
+                del self._waits[requester]
+
+    def find_wait_chain(self, start: str, end: str) -> list[str]:
+        """The models from `start` to `end`, each waiting for the next; empty without a chain."""
+        if start == end:
+            return [end]
+        for following in self._waits.get(start, ()):
+            rest = self.find_wait_chain(following, end)
+            if rest:
+                return [start, *rest]
+        return []
+
 
 _log = logging.getLogger("pbhost")
 

@@ -1,4 +1,4 @@
-"""Keeps the memory of all models within a budget: loads wait for room, and idle models make it.
+"""The memory budget of models: usage, admission of loads, and eviction of idle models.
 
 Source: docs/reference/configuration-and-scheduling.md, "The memory budget".
 """
@@ -8,20 +8,218 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from host.config import model_config as configuration
-from host.config.load_parameters import stated_gpu_memory, stated_memory
 from host.config.model_config import ModelConfig
+from host.config.parameters import is_pinned, stated_gpu_memory, stated_memory
+from host.environments.program import ProgramError
 from host.errors import HostError, unavailable
-from host.metrics.catalogue import MetricsSnapshot
-from host.model_control.eviction import Evictions
-from host.model_control.memory_usage import HOST, Memory, ModelMemory, gpu_name
+from host.instances.gpu_memory import GpuMemory
+from host.logs.formats import model_fields
+from host.metrics.families import MetricsSnapshot
+from host.model_control.dependencies import EnsembleDependencies
+from host.models.registry import ModelVersion, Registry, VersionState
 from host.repository.repository import Fingerprint
+from host.system.memory import processes_of_groups, proportional_bytes
 
 _log = logging.getLogger("pbhost")
+
+HOST = "host"
+"""The name of the host's memory, beside those of GPUs: "gpu0", "gpu1" and so on."""
+
+Memory = dict[str, int]
+"""Bytes by device: `HOST`, or the name of a GPU."""
+
+ModelMemory = dict[str, Memory]
+"""The memory of each model that has processes, by the model's name."""
+
+
+def gpu_name(number: int) -> str:
+    """The name of a GPU among devices."""
+    return f"gpu{number}"
+
+
+class _Processes(Protocol):
+    """Knows the processes of models."""
+
+    def process_ids(self) -> dict[str, list[int]]:
+        """The process ids by the name of the model."""
+        ...
+
+
+class MemoryUsage:
+    """Measures the processes of all models, with those that models have started themselves.
+
+    Belongs to the event loop. `read_gpu_memory`: None if no GPU is of interest.
+    """
+
+    def __init__(
+        self, pool: _Processes, read_gpu_memory: Callable[[], Awaitable[GpuMemory]] | None
+    ) -> None:
+        self._pool = pool
+        self._read_gpu_memory = read_gpu_memory
+        self._lock = asyncio.Lock()
+        self._began = 0  # when the last measurement began, in nanoseconds, monotonic
+        self.last: ModelMemory = {}
+        """The last measurement."""
+
+    async def measure(self) -> ModelMemory:
+        """The memory of each model now: no measurement that began before the call.
+
+        Callers that ask while another measurement runs share the next one.
+        """
+        asked = time.monotonic_ns()
+        async with self._lock:
+            if self._began <= asked:
+                began = time.monotonic_ns()
+                gpus = await self._measure_gpus()
+                stubs = self._pool.process_ids()
+                self.last = await asyncio.to_thread(_measure_processes, stubs, gpus)
+                self._began = began
+            return self.last
+
+    async def _measure_gpus(self) -> GpuMemory:
+        if self._read_gpu_memory is None:
+            return {}
+        try:
+            return await self._read_gpu_memory()
+        except ProgramError as error:
+            _log.error("the memory of GPUs is unknown, and counts as unused: %s", error.details)
+            return {}
+
+
+def _measure_processes(stubs: dict[str, list[int]], gpus: GpuMemory) -> ModelMemory:
+    groups = processes_of_groups({pid for pids in stubs.values() for pid in pids})
+    found: ModelMemory = {}
+    for name, leaders in stubs.items():
+        memory = found[name] = {HOST: 0}
+        for pid in (pid for leader in leaders for pid in {leader, *groups[leader]}):
+            memory[HOST] += proportional_bytes(pid)
+            for number, used in gpus.get(pid, {}).items():
+                memory[gpu_name(number)] = memory.get(gpu_name(number), 0) + used
+    return found
+
+
+class Evictions:
+    """Unloads idle models that the next request can load again. Belongs to the event loop.
+
+    `is_awaited`: whether a request waits for this model. `bls_waits`: the models that requests of
+    models wait for until they are loaded, by the model that asks.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        dependencies: EnsembleDependencies,
+        is_awaited: Callable[[str], bool],
+        bls_waits: Callable[[], dict[str, set[str]]],
+    ) -> None:
+        self._registry = registry
+        self._dependencies = dependencies
+        self._is_awaited = is_awaited
+        self._bls_waits = bls_waits
+        self.counts: Counter[str] = Counter()
+        """How often each model was unloaded to make room."""
+
+    def find_victims(self) -> list[str]:
+        """The models that can be unloaded now, least recently used first."""
+        loading = self._dependencies.models_in_progress()
+        found = [
+            (max(map(self._last_used, self._with_users(name))), name)
+            for name, entry in self._registry.list_entries()
+            if any(version.state is VersionState.READY for version in entry.versions.values())
+            and not any(
+                one in loading or self.reason_to_keep(one) or self._is_in_use(one)
+                for one in self._with_users(name)
+            )
+        ]
+        return [name for _, name in sorted(found)]
+
+    def find_leaving(self) -> set[str]:
+        """The models that are being unloaded, so that their memory will be free soon."""
+        leaving = self._dependencies.lifecycle.retiring_models()
+        return {name for name in leaving if not self._ready_versions(name)}
+
+    def reason_to_keep(self, name: str) -> str:
+        """Why a model that serves is never unloaded to make room; "" if it may be, or is not."""
+        versions = self._ready_versions(name)
+        if not versions:
+            return ""
+        if any(version.model and is_pinned(version.model.config) for version in versions):
+            return "pinned"
+        if name not in self._registry.on_demand:
+            return "does not load on demand"
+        if self._dependencies.lifecycle.has_override(name):
+            return "has a configuration or files from a client"
+        return ""
+
+    def find_waiters(self, name: str) -> set[str]:
+        """The models whose requests, or whose own loads, wait for the load of this one."""
+        lifecycle = self._dependencies.lifecycle
+        waiters = {caller for caller, awaited in self._bls_waits().items() if name in awaited}
+        waiters |= {
+            other
+            for other, _ in self._registry.list_entries()
+            if lifecycle.limiter.find_wait_chain(other, name)
+        }
+        return waiters - {name}
+
+    def find_holders(self, name: str) -> set[str]:
+        """The models that serve, and stay loaded until the load of this one has ended.
+
+        They wait for it, or an ensemble needs them beside it. So does the model itself, if it is
+        loaded again.
+        """
+        together = self._dependencies.models_in_progress_with(name)
+        holders = self.find_waiters(name) | together | {name}
+        return {holder for holder in holders if self._ready_versions(holder)}
+
+    def evict(self, name: str) -> None:
+        """Starts to unload a model and the ensembles that use it."""
+        self.counts[name] += 1
+        _log.info(
+            "unloading '%s' to make room in the memory budget", name, extra=model_fields(name)
+        )
+        for one in self._with_users(name):
+            self._dependencies.lifecycle.unload(one)
+
+    def _with_users(self, name: str) -> list[str]:
+        """A model, and the ensembles that use it, directly or not, and serve."""
+        names = [name]
+        for one in names:  # grows meanwhile
+            names += [
+                user
+                for user in self._dependencies.users_of(one)
+                if user not in names and self._ready_versions(user)
+            ]
+        return names
+
+    def _ready_versions(self, name: str) -> list[ModelVersion]:
+        versions: Iterable[ModelVersion] = self._registry.versions(name).values()
+        return [version for version in versions if version.state is VersionState.READY]
+
+    def _is_in_use(self, name: str) -> bool:
+        return self._is_awaited(name) or any(
+            version.model is not None and version.model.in_use
+            for version in self._registry.versions(name).values()
+        )
+
+    def _last_used(self, name: str) -> float:
+        """When the model ran last or was loaded, in seconds since 1970 UTC."""
+        return max(
+            (
+                max(version.since, version.model.statistics().last_inference / 1000)
+                for version in self._ready_versions(name)
+                if version.model is not None
+            ),
+            default=0.0,
+        )
+
 
 _LOOK_SECONDS = 0.05
 """How long a load that waits for room waits until it looks again."""

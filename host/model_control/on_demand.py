@@ -13,16 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from host.config.load_parameters import loads_on_demand
 from host.config.model_config import ModelConfig
+from host.config.parameters import loads_on_demand
 from host.errors import HostError, not_found, unavailable
 from host.inference.request import InferRequest
 from host.logs.formats import model_fields
-from host.metrics.catalogue import MetricsSnapshot
+from host.metrics.families import MetricsSnapshot
 from host.model_control.dependencies import EnsembleDependencies
 from host.models.registry import Registry
 from host.repository.repository import Repository
-from host.scheduling.policy import QueuePolicies, read_queue_policies
+from host.scheduling.queue import QueuePolicies, read_queue_policies
 
 _log = logging.getLogger("pbhost")
 

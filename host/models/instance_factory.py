@@ -10,21 +10,19 @@ from pathlib import Path
 
 from host.config import model_config as configuration
 from host.config.json_form import to_json
-from host.config.load_parameters import max_initializing_instances
 from host.config.model_config import InstanceSpec, ModelConfig
+from host.config.parameters import max_initializing_instances
 from host.config.schema import ConfigPart
 from host.errors import HostError
 from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.logs.formats import Label
-from host.models.lendable_semaphore import LendableSemaphore
-from host.models.loading import copy_updatable
+from host.models.loading import LendableSemaphore, copy_updatable
 from host.models.python_model import PythonModel
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies, HostPolicy, find_policy
-from host.scheduling.gate import LimitedGate
-from host.scheduling.queue import InstanceQueue
+from host.scheduling.queue import InstanceQueue, LimitedGate
 from host.scheduling.rate_limiter import Permit, RateLimiter, Resource, ResourceRequest
 from host.scheduling.scheduler import InstanceSlot
 from host.scheduling.sequences.scheduler import SequenceScheduler

@@ -1,6 +1,4 @@
-"""Loads one version of a model that runs in stubs: completes its configuration and starts
-instances.
-"""
+"""Loads models of all backends."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,31 +16,31 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from host.cache.responses import ResponseCache
-from host.cache.store import ResponseStore
+from host.cache.responses import ResponseCache, ResponseStore
 from host.config import model_config as configuration
 from host.config.json_form import to_json
-from host.config.load_parameters import wants_preload
-from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig
+from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig, load_config
+from host.config.parameters import wants_preload
+from host.config.schema import is_ensemble
 from host.environments.environment import Environment
 from host.environments.environments import Environments
+from host.errors import invalid_argument
 from host.instances.client_memory import write_outputs
 from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
 from host.instances.pool import PreparedModel, StubPool
 from host.logs.formats import Label, model_fields
-from host.metrics.settings import MetricsSettings
+from host.metrics.latency import MetricsSettings
 from host.models.backends import Backends
 from host.models.instance_factory import InitializeArguments, InstanceFactory, InstancePlan, Start
-from host.models.lendable_semaphore import LendableSemaphore
-from host.models.loading import InstanceUpdate
+from host.models.loading import InstanceUpdate, LendableSemaphore
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies
-from host.repository.repository import read_labels
+from host.repository.repository import list_versions, read_labels, select_versions
 from host.scheduling.rate_limiter import RateLimiter
-from host.scheduling.sequences.states import read_states
+from host.scheduling.sequences.call import read_states
 from stub.wire.messages import ModelSource, PreloadJob
 
 _log = logging.getLogger("pbhost")
@@ -284,3 +282,48 @@ def preload_arguments(config: ModelConfig, directory: Path, version: int) -> dic
         "model_version": str(version),
         "model_name": config.name,
     }
+
+
+def read_model(
+    directory: Path,
+    version: int | None = None,
+    *,
+    backend_directory: str = "",
+    gpus: Sequence[int] = (),
+    least_capability: float = 0.0,
+) -> tuple[ModelSource, LoadedConfig]:
+    """Reads the configuration of a model, and finds its version and its backend.
+
+    `version`: None for the one that clients of a server get. `gpus`, `least_capability`: as for
+    `load_config`. Raises HostError.
+    """
+    loaded = load_config(directory, strict=False, gpus=gpus, least_capability=least_capability)
+    if is_ensemble(loaded.config):
+        raise invalid_argument(
+            f"model '{loaded.config.name}' is an ensemble, so it has no code to run"
+        )
+    chosen = _choose_version(directory, loaded, version)
+    return Backends(Path(backend_directory)).find_backend(directory, chosen, loaded)
+
+
+def describe_model(source: ModelSource, loaded: LoadedConfig) -> Mapping[str, Any]:
+    """Returns what `pb_utils.testing.load` needs: directory, version, backend and config."""
+    return {
+        "directory": source.directory,
+        "version": source.version,
+        "backend": source.backend,
+        "config": to_json(loaded.config),
+    }
+
+
+def _choose_version(directory: Path, loaded: LoadedConfig, wanted: int | None) -> int:
+    """Returns the wanted version, by default the one that clients get. Raises HostError."""
+    available = list_versions(directory)
+    if wanted is None:
+        return select_versions(loaded.config, available)[-1]
+    if wanted not in available:
+        found = ", ".join(map(str, available)) or "none"
+        raise invalid_argument(
+            f"model '{loaded.config.name}' has no version {wanted}; its versions are: {found}"
+        )
+    return wanted

@@ -1,20 +1,61 @@
-"""The contract of loading: its settings, what brings a version up, and how a load fails."""
+"""Loading of models: the interface of loaders, and the limit on loads at the same time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from host.config.model_config import AdaptConfig, LoadedConfig, ModelConfig
+from host.config.parameters import CANARY_PARAMETER, SHADOW_PARAMETER
 from host.config.schema import is_ensemble
-from host.config.traffic_parameters import CANARY_PARAMETER, SHADOW_PARAMETER
 from host.errors import ErrorCode, HostError
 from host.models.registry import LoadedModel
 from host.repository.repository import Fingerprint
+
+
+class LendableSemaphore:
+    """`async with` holds one of `count` slots; 0 means no limit. Belongs to the event loop."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count or 1 << 30
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        while self._free <= 0:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._queue.append(turn)
+            try:
+                await turn
+            finally:
+                self._queue.remove(turn)
+        self._free -= 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release_slot()
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """While entered, a holder's slot is free for others. It is taken back without a wait.
+
+        So for a moment one holder more may continue, as its work has begun already.
+        """
+        self._release_slot()
+        try:
+            yield
+        finally:
+            self._free -= 1
+
+    def _release_slot(self) -> None:
+        self._free += 1
+        for turn in self._queue:  # all of them, as one that is woken may have been cancelled
+            if not turn.done():
+                turn.set_result(None)
+
 
 UPDATABLE_FIELDS = ("instance_group", "version_policy")
 """Fields of a configuration that may change while the loaded versions of the model stay.

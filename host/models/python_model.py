@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
 from host.crashes.quarantine import Quarantine
-from host.crashes.record import CrashRecord
+from host.crashes.records import CrashRecord
 from host.environments.environment import Environment
 from host.errors import HostError, unavailable
 from host.inference.call import Call, FailureReason
@@ -20,20 +20,18 @@ from host.inference.validation import Signature
 from host.instances.batch import Batch
 from host.instances.pool import PreparedModel
 from host.instances.supervisor import InstanceState, Supervisor
+from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
-from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.models.registry import Extensions
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
 from host.scheduling.ordering import OrderedCall
-from host.scheduling.policy import read_queue_policies
+from host.scheduling.queue import read_queue_policies
 from host.scheduling.scheduler import Scheduler
-from host.scheduling.sequences.call import START, PaddingCall, SequenceCall
-from host.scheduling.sequences.factory import sequence_scheduler
-from host.scheduling.sequences.scheduler import SequenceScheduler
-from host.scheduling.sequences.states import SequenceStates
+from host.scheduling.sequences.call import START, PaddingCall, SequenceCall, SequenceStates
+from host.scheduling.sequences.scheduler import SequenceScheduler, sequence_scheduler
 from host.system.cpus import usable_cpus
 
 

@@ -18,7 +18,7 @@ from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
-from host.repository.qualified_name import split_qualified_name
+from host.repository.repository import split_qualified_name
 from pb_utils import _model_texts as texts
 
 _Started = TypeVar("_Started")

@@ -23,7 +23,7 @@ from host.inference.validation import Signature
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.process import stub_lost
-from host.system.regular_file import read_file
+from host.system.files import read_file
 
 _log = logging.getLogger("pbhost")
 

@@ -1,4 +1,7 @@
-"""The options of a server: flags, checked together, and what follows from them."""
+"""The options of a server, and the table of them that it logs at the start.
+
+Source: docs/reference/protocol.md, "Start".
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ import os
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
-from host.metrics.settings import MetricsSettings
-from host.options import template_values
+from host.inference.metadata import ServerMetadata
+from host.metrics.latency import MetricsSettings
+from host.options import validators
 from host.options import validators as values
 from host.options.flags import InvalidValue, check_values
 from host.options.server_flags import FLAGS, ServerFlags
 from host.system.cpus import usable_cpus
-from host.system.memory_group import MemoryGroup
-from host.tracing.config import TraceConfig
+from host.system.memory import MemoryGroup
+from host.tracing.settings import TraceConfig
 from stub.wire.paths import absolute_path
 
 _PAGE = 4096  # bytes
@@ -53,7 +57,7 @@ class Options(ServerFlags):
             self.model_repository = [self.model_repository]
         try:
             check_values(self, FLAGS)
-            self._template_variables = template_values.read_variables(
+            self._template_variables = validators.read_variables(
                 self.template_assignments, self.template_files
             )
         except InvalidValue as error:
@@ -224,3 +228,42 @@ def _share(limit: int) -> int:
 
 def _machine_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+_RATE_LIMIT_NAMES = {"off": "OFF", "execution_count": "EXEC_COUNT"}
+
+
+def option_table_rows(server: ServerMetadata, options: Options) -> list[list[str]]:
+    """Returns name and value of each option, with Triton's names and in Triton's order."""
+    rows: list[tuple[str, object]] = [
+        ("server_id", server.name),
+        ("server_version", server.version),
+        ("server_extensions", " ".join(server.extensions)),
+    ]
+    for index, path in enumerate(options.model_repository):
+        rows.append((f"model_repository_path[{index}]", path))
+    rows.append(
+        ("model_control_mode", f"MODE_{options.model_control_mode.upper().replace('-', '_')}")
+    )
+    for index, name in enumerate(options.load_model):
+        rows.append((f"startup_models_{index}", name))
+    rows += [
+        ("strict_model_config", int(options.disable_auto_complete_config)),
+        ("model_config_name", options.model_config_name),
+        ("rate_limit", _RATE_LIMIT_NAMES[options.rate_limit]),
+    ]
+    for index, (name, count, device) in enumerate(options.rate_limiter_resources):
+        where = -1 if device is None else device
+        text = f'{{"name":"{name}", "count":{count} "device":{where}}}'
+        rows.append((f"rate_limit_resource[{index}]", text))
+    rows.append(("pinned_memory_pool_byte_size", options.pinned_memory_pool_byte_size))
+    for text in options.cuda_memory_pool_byte_size:
+        device_id, _, size = text.partition(":")
+        rows.append((f"cuda_memory_pool_byte_size{{{device_id}}}", size))
+    rows += [
+        ("min_supported_compute_capability", options.min_supported_compute_capability),
+        ("strict_readiness", int(options.strict_readiness)),
+        ("exit_timeout", options.exit_timeout_secs),
+        ("cache_enabled", int(options.cache_settings is not None)),
+    ]
+    return [[name, str(value)] for name, value in rows]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from host.options import template_values
+from host.options import validators
 from host.options import validators as values
 from host.options.flags import (
     BYTES,
@@ -124,10 +124,10 @@ class ServerFlags:
         "", "If a model has the file configs/<name>.pbtxt, use it instead of config.pbtxt.")
     template_assignments: list[str] = _models(
         [], "Value of a template variable, as NAME=VALUE: it replaces ${NAME} in configuration"
-        " files. You can repeat this flag.", check=template_values.read_assignments, name="set")
+        " files. You can repeat this flag.", check=validators.read_assignments, name="set")
     template_files: list[str] = _models(
         [], "File with a line NAME=VALUE for each template variable. You can repeat this flag;"
-        " --set takes precedence.", check=template_values.read_files, name="set-file")
+        " --set takes precedence.", check=validators.read_files, name="set-file")
     gpu_fallback: str = _models(
         "none", "none: a model with instances of KIND_GPU does not load on a machine without GPU."
         " cpu: its instances run on the CPU.", check=one_of("gpu-fallback", "none", "cpu"))

@@ -1,4 +1,4 @@
-"""Validators of flag values.
+"""Checks and conversions of the values of options.
 
 Source: docs/reference/protocol.md, "Flags".
 """
@@ -7,10 +7,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
+from host.config.pbtxt import parse_assignment, parse_assignments
 from host.options.flags import InvalidValue, ValueKind, integer, one_of
-from host.system.byte_size import SizeOutOfBound, read_byte_size
-from host.tracing.config import BATCHING, LEVELS
+from host.system.files import read_file
+from host.system.memory import SizeOutOfBound, read_byte_size
+from host.tracing.settings import BATCHING, LEVELS
+
+
+def read_assignments(texts: Sequence[str]) -> dict[str, str]:
+    """The values of `--set`. Raises InvalidValue."""
+    try:
+        return dict(map(parse_assignment, texts))
+    except ValueError as error:
+        raise InvalidValue(str(error)) from None
+
+
+def read_files(paths: Sequence[str]) -> dict[str, str]:
+    """The values in the files of `--set-file`. Reads files. Raises InvalidValue."""
+    found: dict[str, str] = {}
+    for path in paths:
+        try:
+            found.update(parse_assignments(read_file(Path(path)).decode("utf-8-sig").splitlines()))
+        except OSError as error:
+            raise InvalidValue(f"cannot read '{path}': {error.strerror}") from None
+        except ValueError as error:  # also for bytes that are not UTF-8
+            raise InvalidValue(f"{path}: {error}") from None
+    return found
+
+
+def read_variables(assignments: Sequence[str], paths: Sequence[str]) -> dict[str, str] | None:
+    """All values of template variables; None without `--set` and `--set-file`.
+
+    Reads files. Raises InvalidValue.
+    """
+    if not assignments and not paths:
+        return None
+    return {**read_files(paths), **read_assignments(assignments)}
+
 
 NAMES = (
     "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace,"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.serve import metrics as serve_metrics
 
-from host.metrics.family import MetricFamily, MetricKind, Sample
+from host.metrics.families import MetricFamily, MetricKind, Sample
 from host.server.server import Server
 
 _log = logging.getLogger("pbhost")

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from host.errors import ErrorCode, HostError, unavailable
-from host.model_control.hook import LoadParameters
+from host.model_control.control import LoadParameters
 from host.ray.channels.replica_method import ReplicaMethod
 from host.server.server import Server
 

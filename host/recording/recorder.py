@@ -18,7 +18,7 @@ from host.errors import ErrorCode, HostError
 from host.inference.call import Call, CallListener
 from host.inference.request import Buffer, InferRequest, InferResponse, Tensor
 from host.inference.shared_memory_bytes import read_bytes
-from host.recording.format import (
+from host.recording.recording import (
     FORMAT,
     RecordedResponse,
     RecordingEnd,

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from host.errors import internal, invalid_argument
 from host.inference.request import Parameter
-from host.system.private_directory import PrivateDirectory
+from host.system.files import PrivateDirectory
 
 _FILE_PREFIX = "file:"
 _TYPES: dict[type, str] = {bool: "BOOL", int: "INT", float: "DOUBLE", str: "STRING", bytes: "BYTES"}

@@ -1,7 +1,8 @@
-"""Model repositories on disk: models, versions, files and their fingerprints."""
+"""A model repository: its models and versions, what has changed in them, and repository agents."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -9,16 +10,74 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from host.config.schema import ModelConfig, is_ensemble
-from host.config.versions import (
+from host.config.defaults import (
     apply_version_policy,
     find_subdirectories,
     find_versions,
     is_version,
 )
+from host.config.schema import ModelConfig, is_ensemble
 from host.errors import HostError, internal, invalid_argument, unsupported
-from host.repository.qualified_name import is_valid_model_name, qualified_name, split_qualified_name
-from host.system.regular_file import check_regular
+from host.system.files import check_regular, read_file
+
+_SEPARATOR = "::"
+
+
+def qualified_name(namespace: str, name: str) -> str:
+    """The key of a model in the server, and its name in the log; without a namespace its name."""
+    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+
+
+def split_qualified_name(known: str) -> tuple[str, str]:
+    """Namespace and name of a qualified name. With namespaces, names contain no `::`."""
+    namespace, _, name = known.rpartition(_SEPARATOR)
+    return namespace, name
+
+
+def is_valid_model_name(name: str) -> bool:
+    """Whether a model in a namespace can have this name."""
+    return _SEPARATOR not in name
+
+
+_MD5 = "MD5:"
+
+
+def run_agents(config: ModelConfig, directory: Path, installed: str) -> None:
+    """Runs every agent that the configuration names on the model directory. Blocks.
+
+    `installed`: the directory where Triton would look for agents. Raises HostError if an agent
+    refuses the model, or if there is no such agent here.
+    """
+    for agent in config.model_repository_agents.agents:
+        if agent.name != "checksum":
+            raise invalid_argument(
+                f"unable to find 'libtritonrepoagent_{agent.name}.so' for repo agent"
+                f" '{agent.name}', searched: {installed}"
+            )
+        for key, digest in sorted(agent.parameters.items()):
+            _check(key, digest, directory)
+
+
+def _check(key: str, expected: str, directory: Path) -> None:
+    name = key.removeprefix(_MD5)
+    if name == key or not name:
+        raise invalid_argument(
+            f"repo agent 'checksum' takes parameters named '{_MD5}<file>', got '{key}'"
+        )
+    path = Path(os.path.normpath(directory / name))
+    if not path.is_relative_to(os.path.normpath(directory)):
+        raise invalid_argument(f"repo agent 'checksum': file {name} is outside model directory")
+    try:
+        found = hashlib.md5(read_file(path), usedforsecurity=False).hexdigest()
+    except OSError as error:
+        raise invalid_argument(
+            f"repo agent 'checksum': failed to read file {name}: {error.strerror}"
+        ) from None
+    if found != expected.lower():
+        raise invalid_argument(
+            f"Mismatched MD5 hash for file {name}, expect: {expected}, got: {found}"
+        )
+
 
 _log = logging.getLogger("pbhost")
 
@@ -382,3 +441,46 @@ def _inside(path: Path, directory: Path) -> bool:
     """Whether the path stays in the directory once links and `..` are resolved."""
     # Path.resolve would fail where links form cycles.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
+
+
+_Entry = tuple[str, int, int]
+
+
+class ImportedFiles:
+    """The imported files by model, each as it was when a process of the model imported it first.
+
+    The event loop reports files; any thread may ask for changes.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, dict[str, _Entry]] = {}
+
+    def report(self, model: str, files: Iterable[_Entry]) -> None:
+        """Called with path, time and size of the files that a process of the model has imported."""
+        known = self._files.setdefault(model, {})
+        for file in files:
+            known.setdefault(file[0], file)
+
+    def compute_fingerprint(self, model: str, directory: Path) -> Fingerprint:
+        """The fingerprint of the model's directory and of changed files. Blocks.
+
+        Raises HostError INTERNAL if the directory cannot be read.
+        """
+        return compute_fingerprint(directory) | self.changes(model)
+
+    def changes(self, model: str) -> Fingerprint:
+        """The files that have changed since they were imported first. Blocks.
+
+        Entries are as in the fingerprint of a model directory. A file that is gone has the number
+        -1.
+        """
+        files = list(self._files.get(model, {}).values())
+        return frozenset(now for before in files if (now := _entry(before[0])) != before)
+
+
+def _entry(path: str) -> _Entry:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return path, -1, -1
+    return path, max(status.st_mtime_ns, status.st_ctime_ns), status.st_size

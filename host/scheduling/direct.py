@@ -12,10 +12,8 @@ from operator import attrgetter
 
 from host.errors import HostError, unavailable
 from host.inference.call import Call
-from host.scheduling.clock import Clock, LoopClock, Timer
-from host.scheduling.queue import InstanceQueue, start_batch
-from host.scheduling.scheduler import InstanceSlot
-from host.scheduling.waiting import FifoQueue
+from host.scheduling.queue import FifoQueue, InstanceQueue, start_batch
+from host.scheduling.scheduler import Clock, InstanceSlot, LoopClock, Timer
 
 _RECLAIM_INTERVAL_NS = 2_000_000
 """Prefetched calls are reclaimed from an instance that has started none of them for so long."""

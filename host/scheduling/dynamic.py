@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable
 
 from host.errors import HostError, invalid_argument, unavailable
 from host.inference.call import Call, FailureReason
-from host.scheduling.clock import Clock, LoopClock, Timer
 from host.scheduling.ordering import OrderedCall, ResponseOrdering
-from host.scheduling.policy import QueuePolicies
-from host.scheduling.queue import InstanceQueue, start_batch
-from host.scheduling.scheduler import InstanceSlot
-from host.scheduling.waiting import NEVER, FifoQueue, PolicyQueue
+from host.scheduling.queue import (
+    NEVER,
+    FifoQueue,
+    InstanceQueue,
+    PolicyQueue,
+    QueuePolicies,
+    start_batch,
+)
+from host.scheduling.scheduler import Clock, InstanceSlot, LoopClock, Timer
 
 CanShareBatch = Callable[[Call, Call], bool]
 """Whether two calls may share a batch.

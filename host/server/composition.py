@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from host.access.api_keys import ApiKeys
-from host.bls.targets import BlsTargets
-from host.cache.store import ResponseStore
-from host.cache.store_factory import open_store
+from host.bls import BlsTargets
+from host.cache.local import open_store
+from host.cache.responses import ResponseStore
 from host.config.model_config import AdaptConfig
 from host.core import VERSION, CollectStatistics, Core
 from host.crashes.records import CrashRecords
-from host.ensembles.loader import EnsembleLoader
+from host.ensembles.ensemble import EnsembleLoader
 from host.environments.environments import Environments
 from host.errors import internal, invalid_argument
 from host.frontends.openai.load_hook import OpenAILoadHook
-from host.health.event_loop_watchdog import EventLoopWatchdog
-from host.health.health import ServerState
+from host.health import EventLoopWatchdog, ServerState
 from host.instances.flow_control import FlowControlSettings
 from host.instances.gpu_memory import read_gpu_memory
 from host.instances.gpus import find_gpus
@@ -30,32 +29,30 @@ from host.instances.process import Launcher
 from host.logs.handler import LogHandler
 from host.logs.settings import LogSettings
 from host.metrics.custom import CustomMetrics
-from host.metrics.machine import MachineMetrics
-from host.metrics.process import ProcessMetrics
-from host.model_control.control import ModelControl
+from host.metrics.machine import MachineMetrics, ProcessMetrics
+from host.model_control.control import ModelControl, ModelControlHook
 from host.model_control.dependencies import EnsembleDependencies
-from host.model_control.eviction import Evictions
-from host.model_control.hook import ModelControlHook
 from host.model_control.lifecycle import ModelLifecycle
-from host.model_control.memory_budget import MemoryBudget
-from host.model_control.memory_usage import HOST, MemoryUsage, gpu_name
+from host.model_control.memory_budget import HOST, Evictions, MemoryBudget, MemoryUsage, gpu_name
 from host.model_control.on_demand import OnDemandLoads
 from host.models.backends import Backends
-from host.models.lendable_semaphore import LendableSemaphore
 from host.models.loader import Loader
-from host.models.loading import Loaders, LoadSettings
+from host.models.loading import LendableSemaphore, Loaders, LoadSettings
 from host.models.registry import Registry
 from host.options.host_policies import read_policies
 from host.options.options import Options
 from host.options.validators import memory_budget as read_memory_budget
 from host.remote.provider import RemoteModelProvider
 from host.remote.remote_models import RemoteModels
-from host.repository.imported_files import ImportedFiles
 from host.repository.override import UploadedDirectories
-from host.repository.repository import FingerprintFunction, Repository, compute_fingerprint
+from host.repository.repository import (
+    FingerprintFunction,
+    ImportedFiles,
+    Repository,
+    compute_fingerprint,
+)
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
-from host.server.metrics_collector import MetricsCollector
-from host.server.overview_collector import OverviewCollector
+from host.server.collectors import MetricsCollector, OverviewCollector
 from host.system.cpus import usable_cpus
 from host.tracing.tracer import Tracer
 from host.traffic.splits import TrafficSplits

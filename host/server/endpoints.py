@@ -7,8 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-from host.access.api_keys import ApiKeys
-from host.access.key_file import DEFAULT_CATEGORIES
+from host.access.api_keys import DEFAULT_CATEGORIES, ApiKeys
 from host.core import Core
 from host.errors import HostError
 from host.frontend_processes.processes import FrontendProcesses
@@ -32,7 +31,7 @@ from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.sockets import check_address
 from host.frontends.tls import ServerTls
 from host.instances.busy_polling import ConnectionHooks
-from host.metrics.family import MetricFamily
+from host.metrics.families import MetricFamily
 from host.options.options import Options
 from host.options.validators import CATEGORIES, read_origins
 

@@ -9,8 +9,7 @@ from host.core import Core
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.models.registry import Registry, VersionState
-from host.remote.provider import RemoteVersion, ResponseStream
-from host.remote.returning_calls import ReturningCalls
+from host.remote.provider import RemoteVersion, ResponseStream, ReturningCalls
 
 
 class OwnModels:

@@ -16,24 +16,19 @@ from host.frontends.grpc.application import GrpcApplication
 from host.frontends.http.asgi import AsgiApplication
 from host.inference.request import InferRequest, InferResponse
 from host.instances.process import Launcher
-from host.logs.handler import LogHandler, configure
-from host.logs.tail import LogTail
-from host.logs.text_table import format_table
-from host.metrics.family import MetricFamily
-from host.model_control.control import ModelControl
-from host.model_control.hook import LoadParameters, ModelControlHook
+from host.logs.formats import format_table
+from host.logs.handler import LogHandler, LogTail, configure
+from host.metrics.families import MetricFamily
+from host.model_control.control import LoadParameters, ModelControl, ModelControlHook
 from host.model_control.lifecycle import ModelLifecycle
 from host.model_control.repository_poller import RepositoryPoller
-from host.options.options import Options
-from host.options.startup_table import option_table_rows
-from host.remote.provider import RemoteModelProvider
-from host.remote.returning_calls import ReturningCalls
+from host.options.options import Options, option_table_rows
+from host.remote.provider import RemoteModelProvider, ReturningCalls
+from host.server.collectors import MetricsCollector, QueueState, read_queues
 from host.server.composition import Components, Composition
 from host.server.endpoints import Endpoints, wait_with_reports
 from host.server.in_process import Arrays, Result, to_request, to_result
-from host.server.metrics_collector import MetricsCollector
 from host.server.own_models import OwnModels
-from host.server.queues import QueueState, read_queues
 from host.server.startup_models import StartupModels, format_model_table
 
 _log = logging.getLogger("pbhost")

@@ -1,15 +1,147 @@
-"""The trace of one request: its events with their times, and its tensors."""
+"""The trace of one request: its context from the client, its timestamps and its tensors."""
 
 from __future__ import annotations
 
 import json
+import random
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
-from host.tracing.context import SpanIds
-from host.tracing.tensors import tensor_json
+import numpy as np
+
+from host.errors import HostError
+from host.inference.request import Buffer, ExecutionTimes, InferRequest, InferResponse, Tensor
+from host.inference.shared_memory_bytes import read_bytes
 from stub.wire.payload import TraceLink
+
+Header = Callable[[str], str | None]
+"""Returns the value of a request header or metadata key, by its lowercase name."""
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+"""The headers that `parse_trace_context` reads."""
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSpan:
+    """The span of the client that a request belongs to; `state` is its `tracestate` header."""
+
+    trace: int
+    span: int
+    state: str = ""
+
+
+def parse_trace_context(header: Header) -> RemoteSpan | None:
+    """Parses the headers `traceparent` and `tracestate`; None without a valid `traceparent`."""
+    text = header("traceparent")
+    found = None if text is None else _TRACEPARENT.fullmatch(text.strip())
+    if found is None:
+        return None
+    version, trace, span = found[1], int(found[2], 16), int(found[3], 16)
+    if not trace or not span or version == "ff" or (version == "00" and found[5]):
+        return None
+    return RemoteSpan(trace, span, header("tracestate") or "")
+
+
+@dataclass(frozen=True, slots=True)
+class SpanIds:
+    """The OpenTelemetry span ids of one request to one model.
+
+    `parent` is the span above the request, 0 if there is none. `root` is the span of the endpoint
+    that received the request, 0 for a BLS request or an ensemble step. `model` and `compute` are
+    the spans of the model and of its `execute`. `state` is the `tracestate` of the client.
+    """
+
+    trace_id: int
+    parent: int
+    root: int
+    model: int
+    compute: int
+    state: str = ""
+
+    @classmethod
+    def for_client_request(cls, remote: RemoteSpan | None) -> SpanIds:
+        """New span ids for a request of a client, in its trace if it has sent one."""
+        if remote is None:
+            return cls(_random_id(128), 0, _random_id(64), _random_id(64), _random_id(64))
+        new_ids = _random_id(64), _random_id(64), _random_id(64)
+        return cls(remote.trace, remote.span, *new_ids, state=remote.state)
+
+    def for_child_request(self, parent: int) -> SpanIds:
+        """New span ids for a BLS request or an ensemble step of this request."""
+        return SpanIds(self.trace_id, parent, 0, _random_id(64), _random_id(64), self.state)
+
+    def trace_headers(self, span: int) -> str:
+        """The W3C headers that name `span` as the parent, as JSON."""
+        headers = {"traceparent": f"00-{self.trace_id:032x}-{span:016x}-01"}
+        if self.state:
+            headers["tracestate"] = self.state
+        return json.dumps(headers, separators=(",", ":"))
+
+
+def _random_id(bits: int) -> int:
+    return random.getrandbits(bits) or 1
+
+
+_TYPES = {
+    "BOOL": "u1",
+    "UINT8": "u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "INT8": "i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "FP32": "<f4",
+    "FP64": "<f8",
+}
+
+
+def tensor_json(tensor: Tensor) -> dict[str, str]:
+    """A tensor as JSON-ready data. The elements of FP16 and BF16 are omitted, as Triton does.
+
+    Elements in memory of a client that is gone are omitted too: the request itself reports that.
+    """
+    try:
+        data = elements(tensor.datatype, read_bytes(tensor.data))
+    except HostError:
+        data = ""
+    return {
+        "name": tensor.name,
+        "data": data,
+        "shape": ",".join(map(str, tensor.shape)),
+        "dtype": tensor.datatype,
+    }
+
+
+def elements(datatype: str, data: Buffer) -> str:
+    """Formats the elements of a tensor of a wire datatype, joined by commas.
+
+    Floats have six significant digits. Strings are in quotation marks, and bytes in them that are
+    not UTF-8 are written as backslash escapes.
+    """
+    if datatype == "BYTES":
+        return ",".join(f'"{text.decode(errors="backslashreplace")}"' for text in _strings(data))
+    kind = _TYPES.get(datatype)
+    if kind is None:
+        return ""
+    values = np.frombuffer(data, dtype=kind).tolist()
+    if kind[1:2] == "f":
+        return ",".join("%g" % value for value in values)  # noqa: UP031  (same digits as a C++ stream)
+    return ",".join(map(str, values))
+
+
+def _strings(data: Buffer) -> Iterator[bytes]:
+    position = 0
+    while position < len(data):
+        begin = position + 4
+        position = begin + int.from_bytes(data[position:begin], "little")
+        yield bytes(data[begin:position])
+
 
 TraceEvent = tuple[str, int]
 """The name of an event and its time in CLOCK_MONOTONIC nanoseconds."""

@@ -1,19 +1,152 @@
-"""The tracer of a server: starts traces, and holds the trace settings and the exporter."""
+"""The tracer: samples requests, and writes their traces."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from host.tracing.config import OPENTELEMETRY, TraceConfig
-from host.tracing.context import Header, SpanIds, parse_trace_context
-from host.tracing.files import FileSink, TraceFile
-from host.tracing.settings import DescribedSettings, SettingChanges, TraceSettings
-from host.tracing.trace import Trace, TraceTree
-from host.tracing.trace_setting import TraceSink
+from host.tracing.settings import (
+    OPENTELEMETRY,
+    DescribedSettings,
+    SettingChanges,
+    TraceConfig,
+    TraceSetting,
+    TraceSettings,
+    TraceSink,
+)
+from host.tracing.trace import Header, SpanIds, Trace, TraceTree, parse_trace_context
 
 if TYPE_CHECKING:
     from host.tracing.spans import SpanSink
+
+
+_log = logging.getLogger("pbhost")
+
+_MAX_BUFFERED = 100  # traces per write if neither log_frequency nor a count is set
+
+
+def tree_json(tree: TraceTree, timestamps: bool) -> str:
+    """The JSON elements of a trace and of its child traces, joined by commas."""
+    return ",".join(
+        json.dumps(element, separators=(",", ":"))
+        for trace in tree.traces
+        for element in _elements(trace, timestamps)
+    )
+
+
+def _elements(trace: Trace, timestamps: bool) -> list[dict[str, object]]:
+    number = trace.number
+    first: list[dict[str, object]] = []
+    if trace.model:
+        head: dict[str, object] = {
+            "id": number,
+            "model_name": trace.model,
+            "model_version": trace.version,
+        }
+        if trace.request_id:
+            head["request_id"] = trace.request_id
+        if trace.parent:
+            head["parent_id"] = trace.parent
+        first.append(head)
+    rest: list[tuple[int, dict[str, object]]] = []
+    if timestamps:
+        for name, ns in (*trace.endpoint_events, *trace.model_events, *trace.compute_events):
+            rest.append((ns, {"id": number, "timestamps": [{"name": name, "ns": ns}]}))
+    for activity, ns, tensor in trace.tensors:
+        rest.append((ns, {"id": number, "activity": activity, "tensor": tensor}))
+    rest.sort(key=lambda item: item[0])
+    return first + [element for _, element in rest]
+
+
+class FileSink:
+    """Buffers the traces of each setting and writes them to trace files.
+
+    `on_complete` is called with every complete trace.
+    """
+
+    def __init__(self, file: TraceFile, on_complete: Callable[[TraceTree], None]) -> None:
+        self._file = file
+        self._on_complete = on_complete
+
+    def write_tree(self, setting: TraceSetting, tree: TraceTree) -> None:
+        """Buffers a trace; writes the buffer every `log_frequency` traces, and after `count`.
+
+        Without a frequency and a count, the traces go to the file without a number in its name, so
+        the buffer only saves writes.
+        """
+        values, buffer = setting.values, setting.buffer
+        buffer.append(tree_json(tree, setting.timestamps))
+        self._on_complete(tree)
+        if values.log_frequency and len(buffer) >= values.log_frequency:
+            self._write_file(setting, self._file.write_next)
+        elif not setting.remaining and not setting.pending_traces:
+            self._write_file(setting, self._file.write_next)
+        elif not values.log_frequency and values.count < 0 and len(buffer) >= _MAX_BUFFERED:
+            self._write_file(setting, self._file.append)
+
+    def flush_setting(self, setting: TraceSetting) -> None:
+        """Writes the traces that are still in the buffer."""
+        file = self._file
+        self._write_file(setting, file.write_next if setting.values.log_frequency else file.append)
+
+    def _write_file(self, setting: TraceSetting, write: Callable[[list[str]], None]) -> None:
+        buffer, setting.buffer = setting.buffer, []
+        if buffer:
+            write(buffer)
+
+
+class TraceFile:
+    """Writes the trace file `path` and the numbered files `path.0`, `path.1`, ...
+
+    A thread writes the files, so the event loop never waits for the disk. A failed write is logged
+    and its traces are lost.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._index = 0
+        self._created = False
+        self._thread = ThreadPoolExecutor(1, "pbhost-traces")
+
+    def append(self, traces: Sequence[str]) -> None:
+        """Appends traces to the file without a number; the first call replaces an old file."""
+        write = _append_to_file if self._created else _write_file
+        self._created = True
+        self._thread.submit(write, self.path, ",".join(traces))
+
+    def write_next(self, traces: Sequence[str]) -> None:
+        """Writes traces to the next numbered file."""
+        path = f"{self.path}.{self._index}"
+        self._index += 1
+        self._thread.submit(_write_file, path, ",".join(traces))
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        self._thread.shutdown()
+
+
+def _write_file(path: str, elements: str) -> None:
+    """Creates or replaces a file that is a JSON array of these elements."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"[{elements}]")
+    except OSError as error:
+        _log.error("traces cannot be written to '%s': %s", path, error.strerror or error)
+
+
+def _append_to_file(path: str, elements: str) -> None:
+    """Appends elements to the JSON array in a file."""
+    try:
+        with open(path, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(f",{elements}]".encode())
+    except OSError as error:
+        _log.error("traces cannot be written to '%s': %s", path, error.strerror or error)
 
 
 class Tracer:

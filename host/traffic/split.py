@@ -6,7 +6,7 @@ import enum
 import zlib
 from collections import Counter, OrderedDict
 
-from host.config.traffic_parameters import TrafficSettings, TrafficShare
+from host.config.parameters import TrafficSettings, TrafficShare
 from host.inference.request import InferRequest
 
 _MAX_SEQUENCES = 65536  # whose version is remembered

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from host.metrics.catalogue import CATALOGUE
+from host.metrics.families import CATALOGUE
 from host.options.command_line import parse
 from host.options.options import Options
 from tests.conftest import DEADLINE, ROOT

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 import pbhost
-from host.model_control.hook import LoadParameters
+from host.model_control.control import LoadParameters
 from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder
 from tests.embedding_page import class_of_page

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
-from host.access.client import Client
+from host.access.clients import Client
 from host.errors import ErrorCode, HostError, invalid_argument, unsupported
 from host.frontends.grpc.methods import (
     HEALTH_SERVICE,
@@ -23,8 +23,7 @@ from host.frontends.grpc.methods import (
 )
 from host.inference.request import Parameter
 from host.logs.settings import GRPC
-from host.tracing.settings import SettingChanges
-from host.tracing.updates import NUMBERS, to_change
+from host.tracing.settings import NUMBERS, SettingChanges, to_change
 
 if (
     TYPE_CHECKING

@@ -30,7 +30,7 @@ from host.frontends.openai.app import OpenAIApp
 from host.frontends.openai.routes import find_openai_route
 from host.frontends.receive_budget import ReceiveBudget
 from host.frontends.restrictions import UNRESTRICTED, Restrictions
-from host.metrics.family import MetricFamily
+from host.metrics.families import MetricFamily
 
 _INFERENCE = "inference"
 

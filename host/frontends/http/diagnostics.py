@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from host.core import Core
-from host.crashes.record import summarize
+from host.crashes.records import summarize
 from host.errors import invalid_argument
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.json_body import read_json_object

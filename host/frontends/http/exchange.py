@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from host.access.client import Client
+from host.access.clients import Client
 from host.errors import ErrorCode, HostError, TooManyRequests, invalid_argument
 from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from host.frontends.http import json_text as json
 from host.frontends.http.exchange import Header, HttpExchange
 from host.frontends.http.generate import LoadReport
-from host.metrics.family import MetricFamily
+from host.metrics.families import MetricFamily
 
 LOAD_REPORT_HEADER = b"endpoint-load-metrics-format"
 """The header of a request that asks for the report; its value is the format."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from host.frontends.http1.cycle import Header, Message, Receive, Send
 from host.metrics.exposition import render_exposition
-from host.metrics.family import MetricFamily
+from host.metrics.families import MetricFamily
 
 _log = logging.getLogger("pbhost")
 

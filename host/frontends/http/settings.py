@@ -15,8 +15,7 @@ from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.json_body import read_json_body
 from host.frontends.http.routes import Route
 from host.logs.settings import HTTP
-from host.tracing.settings import SettingChanges
-from host.tracing.updates import NUMBERS, to_change
+from host.tracing.settings import NUMBERS, SettingChanges, to_change
 from host.traffic.splits import TrafficChange
 
 

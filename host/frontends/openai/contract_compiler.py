@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from host.config.findings import Finding, Findings
 from host.config.model_config import ModelConfig
-from host.config.openai_parameters import (
+from host.config.parameters import (
     INPUTS,
     LORA_SEPARATOR,
     OUTPUTS,

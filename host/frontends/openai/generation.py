@@ -37,7 +37,7 @@ from host.frontends.openai.tool_choice import demanded_functions, required_funct
 from host.frontends.openai.tool_parsers import make_parser
 from host.frontends.openai.usage import UsageCounter
 from host.inference.request import InferRequest
-from host.metrics.token_latencies import TokenTimer
+from host.metrics.latency import TokenTimer
 
 _STREAM_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from host.config.findings import Finding, Findings, raise_first
 from host.config.model_config import LoadedConfig, ModelConfig
-from host.config.openai_parameters import (
+from host.config.parameters import (
     LORA_SEPARATOR,
     TOKENIZER,
     openai_parameter,

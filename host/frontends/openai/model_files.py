@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from host.config.model_config import ModelConfig
-from host.config.openai_parameters import LORA_SEPARATOR, TOKENIZER, openai_parameter
-from host.system.regular_file import check_regular, read_file
+from host.config.parameters import LORA_SEPARATOR, TOKENIZER, openai_parameter
+from host.system.files import check_regular, read_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

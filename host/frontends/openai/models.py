@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from host.access.client import Client
+from host.access.clients import Client
 from host.config.model_config import ModelConfig
 from host.core import Core
 from host.errors import HostError

@@ -35,8 +35,7 @@ from host.ray.channels.handshake import SECRET_BYTES, accept_client
 from host.ray.channels.keepalive import notice_lost_machine
 from host.ray.channels.messages import Refusal, pack_response, unpack_request
 from host.ray.channels.replica_method import ReplicaMethod
-from host.remote.provider import ResponseStream
-from host.remote.response_window import ResponseWindow
+from host.remote.provider import ResponseStream, ResponseWindow
 
 _log = logging.getLogger("pbhost")
 

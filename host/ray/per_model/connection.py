@@ -18,7 +18,7 @@ from host.frontends.forwarding import Header
 from host.frontends.grpc.infer_request import read_model_name
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
-from host.model_control.hook import LoadParameters, ModelControlHook
+from host.model_control.control import LoadParameters, ModelControlHook
 from host.ray.channels.channel import Channel, ChannelLostError, NotTakenError
 from host.ray.channels.messages import (
     LARGE_BYTES,

@@ -16,7 +16,7 @@ from host.errors import HostError
 from host.frontends.forwarding import Header
 from host.frontends.grpc.methods import UnaryMethod
 from host.inference.metadata import IndexEntry, ModelStatistics
-from host.model_control.hook import LoadParameters
+from host.model_control.control import LoadParameters
 from host.options.options import Options
 from host.ray.channels.messages import (
     PackedResponse,

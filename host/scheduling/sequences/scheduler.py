@@ -1,4 +1,4 @@
-"""The scheduler of sequences: correlation ids, slots and the backlog.
+"""The scheduler of sequences: gives each sequence a slot, or queues its requests until one is free.
 
 Source: docs/reference/configuration-and-scheduling.md, "Identity of a sequence" and "Slots,
 backlog, idle sequences".
@@ -14,20 +14,32 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from host.config.schema import ModelConfig
 from host.errors import HostError, invalid_argument, unavailable
 from host.inference.call import Call, CallHolder, CallState, FailureReason
 from host.inference.request import Tensor
 from host.logs.formats import model_fields
-from host.scheduling.clock import Clock, LoopClock
-from host.scheduling.gate import ExecutionGate, OpenGate
-from host.scheduling.scheduler import InstanceSlot
-from host.scheduling.sequences.call import END, START, Id, Sequence, SequenceCall, SlotHolder
-from host.scheduling.sequences.controls import ControlTensors
-from host.scheduling.sequences.direct_strategy import DirectSequenceBatch, DirectStrategy
-from host.scheduling.sequences.oldest_strategy import OldestSequenceBatch, OldestStrategy
+from host.scheduling.dynamic import CanShareBatch, DynamicScheduler, hold_from_environment
+from host.scheduling.queue import ExecutionGate, OpenGate
+from host.scheduling.scheduler import Clock, InstanceSlot, LoopClock
+from host.scheduling.sequences.call import (
+    END,
+    START,
+    ControlTensors,
+    Id,
+    Sequence,
+    SequenceCall,
+    SequenceStates,
+    SlotHolder,
+)
 from host.scheduling.sequences.sequence_batch import SequenceBatch
-from host.scheduling.sequences.states import SequenceStates
-from host.scheduling.sequences.timer import CoalescingTimer
+from host.scheduling.sequences.strategies import (
+    CoalescingTimer,
+    DirectSequenceBatch,
+    DirectStrategy,
+    OldestSequenceBatch,
+    OldestStrategy,
+)
 
 _log = logging.getLogger("pbhost")
 
@@ -427,3 +439,52 @@ def backlog_hold_from_environment() -> int:
             f"environment variable {BACKLOG_HOLD} must be a whole number of requests, got '{text}'"
         )
     return int(text)
+
+
+def sequence_scheduler(
+    config: ModelConfig,
+    compatible: CanShareBatch,
+    states: SequenceStates | None = None,
+    clock: Clock | None = None,
+) -> SequenceScheduler:
+    """The scheduler for `sequence_batching`. Raises HostError.
+
+    TRITONSERVER_DELAY_SCHEDULER counts requests in slots with the direct strategy, and requests in
+    each instance's batcher with the oldest strategy.
+    """
+    clock = LoopClock() if clock is None else clock
+    batcher = config.sequence_batching
+    slots = max(1, config.max_batch_size)
+    hold = hold_from_environment()
+    strategy: DirectStrategy | OldestStrategy
+    if batcher.HasField("oldest"):
+        oldest, inner_hold, hold = batcher.oldest, hold, 0
+        slots = oldest.max_candidate_sequences if oldest.max_candidate_sequences > 0 else slots
+        strategy = OldestStrategy(
+            lambda: DynamicScheduler(
+                config.max_batch_size,
+                oldest.max_queue_delay_microseconds / 1e6,
+                compatible,
+                preferred=oldest.preferred_batch_size,
+                keep_order=oldest.preserve_ordering,
+                hold=inner_hold,
+                clock=clock,
+            )
+        )
+    else:
+        direct = batcher.direct
+        delay = direct.max_queue_delay_microseconds * 1000
+        strategy = DirectStrategy(compatible, direct.minimum_slot_utilization, delay)
+    shape = SequenceOptions(
+        model=config.name,
+        slots=slots,
+        idle=batcher.max_sequence_idle_microseconds * 1000,
+        strategy=strategy,
+        controls=ControlTensors(batcher, config.max_batch_size > 0),
+        iterative=batcher.iterative_sequence,
+        outputs=tuple(output.name for output in config.output),
+        states=states,
+        hold=hold,
+        backlog_hold=backlog_hold_from_environment() if isinstance(strategy, DirectStrategy) else 0,
+    )
+    return SequenceScheduler(shape, clock)

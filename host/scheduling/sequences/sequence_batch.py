@@ -10,9 +10,8 @@ from typing import Protocol
 from host.errors import HostError
 from host.inference.call import Call
 from host.inference.request import Tensor
-from host.scheduling.clock import Clock
-from host.scheduling.gate import ExecutionGate
-from host.scheduling.scheduler import InstanceSlot
+from host.scheduling.queue import ExecutionGate
+from host.scheduling.scheduler import Clock, InstanceSlot
 from host.scheduling.sequences.call import END, Sequence, SequenceCall, SlotHolder
 
 

@@ -13,15 +13,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from host.bls.targets import BlsTargets
+from host.bls import BlsTargets
 from host.crashes.records import CrashRecords
 from host.environments.environment import Environment
-from host.health.health import ServerState
+from host.health import ServerState
 from host.instances.pool import StubPool
 from host.instances.process import StubLaunch, StubProcess
 from host.metrics.custom import CustomMetrics
 from host.models.registry import Registry
-from host.tracing.config import TraceConfig
+from host.tracing.settings import TraceConfig
 from host.tracing.tracer import Tracer
 from stub.channel import Channel
 from stub.wire import messages as m

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from host.access.token_bucket import TokenBucket
+from host.access.clients import TokenBucket
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.abuse_limits import MinDataRate, PingPolicy
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode, Setting

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host.cache.local import LocalStore
-from host.cache.store import CachedOutputs
+from host.cache.responses import CachedOutputs
 from host.errors import ErrorCode, HostError
 from host.inference.request import Tensor
-from host.metrics.catalogue import MetricsSnapshot
+from host.metrics.families import MetricsSnapshot
 
 BESIDES = 512  # bytes of an entry with one tensor in addition to the tensor's data
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from host.config.instance_groups import InstanceSpec
+from host.config.defaults import InstanceSpec
 from host.config.json_form import to_json
 from host.config.model_config import (
     LoadedConfig,
+    checked_load_name,
     complete_config,
     config_file,
     instance_specs,
     load_config,
 )
-from host.config.names import checked_load_name
 from host.errors import ErrorCode, HostError
 
 TENSORS = """

@@ -16,8 +16,8 @@ from host.inference.metadata import ModelStatistics
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
 from host.inference.shared_memory_bytes import read_bytes
 from host.inference.validation import Signature
+from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
-from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
 from host.models.registry import Extensions, LoadedModel, ModelVersion, Registry, VersionState

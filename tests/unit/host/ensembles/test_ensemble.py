@@ -18,8 +18,8 @@ from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.inference.shared_memory_bytes import read_bytes
+from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
-from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 from host.models.registry import Extensions, LoadedModel, ModelVersion, Registry, VersionState
 from tests.unit.host.call_parties import RecordingHolder

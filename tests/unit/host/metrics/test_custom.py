@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from host.errors import ErrorCode, HostError
 from host.metrics.custom import DELETED, CustomMetrics
-from host.metrics.family import Labels, MetricFamily, MetricKind, labels_of
+from host.metrics.families import Labels, MetricFamily, MetricKind, labels_of
 
 COUNTER, GAUGE, HISTOGRAM = range(3)
 BAD_NAMES = ["", "1a", "a-b", "a b", "é", "__a", "a\n"]

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from host.metrics.exposition import number, render_exposition
-from host.metrics.family import Histogram, MetricFamily, MetricKind, labels_of
+from host.metrics.families import Histogram, MetricFamily, MetricKind, labels_of
 
 OPEN_METRICS = "application/openmetrics-text"
 OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -11,8 +11,98 @@ from hypothesis import strategies as st
 from host.config.schema import new_config
 from host.inference.call import Call
 from host.inference.request import InferRequest
-from host.metrics.latency import Latencies, Summary, first_response_bounds
-from host.metrics.settings import MetricsSettings
+from host.metrics.families import Histogram, MetricsSnapshot
+from host.metrics.latency import (
+    DEFAULT_QUANTILES,
+    INTER_TOKEN,
+    TIME_TO_FIRST_TOKEN,
+    Latencies,
+    MetricsSettings,
+    Summary,
+    TokenTimer,
+    first_response_bounds,
+    token_buckets,
+)
+from host.metrics.model_metrics import ModelMetrics
+from host.metrics.statistics import InferenceCounters
+
+
+def test_counters_alone_are_on_by_default() -> None:
+    assert MetricsSettings.from_texts([]) == MetricsSettings(
+        True, False, False, DEFAULT_QUANTILES, ()
+    )
+
+
+def test_every_setting_can_be_changed() -> None:
+    made = MetricsSettings.from_texts(
+        [
+            "counter_latencies=false",
+            "summary_latencies=true",
+            "histogram_latencies=true",
+            "summary_quantiles=0.25:0.01,1:0",
+        ]
+    )
+    assert made == MetricsSettings(False, True, True, (0.25, 1.0), ())
+
+
+def test_the_last_value_of_a_repeated_setting_is_used() -> None:
+    texts = ["summary_latencies=true", "summary_latencies=false"]
+    assert not MetricsSettings.from_texts(texts).summary_latencies
+
+
+@pytest.mark.parametrize("part", ["0.5", "a:b", "0.5:", ":0.1", "1.1:0.1", "0.5:-1", "nan:0.1"])
+def test_a_malformed_quantile_is_skipped_with_a_warning(part: str) -> None:
+    made = MetricsSettings.from_texts([f"summary_quantiles=0.1:0.01,{part}"])
+    assert made.quantiles == (0.1,)
+    (warning,) = made.warnings
+    assert warning == (
+        f"--metrics-config: ignoring '{part}' in summary_quantiles; expected"
+        " <quantile>:<error>, both from 0 to 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "quantile"),
+    [
+        ("0.1:0.0.1", 0.1),
+        ("0.5x:0.05", 0.5),
+        ("0.5:0.1:0.2", 0.5),
+        (" 0.9 : 0.01 ", 0.9),
+        ("1e-1:1e-2x", 0.1),
+        ("0x1p-1:0.1", 0.5),
+        (".5e:+.1", 0.5),
+    ],
+)
+def test_text_after_a_number_is_ignored(part: str, quantile: float) -> None:
+    made = MetricsSettings.from_texts([f"summary_quantiles={part}"])
+    assert (made.quantiles, made.warnings) == ((quantile,), ())
+
+
+def test_without_a_valid_quantile_the_defaults_are_used() -> None:
+    assert MetricsSettings.from_texts(["summary_quantiles=x"]).quantiles == DEFAULT_QUANTILES
+
+
+def test_an_unknown_setting_gives_a_warning() -> None:
+    assert MetricsSettings.from_texts(["volume=11"]).warnings == (
+        "--metrics-config: setting 'volume' is not used by this version",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [("counter_latencies", True), ("summary_latencies", False), ("histogram_latencies", False)],
+)
+@pytest.mark.parametrize("value", ["maybe", "True", "1"])
+def test_a_value_that_is_not_a_boolean_gives_a_warning_and_the_default(
+    name: str, default: bool, value: str
+) -> None:
+    made = MetricsSettings.from_texts([f"{name}={value}"])
+    assert getattr(made, name) is default
+    used = str(default).lower()
+    assert made.warnings == (
+        f"--metrics-config: {name} must be true or false, got '{value}'; using {used}",
+    )
+
 
 QUANTILES = (0.0, 0.5, 0.9, 0.999, 1.0)
 
@@ -123,3 +213,49 @@ def test_a_model_may_set_the_buckets_of_the_first_response_histogram(
     assert caplog.messages == [
         "Metric family 'other' in 'metric_identifier' is not a customizable metric in Triton core."
     ]
+
+
+def model_metrics() -> ModelMetrics:
+    counters = InferenceCounters("m", "1")
+    return ModelMetrics(new_config(), 1, counters, lambda: 0, MetricsSettings())
+
+
+def names(metrics: ModelMetrics) -> set[str]:
+    snapshot = MetricsSnapshot()
+    metrics.collect_into(snapshot)
+    return {family.name for family in snapshot.families()}
+
+
+def test_a_timer_records_the_first_piece_and_the_times_between_pieces_of_each_choice() -> None:
+    metrics, clock = model_metrics(), iter([12.0, 12.5, 13.0, 16.0])
+    latencies = metrics.token_latencies
+    timer = TokenTimer(latencies, 10.0, lambda: next(clock))
+    for choice in (0, 1, 0, 0):
+        timer.record_token(choice)
+    first, between = latencies.time_to_first_token, latencies.inter_token
+    assert (sum(first.counts), first.total) == (2, 2.0 + 2.5)
+    assert (sum(between.counts), between.total) == (2, 1.0 + 3.0)
+
+
+def test_a_model_that_streamed_no_text_has_no_token_latencies() -> None:
+    metrics = model_metrics()
+    assert not names(metrics) & {TIME_TO_FIRST_TOKEN, INTER_TOKEN}
+    TokenTimer(metrics.token_latencies, 0.0).record_token(0)
+    assert names(metrics) >= {TIME_TO_FIRST_TOKEN, INTER_TOKEN}
+
+
+def test_a_reloaded_version_continues_the_token_latencies() -> None:
+    old, new = model_metrics(), model_metrics()
+    TokenTimer(old.token_latencies, 0.0).record_token(0)
+    new.inherit_from(old)
+    TokenTimer(new.token_latencies, 0.0).record_token(0)
+    assert sum(new.token_latencies.time_to_first_token.counts) == 2
+
+
+def test_buckets_are_those_up_to_the_last_one_in_use() -> None:
+    histogram = Histogram((0.001, 0.005, 0.01))
+    assert token_buckets(histogram) == []
+    histogram.observe(0.002)
+    assert token_buckets(histogram) == [(1000, 0), (5000, 1)]
+    histogram.observe(7.0)  # no bucket is so large
+    assert token_buckets(histogram) == [(1000, 0), (5000, 1), (10000, 1)]

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as some
 
-from host.cli.rates import quantile
+from host.cli.top import quantile
 from host.metrics.latency import LatencyCounts, latency_buckets
 
 

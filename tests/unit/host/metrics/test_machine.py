@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from host.metrics.catalogue import MetricsSnapshot
+from host.metrics.families import MetricsSnapshot
 from host.metrics.machine import MachineMetrics
 
 MEMORY = "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  400 kB\n"

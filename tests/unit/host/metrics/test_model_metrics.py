@@ -9,9 +9,9 @@ import pytest
 
 from host.config.schema import ModelConfig, new_config
 from host.inference.call import FailureReason
-from host.metrics.catalogue import MetricsSnapshot
+from host.metrics.families import MetricsSnapshot
+from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics, model_labels
-from host.metrics.settings import MetricsSettings
 from host.metrics.statistics import InferenceCounters
 
 

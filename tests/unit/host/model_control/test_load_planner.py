@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.model_control.load_planner import LoadPlan, LoadPlanner, PlannedModel
-from host.model_control.load_records import LoadRecords
+from host.model_control.load_planner import LoadPlan, LoadPlanner, LoadRecords, PlannedModel
 from host.models.loading import LoadSettings, RepositoryReadError
 from host.models.registry import Registry
 from host.repository.override import Override, UploadedDirectories

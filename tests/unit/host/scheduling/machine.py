@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
-from host.scheduling.clock import Clock as AnyClock
-from host.scheduling.policy import QueuePolicies, QueuePolicy
+from host.scheduling.queue import QueuePolicies, QueuePolicy
+from host.scheduling.scheduler import Clock as AnyClock
 from host.scheduling.scheduler import Scheduler
 from tests.unit.host.scheduling.fake_instances import (
     TICK,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import settings
 
 from host.errors import ErrorCode, unavailable
-from host.scheduling.clock import Clock
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
+from host.scheduling.scheduler import Clock
 from tests.unit.host.scheduling.fake_instances import (
     FakeInstanceSlot,
     call_of,

@@ -11,10 +11,9 @@ from hypothesis import settings
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.call import Call, FailureReason
 from host.inference.request import InferRequest, InferResponse
-from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.dynamic import HOLD, CloseReason, DynamicScheduler, hold_from_environment
-from host.scheduling.policy import QueuePolicies, QueuePolicy
-from host.scheduling.waiting import PolicyQueue
+from host.scheduling.queue import PolicyQueue, QueuePolicies, QueuePolicy
+from host.scheduling.scheduler import Clock as AnyClock
 from tests.unit.host.scheduling.fake_instances import (
     TICK,
     Clock,

@@ -12,10 +12,10 @@ from hypothesis.stateful import invariant
 from host.errors import internal, unavailable
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
-from host.scheduling.clock import Clock as AnyClock
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.ordering import OrderedCall, ResponseOrdering
-from host.scheduling.policy import QueuePolicies, QueuePolicy
+from host.scheduling.queue import QueuePolicies, QueuePolicy
+from host.scheduling.scheduler import Clock as AnyClock
 from tests.unit.host.call_parties import RecordingHolder, RecordingListener
 from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, same_kind
 from tests.unit.host.scheduling.machine import SchedulerMachine

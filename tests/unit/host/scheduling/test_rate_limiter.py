@@ -14,8 +14,7 @@ from host.errors import ErrorCode, HostError, unavailable
 from host.inference.call import Call
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
-from host.scheduling.gate import LimitedGate
-from host.scheduling.policy import QueuePolicies, QueuePolicy
+from host.scheduling.queue import LimitedGate, QueuePolicies, QueuePolicy
 from host.scheduling.rate_limiter import (
     Permit,
     RateLimiter,

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from host.bls.deadlock_detector import DeadlockDetector
+from host.bls import DeadlockDetector
 from host.inference.call import Call, CallHolder
 from host.inference.request import InferResponse
 from host.scheduling.direct import DirectScheduler
 from host.scheduling.dynamic import DynamicScheduler
-from host.scheduling.gate import LimitedGate
+from host.scheduling.queue import LimitedGate
 from host.scheduling.rate_limiter import Permit, RateLimiter, Resource, ResourceRequest
 from host.scheduling.scheduler import InstanceSlot
 from tests.unit.host.scheduling.fake_instances import TICK, Clock, call_of

@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2
 
 from host.core import Core
 from host.errors import internal, invalid_argument, not_found, unavailable, unsupported
-from host.health.health import Health
+from host.health import Health
 from host.inference.call import Call
 from host.inference.metadata import (
     BatchStatistics,

@@ -18,7 +18,7 @@ from host.frontends.http.metrics_app import MetricsApp
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.listener import HttpListener
 from host.frontends.sockets import check_address, listening_socket
-from host.metrics.family import MetricFamily, MetricKind
+from host.metrics.families import MetricFamily, MetricKind
 from tests.conftest import DEADLINE
 
 _Result = TypeVar("_Result")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from host.config.openai_parameters import check_openai_parameters
+from host.config.parameters import check_openai_parameters
 from host.config.pbtxt import parse_pbtxt
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.contract_compiler import check_defaults, compile_contract

@@ -40,7 +40,7 @@ from host.ray.channels.handshake import (
 )
 from host.ray.channels.messages import Refusal, pack_request, unpack_response
 from host.ray.channels.replica_method import ReplicaMethod
-from host.remote.response_window import WINDOW_BYTES
+from host.remote.provider import WINDOW_BYTES
 from tests.conftest import DEADLINE
 
 SECRET = bytes(SECRET_BYTES)

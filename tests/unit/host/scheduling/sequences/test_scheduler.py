@@ -16,9 +16,8 @@ from host.errors import ErrorCode, HostError, unavailable
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.scheduling.sequences.call import END, START, PaddingCall, SequenceCall
-from host.scheduling.sequences.factory import sequence_scheduler
-from host.scheduling.sequences.oldest_strategy import OldestSequenceBatch
-from host.scheduling.sequences.scheduler import SequenceScheduler
+from host.scheduling.sequences.scheduler import SequenceScheduler, sequence_scheduler
+from host.scheduling.sequences.strategies import OldestSequenceBatch
 from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, error_of
 
 US_PER_TICK = TICK // 1000

@@ -1,1 +1,0 @@
-"""Calls of models to other models (BLS): their targets, and the detection of deadlocks."""

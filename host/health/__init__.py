@@ -1,1 +1,0 @@
-"""Whether the server and its models are live and ready."""
