@@ -1,4 +1,4 @@
-"""Fills in the fields that a configuration leaves out: versions, backend, instance groups, and so on.
+"""Fills in the fields that a configuration leaves out: backend, versions, instance groups.
 
 Backend, platform and default file name follow from each other and from the files of a version; the
 other fields have fixed defaults, or come from the model's `auto_complete_config`.

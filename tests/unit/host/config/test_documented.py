@@ -317,12 +317,12 @@ TESTS_OF_FIELDS = {
             "sequence_batching.oldest.preserve_ordering"
         ),
     },
-    "test_states.py": {
+    "test_call.py": {
         "test_zero_data_gives_zeros_whatever_its_value": (
             "sequence_batching.state.initial_state.zero_data"
         ),
     },
-    "test_instance_groups.py": {
+    "test_defaults.py": {
         "test_gpus_of_a_group_share_the_names_of_its_instances": (
             "instance_group.kind instance_group.gpus"
         ),
