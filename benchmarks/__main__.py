@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from benchmarks.bls import BLS_LOADS, BlsLoad, BlsMeasurement, measure_bls, median
+from benchmarks.differing import DIFFERING_LOADS, DifferingMeasurement, measure_differing
 from benchmarks.load import Load, Measurement, measure
 from benchmarks.page import Report
 from benchmarks.peer import Peer
@@ -39,6 +40,10 @@ BATCHES = ("dynamic batching", "mean batch: ours", "peer")
 BLS = (
     *("BLS", "responses/s: ours", "peer", "ratio", "host CPU µs/response: ours", "peer"),
     *("with stubs: ours", "peer"),
+)
+DIFFERING = (
+    *("requests that differ", "host CPU µs/request: ours", "peer", "ratio"),
+    *("stubs CPU: ours", "peer", "requests/s: ours", "peer", "p99 µs: ours", "peer"),
 )
 STREAMS = ("streams", "ours", "peer", "ratio")
 START = ("20 instances", "ours", "peer", "ratio")
@@ -80,6 +85,9 @@ def main() -> None:
         calls = {name: load for name, load in BLS_LOADS.items() if arguments.only in name}
         if calls:
             compare_bls(peer, arguments.engine, calls, arguments.rounds, report)
+        differing = [name for name in DIFFERING_LOADS if arguments.only in name]
+        if differing:
+            compare_differing(peer, arguments.engine, differing, arguments.rounds, report)
         if arguments.only in "streams":
             compare_streams(peer, arguments.engine, arguments.rounds, report)
         if arguments.only in "start-up":
@@ -156,6 +164,35 @@ def bls_cells(name: str, mine: BlsMeasurement, other: BlsMeasurement) -> list[st
     row = [name, f"{mine.rate:,.0f}", f"{other.rate:,.0f}", f"**{mine.rate / other.rate:.2f}x**"]
     for what in ("host_cpu", "all_cpu"):
         row += [f"{getattr(mine, what):,.0f}", f"{getattr(other, what):,.0f}"]
+    return row
+
+
+def compare_differing(
+    peer: Peer, engine: str, names: list[str], rounds: int, report: Report, requests: int = 6000
+) -> None:
+    """Prints the table of requests of which no two are alike."""
+    with ours(REPOSITORY, engine) as host, theirs(REPOSITORY, peer) as rival:
+        for name in names:
+            pairs = [
+                [measure_differing(server, name, requests) for server in (host, rival)]
+                for _ in range(rounds)
+            ]
+            report.row(DIFFERING, differing_cells(name, pairs))
+
+
+def differing_cells(name: str, pairs: list[list[DifferingMeasurement]]) -> list[str]:
+    """Formats one row of the table of requests that differ: medians, also of the ratios."""
+
+    def medians(what: str) -> list[str]:
+        return [
+            f"{statistics.median(getattr(pair[side], what) for pair in pairs):,.0f}"
+            for side in (0, 1)
+        ]
+
+    ratio = statistics.median(mine.host_cpu / other.host_cpu for mine, other in pairs)
+    row = [name, *medians("host_cpu"), f"**{ratio:.2f}x**"]
+    for what in ("stubs_cpu", "rate", "p99"):
+        row += medians(what)
     return row
 
 

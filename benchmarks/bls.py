@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 import tritonclient.grpc as grpcclient
 
 from benchmarks.rows import IMAGE
@@ -62,9 +61,9 @@ def measure_bls(server: RunningServer, load: BlsLoad) -> BlsMeasurement:
     """Lets the model make its calls, and reads the CPU time that the server used meanwhile."""
     with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         _run(client, load, max(1, load.calls // 20))  # what is done once is not measured
-        before = _cpu_seconds(server)
+        before = server.cpu_seconds()
         seconds = _run(client, load, load.calls)
-        after = _cpu_seconds(server)
+        after = server.cpu_seconds()
     host, everything = (
         (late - early) / load.responses * 1e6 for early, late in zip(before, after, strict=True)
     )
@@ -79,15 +78,6 @@ def _run(client: grpcclient.InferenceServerClient, load: BlsLoad, calls: int) ->
     seconds = result.as_numpy("SECONDS")
     assert seconds is not None
     return float(seconds[0])
-
-
-def _cpu_seconds(server: RunningServer) -> tuple[float, float]:
-    process = psutil.Process(server.pid)
-    own, *children = (
-        times.user + times.system
-        for times in (each.cpu_times() for each in (process, *process.children(recursive=True)))
-    )
-    return own, own + sum(children)
 
 
 def median(measurements: Sequence[BlsMeasurement]) -> BlsMeasurement:

@@ -9,7 +9,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import tritonclient.grpc as grpcclient
 
 from benchmarks.encoders import Model, v2_grpc, v2_json
@@ -71,17 +70,11 @@ class _Counts:
     def of(cls, server: RunningServer, model: str) -> _Counts:
         with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
             (found,) = client.get_inference_statistics(model).model_stats
-        process = psutil.Process(server.pid)
-        own, *children = (
-            times.user + times.system
-            for times in (each.cpu_times() for each in (process, *process.children(recursive=True)))
-        )
         return cls(
             int(found.inference_stats.success.count),
             int(found.inference_count),
             int(found.execution_count),
-            own,
-            own + sum(children),
+            *server.cpu_seconds(),
         )
 
 

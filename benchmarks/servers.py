@@ -35,6 +35,15 @@ class RunningServer:
         children = psutil.Process(self.pid).children(recursive=True)
         return [child.memory_full_info().pss / 1e6 for child in children]
 
+    def cpu_seconds(self) -> tuple[float, float]:
+        """CPU time of the server's process, and that of its stubs with it."""
+        process = psutil.Process(self.pid)
+        own, *children = (
+            times.user + times.system
+            for times in (each.cpu_times() for each in (process, *process.children(recursive=True)))
+        )
+        return own, own + sum(children)
+
 
 @contextmanager
 def ours(

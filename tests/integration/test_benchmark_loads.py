@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.__main__ import REPOSITORY
 from benchmarks.bls import BLS_LOADS, measure_bls
+from benchmarks.differing import DIFFERING_LOADS, measure_differing
 from benchmarks.encoders import EncodedRequest, Model, v2_grpc, v2_json
 from benchmarks.load import Load, measure
 from benchmarks.memory import Sample
@@ -48,6 +49,18 @@ def test_a_sample_separates_the_host_from_its_stubs(server: RunningServer) -> No
 def test_every_bls_load_is_measured(server: RunningServer, name: str) -> None:
     load = BLS_LOADS[name]
     found = measure_bls(server, replace(load, calls=1, streamed=min(load.streamed, 5)))
+    assert found.rate > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "all of these, parameters, header fields of a proxy",
+        "all of these, over HTTP as JSON",
+    ],
+)
+def test_requests_that_differ_are_answered(server: RunningServer, name: str) -> None:
+    found = measure_differing(server, name, 2 * DIFFERING_LOADS[name].threads, 0)
     assert found.rate > 0
 
 

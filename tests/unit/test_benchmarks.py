@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.__main__ import BATCHES, BLS, HEADINGS, INSTANCES, START, STREAMS
+from benchmarks.__main__ import BATCHES, BLS, DIFFERING, HEADINGS, INSTANCES, START, STREAMS
 from benchmarks.bls import BLS_LOADS
+from benchmarks.differing import DIFFERING_LOADS
 from benchmarks.h2load import summarize
 from benchmarks.memory import Sample, slope, summary
 from benchmarks.page import PAGE, table_row, tables, with_row
@@ -88,11 +89,12 @@ def test_the_picture_matches_the_page() -> None:
     [
         (HEADINGS, list(LOADS)),
         (INSTANCES, list(INSTANCE_LOADS)),
+        (DIFFERING, list(DIFFERING_LOADS)),
         (BLS, list(BLS_LOADS)),
         (BATCHES, [f"FP32[16], concurrency {count}" for count in (1, 16, 64)]),
         *((rival.headings, list(rows(rival))) for rival in RIVALS),
     ],
-    ids=["loads", "instances", "bls", "batches", *(rival.name for rival in RIVALS)],
+    ids=["loads", "instances", "differing", "bls", "batches", *(rival.name for rival in RIVALS)],
 )
 def test_the_page_has_exactly_the_rows_of_the_benchmark(
     headings: tuple[str, ...], names: list[str]
