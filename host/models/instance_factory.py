@@ -22,10 +22,8 @@ from host.models.loading import LendableSemaphore, copy_updatable
 from host.models.python_model import PythonModel
 from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies, HostPolicy, find_policy
-from host.scheduling.queue import InstanceQueue, LimitedGate
 from host.scheduling.rate_limiter import Permit, RateLimiter, Resource, ResourceRequest
 from host.scheduling.scheduler import InstanceSlot
-from host.scheduling.sequences.scheduler import SequenceScheduler
 from stub.wire.messages import Initialize, ModelSource
 
 Start = Callable[[Label], Awaitable[Instance]]
@@ -78,10 +76,8 @@ class InstanceFactory:
         self._warmup = warmup
         self._plans: dict[Supervisor, InstancePlan] = {}
         self._limiter = limiter
-        if limiter is not None and isinstance(model.scheduler, InstanceQueue):
-            model.scheduler.gate = LimitedGate(_permit_of, model.scheduler.dispatch)
-        elif limiter is not None and isinstance(model.scheduler, SequenceScheduler):
-            model.scheduler.new_gate = lambda supervisor, again: LimitedGate(_permit_of, again)
+        if limiter is not None:
+            model.scheduler.limit_executions(_permit_of)
 
     def plan_instances(
         self, specs: Iterable[InstanceSpec], config: ModelConfig | None = None

@@ -31,7 +31,7 @@ from host.scheduling.ordering import OrderedCall
 from host.scheduling.queue import read_queue_policies
 from host.scheduling.scheduler import Scheduler
 from host.scheduling.sequences.call import START, PaddingCall, SequenceCall, SequenceStates
-from host.scheduling.sequences.scheduler import SequenceScheduler, sequence_scheduler
+from host.scheduling.sequences.scheduler import sequence_scheduler
 from host.system.cpus import usable_cpus
 
 
@@ -70,7 +70,7 @@ class PythonModel(DrainableModel):
             lambda: self.scheduler.queued,
             metrics or MetricsSettings(),
         )
-        self._awaited_sequences: SequenceScheduler | None = None  # by `drain`
+        self._awaits_sequences = False  # as well as calls, in `drain`
         self._late: dict[Call, ExecutionTimes] = {}  # calls whose batch ended before they did
 
     def infer(self, request: InferRequest) -> Call:
@@ -147,28 +147,22 @@ class PythonModel(DrainableModel):
 
     async def drain(self, sequences: bool = False) -> None:
         """As described by DrainableModel."""
-        if sequences and isinstance(self.scheduler, SequenceScheduler):
-            self._awaited_sequences = self.scheduler
-            self.scheduler.on_sequences_ended = self._signal_if_drained
+        self._awaits_sequences = sequences
+        self.scheduler.on_sequences_ended = self._signal_if_drained
         await super().drain()
 
     def _is_awaited(self) -> bool:
-        scheduler = self._awaited_sequences
-        return super()._is_awaited() or (scheduler is not None and scheduler.has_sequences)
+        return super()._is_awaited() or (self._awaits_sequences and self.scheduler.has_sequences)
 
     @property
     def unfinished(self) -> int:
         """Number of calls in progress; with sequences, the number of open sequences."""
-        if isinstance(self.scheduler, SequenceScheduler):
-            return self.scheduler.count_sequences(self._calls)
-        return super().unfinished
+        return self.scheduler.count_unfinished(self._calls)
 
     @property
     def in_use(self) -> bool:
         """Whether calls are in progress, sequences are open, or ensembles hold the version."""
-        if super().in_use:
-            return True
-        return isinstance(self.scheduler, SequenceScheduler) and self.scheduler.has_sequences
+        return super().in_use or self.scheduler.has_sequences
 
     @property
     def ready(self) -> bool:
@@ -214,7 +208,7 @@ class PythonModel(DrainableModel):
 
     def record_batch(self, batch: Batch, times: ExecutionTimes) -> None:
         """Counts a batch that has ended."""
-        if isinstance(self.scheduler, SequenceScheduler):
+        if self.scheduler.keeps_sequences:
             self._record_rows(batch, times)
             return
         if not batch.deferred:
@@ -237,7 +231,7 @@ class PythonModel(DrainableModel):
 
     def abort(self, error: HostError) -> None:
         """Ends every call in progress; `drain` and `stop` wait for nothing without callers."""
-        self._awaited_sequences = None
+        self._awaits_sequences = False
         super().abort(error)
         self._signal_if_drained()
         for supervisor in (*self.supervisors, *self._retiring):
@@ -266,10 +260,10 @@ class PythonModel(DrainableModel):
         """
         self.supervisors.remove(supervisor)
         empty = asyncio.Event()
-        if isinstance(self.scheduler, SequenceScheduler) and not supervisor.passive:
-            self.scheduler.retire_instance(supervisor, empty.set)
-        else:
+        if supervisor.passive:
             empty.set()
+        else:
+            self.scheduler.retire_instance(supervisor, empty.set)
         task = asyncio.get_running_loop().create_task(self._stop_slot(supervisor, empty, finalize))
         self._retiring[supervisor] = task
         task.add_done_callback(lambda _: self._retiring.pop(supervisor, None))
@@ -310,7 +304,7 @@ class PythonModel(DrainableModel):
 
     def _raise_if_unrecoverable(self, request: InferRequest) -> None:
         """Raises HostError unless an instance is alive or is being replaced."""
-        if self._drained is not None and isinstance(self.scheduler, SequenceScheduler):
+        if self._drained is not None and self.scheduler.keeps_sequences:
             if request.flags & START or not request.correlation_id:
                 raise unavailable(
                     "Server is stopping, scheduler for model has stopped accepting new inference"

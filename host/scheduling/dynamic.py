@@ -21,7 +21,7 @@ from host.scheduling.queue import (
     QueuePolicies,
     start_batch,
 )
-from host.scheduling.scheduler import Clock, InstanceSlot, LoopClock, Timer
+from host.scheduling.scheduler import Clock, CoalescingTimer, InstanceSlot, LoopClock
 
 CanShareBatch = Callable[[Call, Call], bool]
 """Whether two calls may share a batch.
@@ -84,8 +84,7 @@ class DynamicScheduler(InstanceQueue):
         self._order = ResponseOrdering() if keep_order else None
         self._hold = hold
         self._clock = LoopClock() if clock is None else clock
-        self._timer: Timer | None = None
-        self._timer_at = 0
+        self._timer = CoalescingTimer(self._clock, self._on_timer)
         self._last = 0  # number of calls in the last batch
         self._gathering = False  # a batch will be formed in a moment
         self._at_once = hold <= 0 and self._delay <= 0
@@ -141,9 +140,7 @@ class DynamicScheduler(InstanceQueue):
 
     def fail_queued(self, error: HostError) -> None:
         """Fails every call that has not started."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         super().fail_queued(error)
 
     def dispatch(self) -> None:
@@ -211,18 +208,10 @@ class DynamicScheduler(InstanceQueue):
             self.gate.queue_empty()
 
     def _set_timer(self, time: int) -> None:
-        """Sets the timer. One is enough: it may arrive too early and is then set again."""
-        if time >= NEVER:
-            return
-        if self._timer is not None:
-            if self._timer_at <= time:
-                return
-            self._timer.cancel()
-        self._timer_at = time
-        self._timer = self._clock.call_later(max(1, time - self._clock.now()), self._timer_expired)
+        if time < NEVER:
+            self._timer.schedule(time)
 
-    def _timer_expired(self) -> None:
-        self._timer = None
+    def _on_timer(self) -> None:
         self._expire(self._clock.now())
         self.dispatch()
         self._set_timer(self._queue.next_timeout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from typing import Protocol
 
 from host.config.schema import ConfigPart
 from host.errors import HostError, unavailable
-from host.inference.call import Call, CallHolder
+from host.inference.call import Call
 from host.inference.request import InferRequest
 from host.scheduling.rate_limiter import Permit
-from host.scheduling.scheduler import InstanceSlot
+from host.scheduling.scheduler import InstanceSlot, Scheduler
 
 _DELAY = 1  # ModelQueuePolicy.TimeoutAction
 
@@ -320,7 +320,7 @@ class LimitedGate:
             permit.release_unused()
 
 
-class InstanceQueue(CallHolder, ABC):
+class InstanceQueue(Scheduler):
     """Queued calls, and the instances that will run them."""
 
     def __init__(self, queue: CallQueue | None = None) -> None:
@@ -331,6 +331,10 @@ class InstanceQueue(CallHolder, ABC):
         self._free: list[InstanceSlot] = []
         self._queue: CallQueue = FifoQueue() if queue is None else queue
         self._withdraw = self._queue.remove
+
+    def limit_executions(self, permit_of: Callable[[InstanceSlot], Permit]) -> None:
+        """As described by Scheduler."""
+        self.gate = LimitedGate(permit_of, self.dispatch)
 
     @abstractmethod
     def dispatch(self) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from host.errors import HostError
 from host.inference.call import Call, CallHolder
+from host.scheduling.rate_limiter import Permit
 
 
 class Timer(Protocol):
@@ -47,6 +48,38 @@ class LoopClock:
         """Calls back in the next turn but one, as the loop reads between two turns."""
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, callback)
+
+
+class CoalescingTimer:
+    """Calls `ring` at the scheduled time; the callee checks the clock and schedules again.
+
+    Times are nanoseconds of the clock.
+    """
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._timer: Timer | None = None
+        self._at = 0
+
+    def schedule(self, at: int) -> None:
+        """Schedules the timer, unless an earlier time is scheduled."""
+        if self._timer is not None:
+            if self._at <= at:
+                return
+            self._timer.cancel()
+        self._at = at
+        self._timer = self._clock.call_later(max(1, at - self._clock.now()), self._expired)
+
+    def cancel(self) -> None:
+        """Cancels the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expired(self) -> None:
+        self._timer = None
+        self._ring()
 
 
 class InstanceSlot(CallHolder, ABC):
@@ -109,7 +142,7 @@ class InstanceSlot(CallHolder, ABC):
         """Returns, once, the prefetched calls that it had not started when it died."""
 
 
-class Scheduler(Protocol):
+class Scheduler(CallHolder, ABC):
     """Takes calls, and runs them in batches on free instances; each call exactly once."""
 
     instances: list[InstanceSlot]
@@ -118,27 +151,57 @@ class Scheduler(Protocol):
     may_recover: Callable[[], bool]
     """Whether an instance that was removed is being replaced; set by the model."""
 
+    keeps_sequences = False
+    """Whether calls belong to sequences, which end after their calls."""
+
+    on_sequences_ended: Callable[[], None]
+    """Called when the last sequence has ended, by a scheduler that keeps sequences."""
+
+    @property
+    @abstractmethod
+    def queued(self) -> int:
+        """Number of calls that have not started."""
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether a sequence has started and not ended, even if it is idle."""
+        return False
+
+    def count_unfinished(self, calls: Collection[Call]) -> int:
+        """The number of these calls in progress, or of sequences that have not ended."""
+        return len(calls)
+
+    def retire_instance(self, instance: InstanceSlot, then: Callable[[], None]) -> None:
+        """Gives the instance no new sequences; calls `then` once its last one has ended."""
+        then()
+
+    @abstractmethod
+    def limit_executions(self, permit_of: Callable[[InstanceSlot], Permit]) -> None:
+        """Runs a batch only once the rate limiter has granted the instance its resources."""
+
+    @abstractmethod
     def reserve(self, call: Call) -> None:
         """Called when a call arrives that may be answered from the cache or be submitted later.
 
         It has its place in the order of responses from now on.
         """
 
+    @abstractmethod
     def submit(self, call: Call) -> None:
         """Queues a call or starts it at once. Raises HostError if the queue is full."""
 
+    @abstractmethod
     def refuse(self, call: Call, error: HostError) -> None:
         """Fails a call that was reserved, or taken from the queue, and will not run."""
 
+    @abstractmethod
     def instance_ready(self, instance: InstanceSlot) -> None:
         """Called when the instance can take a batch; an unknown instance is added."""
 
+    @abstractmethod
     def instance_removed(self, instance: InstanceSlot) -> None:
         """Called when the instance takes no batches any more, until it is ready again."""
 
+    @abstractmethod
     def fail_queued(self, error: HostError) -> None:
         """Fails every call that has not started."""
-
-    @property
-    def queued(self) -> int:
-        """Number of calls that have not started."""

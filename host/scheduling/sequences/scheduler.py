@@ -11,17 +11,18 @@ import itertools
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from host.config.schema import ModelConfig
 from host.errors import HostError, invalid_argument, unavailable
-from host.inference.call import Call, CallHolder, CallState, FailureReason
+from host.inference.call import Call, CallState, FailureReason
 from host.inference.request import Tensor
 from host.logs.formats import model_fields
 from host.scheduling.dynamic import CanShareBatch, DynamicScheduler, hold_from_environment
-from host.scheduling.queue import ExecutionGate, OpenGate
-from host.scheduling.scheduler import Clock, InstanceSlot, LoopClock
+from host.scheduling.queue import ExecutionGate, LimitedGate, OpenGate
+from host.scheduling.rate_limiter import Permit
+from host.scheduling.scheduler import Clock, CoalescingTimer, InstanceSlot, LoopClock, Scheduler
 from host.scheduling.sequences.call import (
     END,
     START,
@@ -34,7 +35,6 @@ from host.scheduling.sequences.call import (
 )
 from host.scheduling.sequences.sequence_batch import SequenceBatch
 from host.scheduling.sequences.strategies import (
-    CoalescingTimer,
     DirectSequenceBatch,
     DirectStrategy,
     OldestSequenceBatch,
@@ -66,11 +66,13 @@ class SequenceOptions:
     backlog_hold: int = 0
 
 
-class SequenceScheduler(CallHolder):
+class SequenceScheduler(Scheduler):
     """Keeps the requests of a sequence in order and in one slot of one instance.
 
     The time of every operation hardly depends on the number of sequences.
     """
+
+    keeps_sequences = True
 
     def __init__(self, shape: SequenceOptions, clock: Clock | None = None) -> None:
         self.instances: list[InstanceSlot] = []
@@ -80,7 +82,7 @@ class SequenceScheduler(CallHolder):
         )
         self.clock: Clock = LoopClock() if clock is None else clock
         self.on_sequences_ended: Callable[[], None] = lambda: None
-        self.queued = 0
+        self._queued = 0
         self._shape = shape
         self._known: dict[Id, Sequence] = {}
         self._sequence_batches: dict[InstanceSlot, SequenceBatch] = {}
@@ -98,11 +100,20 @@ class SequenceScheduler(CallHolder):
         self.holding = shape.hold > 0 or shape.backlog_hold > 0
 
     @property
+    def queued(self) -> int:
+        """As described by Scheduler."""
+        return self._queued
+
+    @property
     def has_sequences(self) -> bool:
-        """Whether a sequence has started and not ended, even if it is idle."""
+        """As described by Scheduler."""
         return bool(self._known)
 
-    def count_sequences(self, calls: Iterable[Call]) -> int:
+    def limit_executions(self, permit_of: Callable[[InstanceSlot], Permit]) -> None:
+        """As described by Scheduler."""
+        self.new_gate = lambda instance, again: LimitedGate(permit_of, again)
+
+    def count_unfinished(self, calls: Collection[Call]) -> int:
         """The number of sequences that have not ended, or have one of these calls in progress."""
         running = (call.sequence for call in calls if isinstance(call, SequenceCall))
         return len({*self._known.values(), *running} - {None})
@@ -186,7 +197,7 @@ class SequenceScheduler(CallHolder):
         call.sequence = sequence
         call.holder = self if sequence.sequence_batch is None else sequence.sequence_batch
         sequence.calls.append(call)
-        self.queued += 1
+        self._queued += 1
         if sequence.sequence_batch is None:
             self._backlogged += 1
 
@@ -360,7 +371,7 @@ class SequenceScheduler(CallHolder):
 
     def call_dequeued(self, call: Call) -> None:
         """A call is no longer queued."""
-        self.queued -= 1
+        self._queued -= 1
 
     def instance_ready(self, instance: InstanceSlot) -> None:
         """The instance has released its batch, or is new."""
@@ -390,7 +401,7 @@ class SequenceScheduler(CallHolder):
             sequence_batch.dispatch()
 
     def retire_instance(self, instance: InstanceSlot, then: Callable[[], None]) -> None:
-        """Gives the instance no new sequences; calls `then` once its last one has ended."""
+        """As described by Scheduler."""
         sequence_batch = self._sequence_batches.get(instance)
         if sequence_batch is None:
             then()

@@ -1,4 +1,4 @@
-"""The strategies of the sequence batcher, direct and oldest, and the timer of idle sequences.
+"""The strategies of the sequence batcher: direct and oldest.
 
 Source: docs/reference/configuration-and-scheduling.md, "Direct strategy" and "Oldest strategy".
 """
@@ -14,41 +14,9 @@ from host.inference.call import Call, FailureReason
 from host.inference.request import InferRequest, Tensor
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.queue import ExecutionGate
-from host.scheduling.scheduler import Clock, InstanceSlot, Timer
+from host.scheduling.scheduler import CoalescingTimer, InstanceSlot
 from host.scheduling.sequences.call import PaddingCall, Sequence, SequenceCall
 from host.scheduling.sequences.sequence_batch import SequenceBatch, SequenceBatchOwner
-
-
-class CoalescingTimer:
-    """Calls `ring` at the scheduled time; the callee checks the clock and schedules again.
-
-    Times are nanoseconds of the clock.
-    """
-
-    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
-        self._clock = clock
-        self._ring = ring
-        self._timer: Timer | None = None
-        self._at = 0
-
-    def schedule(self, at: int) -> None:
-        """Schedules the timer, unless an earlier time is scheduled."""
-        if self._timer is not None:
-            if self._at <= at:
-                return
-            self._timer.cancel()
-        self._at = at
-        self._timer = self._clock.call_later(max(1, at - self._clock.now()), self._expired)
-
-    def cancel(self) -> None:
-        """Cancels the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _expired(self) -> None:
-        self._timer = None
-        self._ring()
 
 
 @dataclass(frozen=True, slots=True)
