@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import Header, Message, Receive, Send
 from host.metrics.exposition import render_exposition
 from host.metrics.families import MetricFamily
@@ -24,10 +24,10 @@ class MetricsApp:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["path"] not in ("/metrics", "/metrics/"):
             await _send_response(
-                send, 404, _JSON, _error_body(f"Not found: {scope['path']}. Try /metrics")
+                send, 404, _JSON, error_body(f"Not found: {scope['path']}. Try /metrics")
             )
         elif scope["method"] != "GET":
-            body = _error_body("Method Not Allowed")
+            body = error_body("Method Not Allowed")
             await _send_response(send, 405, _JSON, body, [(b"allow", b"GET")])
         else:
             await self._scrape(scope, send)
@@ -39,13 +39,9 @@ class MetricsApp:
         except Exception as error:  # a defect of ours
             _log.error("unexpected failure of a scrape", exc_info=error)
             text = f"unexpected failure: {type(error).__name__}"
-            await _send_response(send, 500, _JSON, _error_body(text))
+            await _send_response(send, 500, _JSON, error_body(text))
             return
         await _send_response(send, 200, kind, body)
-
-
-def _error_body(text: str) -> bytes:
-    return json.dumps({"error": text}, separators=(",", ":")).encode()
 
 
 async def _send_response(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, MutableSet
 from dataclasses import dataclass
 from typing import Any, cast
 
+from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import (
     RAW_HEADER_NAMES,
     STATUS_LINES,
@@ -403,7 +403,7 @@ class Http1Connection(asyncio.Protocol):
         """
         if self.closing:
             return
-        body = json.dumps({"error": text}, separators=(",", ":")).encode()
+        body = error_body(text)
         self._error_response = (
             STATUS_LINES[status] + b"content-type: application/json\r\n"
             b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)

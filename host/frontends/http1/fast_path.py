@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import JOIN_UP_TO, STATUS_LINES, RequestConnection
 from host.frontends.http1.header_cache import Body, FastHandler, FastRequest
 
+_FAILURE = error_body("unexpected failure")
 _INTERNAL_ERROR = (
-    STATUS_LINES[500] + b"content-type: application/json\r\ncontent-length: 30\r\n",
-    (b'{"error":"unexpected failure"}',),
+    STATUS_LINES[500] + b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_FAILURE),
+    (_FAILURE,),
 )
 
 _log = logging.getLogger("pbhost")
