@@ -11,14 +11,19 @@ from host.frontends.http.exchange import Header, HttpExchange
 
 HTML = b"text/html; charset=utf-8"
 _INLINED = (
+    (b'<link rel="stylesheet" href="../shared.css">', b"style", "../shared.css"),
     (b'<link rel="stylesheet" href="page.css">', b"style", "page.css"),
+    (b'<script src="../shared.js"></script>', b"script", "../shared.js"),
     (b'<script src="page.js"></script>', b"script", "page.js"),
 )
 NO_CACHE: Header = (b"cache-control", b"no-cache")  # the page fits the version of the server
 
 
 class WebPage:
-    """`page.html`, `page.js` and `page.css` of a folder as one page, and the headers to send."""
+    """`page.html`, `page.js` and `page.css` of a folder as one page, and the headers to send.
+
+    All pages have `shared.js` and `shared.css`, beside this module.
+    """
 
     def __init__(self, folder: Path, without: bytes = b"") -> None:
         """`without`: HTML that is left out, such as a link to a page that is turned off.

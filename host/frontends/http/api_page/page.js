@@ -4,23 +4,11 @@ const MAX_RESPONSES = 500; // displayed responses of a stream
 const AS_BYTES = ["FP16", "BF16"]; // data types without a JSON form
 const MAX_PICTURES = 16; // displayed pictures of a response
 const OVERVIEW_LIFE = 600; // milliseconds after which the server collects its numbers again
-const byId = (id) => document.getElementById(id);
-const keys = new Map(); // headers for restricted APIs
 let api = { "x-models": [] };
 let index = [];
 let crashes = []; // summaries of all crashes
 let quarantine = []; // requests that are refused as they ended processes
 let overview = { models: [] };
-
-function make(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name in element) element[name] = value;
-    else element.setAttribute(name, value);
-  }
-  element.append(...children.filter((child) => child !== null));
-  return element;
-}
 
 // JavaScript cannot parse NaN, Infinity, and integers that do not fit a double. They become strings
 // with a prefix that no other string has.
@@ -217,7 +205,6 @@ function compose(model, fields, parameters, toShow = false) {
   }
   return { path: `${model.path}/infer`, head, tail, headers };
 }
-const url = (path) => new URL(`.${path}`, document.baseURI).href;
 function curl(request) {
   const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const options = Object.entries(request.headers).map(([name, value]) => ` \\\n  -H ${quote(`${name}: ${value}`)}`);
@@ -293,14 +280,6 @@ function table(title, heads, body) {
   return [make("h3", {}, title), make("div", { className: "scroll" }, make("table", { "aria-label": title }, head, body))];
 }
 
-function errorOf(text, status) {
-  try {
-    const error = JSON.parse(text).error;
-    return error?.message ?? error ?? text; // the OpenAI routes send an object
-  } catch {
-    return text || `The response with status ${status} is empty.`;
-  }
-}
 function flatTensors(model, answer) {
   const known = new Map(model.outputs.map((output) => [output.name, output]));
   return Object.entries(answer).filter(([name]) => known.has(name)).map(([name, value]) => {
@@ -628,21 +607,11 @@ function openaiSection(model) {
 
 // What the server has measured and recorded about a model.
 const milliseconds = (us) => (us >= 1e6 ? `${(us / 1e6).toFixed(2)} s` : `${(us / 1000).toFixed(us < 1e4 ? 2 : 1)} ms`);
-function quantile(buckets, share) {
-  const rank = share * buckets.reduce((sum, [, number]) => sum + number, 0);
-  let below = 0, least = 0;
-  for (const [bound, number] of buckets) {
-    if (number && below + number >= rank) return least + (bound - least) * (rank - below) / number;
-    below += number;
-    least = bound;
-  }
-  return 0;
-}
 function tokenTimes(model) {
   const known = overview.models.find((one) => one.name === model.name && String(one.version) === model.version);
   const rows = [["To the first token", known?.first_token ?? []], ["Between tokens", known?.inter_token ?? []]];
   const found = rows.filter(([, buckets]) => buckets.length).flatMap(([title, buckets]) => (
-    [[`${title}, p50`, quantile(buckets, 0.5)], [`${title}, p99`, quantile(buckets, 0.99)]]
+    [[`${title}, p50`, quantile(buckets, 0.5, true) || 0], [`${title}, p99`, quantile(buckets, 0.99, true) || 0]]
   ));
   if (!found.length) return [make("p", { className: "quiet" }, "No text was streamed yet.")];
   return [make("dl", { className: "figures-list" }, ...found.map(([title, us]) => make("div", {}, make("dt", {}, title), make("dd", {}, milliseconds(us)))))];
@@ -661,17 +630,7 @@ function crashSection(name) {
   const found = crashes.filter((one) => one.model === name);
   const refused = quarantineList(name); // their records may be gone
   if (!found.length && !refused.length) return [];
-  const records = found.map((one) => {
-    const element = make("details", { className: "crash" }, make("summary", {}, `${new Date(one.time).toLocaleString()} · ${one.instance} · `, make("span", { className: "bad" }, one.reason)));
-    element.addEventListener("toggle", async () => {
-      if (!element.open || element.children.length > 1) return;
-      const text = element.appendChild(make("pre", { tabIndex: 0, "aria-label": "Record of the crash" }, "Loading…"));
-      const record = await get(`/v2/crashes/${encodeURIComponent(one.id)}`);
-      text.textContent = record ? describeCrash(record) : "The server has no such record any more.";
-      if (record?.recorded_requests) element.append(make("pre", { tabIndex: 0, className: "tensors", "aria-label": "Tensors of its requests" }, await describeTensors(one.id)));
-    });
-    return element;
-  });
+  const records = found.map((one) => crashDetails(`${new Date(one.time).toLocaleString()} · ${one.instance} · `, one));
   return [make("section", { id: "crashes" }, make("h3", {}, "Crashes of its processes"), ...refused, ...records)];
 }
 // Returns what says which requests to a model are refused, and accepts them again.
@@ -682,33 +641,15 @@ function quarantineList(name) {
   const items = found.map((one) => make("li", {}, `${one.request.id || "without an id"}: ${inputsOf(one.request)}; until ${new Date(one.until).toLocaleTimeString()}; crashes ${one.crashes.join(", ")}`));
   const button = make("button", { type: "button" }, "Lift the quarantine");
   button.addEventListener("click", async () => {
-    if (!confirm(`Accept the requests to ${name} again that ended its processes?`)) return;
-    const response = await fetch(url("/v2/quarantine/lift"), { method: "POST", headers: Object.fromEntries(keys), body: JSON.stringify({ model: name }) });
-    if (response.ok) return load();
-    said.className = "bad";
-    said.textContent = errorOf(await response.text(), response.status);
+    try {
+      if (await liftQuarantine(name)) load();
+    } catch (error) {
+      said.className = "bad";
+      said.textContent = error.message;
+    }
   });
   return [make("div", { id: "quarantine" }, said, make("ul", {}, ...items), button)];
 }
-const inputsOf = (request) => request.inputs.map((input) => `${input.name} ${input.datatype} [${input.shape}]`).join(", ");
-async function describeTensors(id) {
-  const response = await fetch(url(`/v2/crashes/${encodeURIComponent(id)}/requests`), { headers: Object.fromEntries(keys), cache: "no-store" });
-  const text = await response.text();
-  if (!response.ok) return errorOf(text, response.status);
-  return JSON.parse(text).requests.flatMap((request) => [
-    `Request ${request.id || "without an id"}`, ...(Object.keys(request.parameters).length ? [`Parameters ${JSON.stringify(request.parameters)}`] : []),
-    ...request.inputs.map((input) => `${input.name} ${input.datatype} [${input.shape}], ${input.size} bytes:\n${input.text}`),
-  ]).join("\n");
-}
-function describeCrash(record) {
-  const requests = record.requests.map((one) => `  ${one.id || "without an id"}: ${inputsOf(one)}`);
-  const parts = [`Process ${record.pid}, during: ${record.phase}`];
-  if (record.request_count) parts.push(`Requests (${record.request_count}):`, ...requests);
-  if (record.stacks.length) parts.push("", "Stacks:", ...record.stacks);
-  if (record.output.length) parts.push("", "Last output:", ...record.output);
-  return parts.join("\n");
-}
-
 let current = "";
 function show(model) {
   if (current === JSON.stringify(model)) { // keeps the entered values
@@ -792,54 +733,30 @@ function search() {
 }
 byId("search").addEventListener("input", search);
 
-const API_KEY = "API key";  // sent as the header Authorization
 function requestKeys(wanted) {
-  const fields = wanted.map((name, at) => {
-    const field = make("input", { id: `key-${at}`, name, type: "password", autocomplete: "off", value: keys.get(name) ?? "" });
-    if (name === API_KEY) field.value = (keys.get("Authorization") ?? "").replace(/^Bearer /, "");
-    return make("div", { className: "field" }, make("label", { htmlFor: field.id }, name), field);
-  });
-  byId("keyfields").replaceChildren(...fields);
-  byId("keys").hidden = !fields.length;
+  byId("keyfields").replaceChildren(...wanted.map((name, at) => keyField(name, `key-${at}`)));
+  byId("keys").hidden = !wanted.length;
 }
-byId("keyform").addEventListener("submit", (event) => {
-  event.preventDefault();
-  for (const field of byId("keyfields").querySelectorAll("input")) {
-    const name = field.name === API_KEY ? "Authorization" : field.name;
-    if (field.value) keys.set(name, field.name === API_KEY ? `Bearer ${field.value}` : field.value);
-    else keys.delete(name);
-  }
-  load();
-});
+onKeys(load);
 
 // Returns what the server tells, null if it does not: these parts of the page are then left out.
-async function get(path) {
+async function get(path, options) {
   try {
-    const response = await fetch(url(path), { headers: Object.fromEntries(keys), cache: "no-store" });
-    return response.ok ? await response.json() : null;
+    return await ask(path, options);
   } catch { // the server has gone; the document says so
     return null;
   }
 }
 async function load() {
-  const headers = Object.fromEntries(keys);
   const trouble = byId("trouble");
   trouble.hidden = true;
   byId("count").textContent = "Loading…";
   byId("refresh").disabled = true;
   try {
-    const response = await fetch(url("/openapi.json"), { headers, cache: "no-store" });
-    const text = await response.text();
-    if (!response.ok) {
-      const error = errorOf(text, response.status);
-      const header = /expecting header '(.*)'$/.exec(error);
-      if (response.status === 403 && header) requestKeys([header[1]]);
-      if (response.status === 401) requestKeys([API_KEY]);
-      throw new Error(error);
-    }
-    api = JSON.parse(text);
-    const states = await fetch(url("/v2/repository/index"), { method: "POST", headers });
-    index = states.ok ? await states.json() : [];
+    onMissingKey = (name) => requestKeys([name]);
+    api = await ask("/openapi.json");
+    onMissingKey = () => {}; // all keys are known from now on
+    index = (await get("/v2/repository/index", { method: "POST" })) ?? [];
     for (const entry of index) {
       // The index does not tell why a model has no version.
       if (!entry.version && Object.hasOwn(api["x-failures"], entry.name)) {

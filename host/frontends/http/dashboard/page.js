@@ -4,20 +4,8 @@ const CRASH_POLLS = 5; // polls of the numbers for each poll of the crashes
 const KEPT = 300; // samples of each model: ten minutes
 const SHORTEST = 60; // seconds of a plot, at least
 const MAX_LINES = 1000; // displayed lines of the log
-const API_KEY = "API key"; // the name of its field; it is sent as Authorization
-const byId = (id) => document.getElementById(id);
-const keys = new Map(); // headers for restricted APIs
-const wanted = new Set(); // their names
+const wanted = new Set(); // names of headers for restricted APIs
 
-function make(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name in element) element[name] = value;
-    else element.setAttribute(name, value);
-  }
-  element.append(...children.filter((child) => child !== null));
-  return element;
-}
 function draw(tag, attributes, text = "") {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -43,41 +31,13 @@ function uptime(seconds) {
 }
 
 // Requests
-const url = (path) => new URL(`.${path}`, document.baseURI).href;
-class Refused extends Error {}
-async function ask(path, options = {}) {
-  let response;
-  try {
-    response = await fetch(url(path), { cache: "no-store", ...options, headers: Object.fromEntries(keys) });
-  } catch {
-    throw new Error("The server does not answer.");
-  }
-  const text = await response.text();
-  if (response.ok) return text ? JSON.parse(text) : null;
-  let message = text;
-  try {
-    message = JSON.parse(text).error ?? text;
-  } catch { /* not JSON: the text as it is */ }
-  const header = response.status === 401 ? API_KEY : /expecting header '(.*)'$/.exec(message)?.[1];
-  if (response.status === 401 || (response.status === 403 && header)) {
-    if (!wanted.has(header)) requestKey(header);
-    throw new Refused(message);
-  }
-  throw new Error(message || `The response with status ${response.status} is empty.`);
-}
-function requestKey(name) {
+onMissingKey = (name) => {
+  if (wanted.has(name)) return;
   wanted.add(name);
-  const field = make("input", { id: `key-${wanted.size}`, name, type: "password", autocomplete: "off" });
-  byId("keyfields").append(make("div", { className: "field" }, make("label", { htmlFor: field.id }, name), field));
+  byId("keyfields").append(keyField(name, `key-${wanted.size}`));
   byId("keys").hidden = false;
-}
-byId("keyform").addEventListener("submit", (event) => {
-  event.preventDefault();
-  for (const field of byId("keyfields").querySelectorAll("input")) {
-    const [name, value] = field.name === API_KEY ? ["Authorization", `Bearer ${field.value}`] : [field.name, field.value];
-    if (field.value) keys.set(name, value);
-    else keys.delete(name);
-  }
+};
+onKeys(() => {
   polls = 0;
   crashIds = ""; // what an open crash could not show before is asked for again
   poll();
@@ -88,17 +48,6 @@ const keyOf = (model) => JSON.stringify([model.namespace, model.name, model.vers
 function increase(old, now) {
   const known = new Map(old);
   return now.map(([bound, number]) => [bound, number - (known.get(bound) ?? 0)]);
-}
-// Without `wide`, the buckets are so narrow that their bounds are good quantiles.
-function quantile(buckets, share, wide = false) {
-  const rank = share * buckets.reduce((sum, [, number]) => sum + number, 0);
-  let below = 0, least = 0;
-  for (const [bound, number] of buckets) {
-    if (number && below + number >= rank) return wide ? least + (bound - least) * (rank - below) / number : bound;
-    below += number;
-    least = bound;
-  }
-  return NaN;
 }
 function merge(lists) {
   const sums = new Map();
@@ -473,7 +422,7 @@ async function readIndex() {
     index = await ask("/v2/repository/index", { method: "POST", body: "{}" });
   } catch (error) {
     index = []; // then models that were never loaded are missing; the others have what they need
-    if (!(error instanceof Refused)) byId("control").textContent = error.message;
+    if (!error.missingKey) byId("control").textContent = error.message;
   }
 }
 
@@ -496,35 +445,10 @@ async function pollCrashes() {
   byId("crashes").replaceChildren(...crashes.map((one) => crash(one, open.has(one.id))));
 }
 function crash(one, open) {
-  const title = `${new Date(one.time).toLocaleString()} · ${one.model}${one.version ? `:${one.version}` : ""} · ${one.instance} · `;
-  const element = make("details", {}, make("summary", {}, title, make("span", { className: "bad" }, one.reason)));
+  const element = crashDetails(`${new Date(one.time).toLocaleString()} · ${one.model}${one.version ? `:${one.version}` : ""} · ${one.instance} · `, one);
   element.dataset.id = one.id;
-  element.addEventListener("toggle", async () => {
-    if (!element.open || element.children.length > 1) return;
-    const text = element.appendChild(make("pre", { tabIndex: 0, "aria-label": "Record of the crash" }, "Loading…"));
-    try {
-      const record = await ask(`/v2/crashes/${encodeURIComponent(one.id)}`);
-      text.textContent = written(record);
-      if (record.recorded_requests) element.append(make("pre", { tabIndex: 0, className: "tensors", "aria-label": "Tensors of its requests" }, await tensors(one.id)));
-    } catch (error) {
-      text.textContent = error.message;
-    }
-  });
   element.open = open;
   return element;
-}
-const inputsOf = (request) => request.inputs.map((input) => `${input.name} ${input.datatype} [${input.shape}]`).join(", ");
-async function tensors(id) {
-  let requests;
-  try {
-    ({ requests } = await ask(`/v2/crashes/${encodeURIComponent(id)}/requests`));
-  } catch (error) {
-    return error.message;
-  }
-  return requests.flatMap((request) => [
-    `Request ${request.id || "without an id"}`, ...(Object.keys(request.parameters).length ? [`Parameters ${JSON.stringify(request.parameters)}`] : []),
-    ...request.inputs.map((input) => `${input.name} ${input.datatype} [${input.shape}], ${input.size} bytes:\n${input.text}`),
-  ]).join("\n");
 }
 
 // The quarantine
@@ -547,10 +471,9 @@ async function pollQuarantine() {
   }));
 }
 async function lift(model) {
-  if (!confirm(`Accept the requests to ${model} again that ended its processes?`)) return;
   const note = byId("quarantine-note");
   try {
-    await ask("/v2/quarantine/lift", { method: "POST", body: JSON.stringify({ model }) });
+    if (!(await liftQuarantine(model))) return;
     put(note, QUARANTINE_NOTE);
     note.className = "quiet";
   } catch (error) {
@@ -559,17 +482,6 @@ async function lift(model) {
   }
   await pollQuarantine();
 }
-function written(found) {
-  const requests = found.requests.map((one) => `  ${one.id || "without an id"}: ${inputsOf(one)}`);
-  const parts = [`Process ${found.pid}, during: ${found.phase}`];
-  if (found.signal) parts.push(`Signal: ${found.signal}`);
-  else if (found.status !== null) parts.push(`Exit status: ${found.status}`);
-  if (found.request_count) parts.push(`Requests (${found.request_count}):`, ...requests);
-  if (found.stacks.length) parts.push("", "Stacks:", ...found.stacks);
-  if (found.output.length) parts.push("", "Last output:", ...found.output);
-  return parts.join("\n");
-}
-
 // The log
 let lastLine = 0;
 function matches(line) {
