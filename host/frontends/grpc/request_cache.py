@@ -31,6 +31,8 @@ _MAX_TEMPLATE_BYTES = 512  # bytes of a cached request without its tensors
 _MAX_RECENT = 256  # names of models, and requests that arrived once
 _MAX_TEMPLATES = 1024  # requests with different shapes or parameters
 _MAX_SEQUENCES = 1024  # recent parameters; each sequence has its own
+_MAX_MISSES = 64  # requests of a model, one after the other, that match no template
+_MISSES_PER_TRY = 16  # after so many; only one in this number is looked up and remembered then
 
 
 class _Parameters(NamedTuple):
@@ -105,9 +107,15 @@ class RequestTemplate(RequestShape):
 
 
 class RequestCache:
-    """The templates of recent requests."""
+    """The templates of recent requests.
+
+    Remembering costs more than parsing, so models whose requests do not recur are tried at times
+    only.
+    """
 
     def __init__(self) -> None:
+        # Since a request of a model has matched, by the encoded field with its name.
+        self._misses: dict[bytes, int] = {}
         # By the encoded field with the model's name.
         self._last_by_model: dict[bytes, RequestTemplate] = {}
         # By the request without id, sequence and tensors.
@@ -122,22 +130,33 @@ class RequestCache:
         """
         try:
             model = data[: data[1] + 2]
-            template = self._last_by_model.get(model)
-            if template is None:
+            misses = self._misses.get(model, 0)
+            if not _is_tried(misses):
+                self._misses[model] = misses + 1
                 return None
-            request = _match_template(template, data)
+            template = self._last_by_model.get(model)
+            request = _match_template(template, data) if template is not None else None
             if request is None:
                 template = self._templates.get(_template_key(data))
-                if template is None:
-                    return None
-                self._last_by_model[model] = template
-                request = _match_template(template, data)
+                if template is not None:
+                    self._last_by_model[model] = template
+                    request = _match_template(template, data)
         except (IndexError, UnicodeDecodeError):
             return None
-        return None if request is None else (request, template.message)
+        if request is None or template is None:
+            if not misses and len(self._misses) >= _MAX_RECENT:
+                self._misses.clear()
+            self._misses[model] = misses + 1
+            return None
+        if misses:
+            del self._misses[model]
+        return request, template.message
 
     def remember(self, data: bytes, message: InferMessage, request: InferRequest) -> None:
-        """Caches a parsed request if the next ones like it can be recognised."""
+        """Caches a parsed request that was not found if the next ones like it can be recognised."""
+        misses = self._misses.get(data[: data[1] + 2]) if len(data) > 1 else None
+        if misses is not None and not _is_tried(misses - 1):
+            return
         tensors = sum(
             _field_size(raw.size) - raw.size if isinstance(raw, Block) else _field_size(len(raw))
             for raw in message.raw
@@ -204,6 +223,11 @@ class RequestCache:
             self._seen_once.clear()
         self._seen_once[fixed] = None
         return True
+
+
+def _is_tried(misses: int) -> bool:
+    """Whether a request is looked up and remembered after so many that have matched nothing."""
+    return misses < _MAX_MISSES or not misses % _MISSES_PER_TRY
 
 
 def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | None:

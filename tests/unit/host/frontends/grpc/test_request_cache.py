@@ -309,3 +309,36 @@ def test_the_cache_is_bounded() -> None:
         remember(request_cache, message.SerializeToString())
     assert len(request_cache._templates) <= 1024
     assert len(request_cache._seen_once) <= 256
+
+
+def send(request_cache: RequestCache, data: bytes) -> bool:
+    """Whether the request was recognised; it is remembered otherwise."""
+    if request_cache.lookup(data) is not None:
+        return True
+    message = parse_infer_request(data)
+    request_cache.remember(data, message, to_request(message, Regions(None)))
+    return False
+
+
+def request_of(elements: int, model: str = "m") -> bytes:
+    message = pb.ModelInferRequest(model_name=model)
+    message.inputs.add(name="i", datatype="FP32", shape=[elements])
+    message.raw_input_contents.append(bytes(4 * elements))
+    return bytes(message.SerializeToString())
+
+
+def test_requests_of_a_model_that_never_recur_are_soon_not_remembered() -> None:
+    request_cache = RequestCache()
+    assert not any(send(request_cache, request_of(elements)) for elements in range(1, 200))
+    assert len(request_cache._seen_once) < 100
+    other = [send(request_cache, request_of(1, "other")) for _ in range(3)]
+    assert other == [False, False, True], "another model is not concerned"
+
+
+def test_a_model_whose_requests_recur_at_last_is_remembered_again() -> None:
+    request_cache = RequestCache()
+    for elements in range(1, 300):
+        send(request_cache, request_of(elements))
+    found = [send(request_cache, request_of(1000)) for _ in range(100)]
+    assert found[-1]
+    assert found == sorted(found), "once it is recognised, all that follow are"
