@@ -31,7 +31,7 @@ from host.scheduling.scheduler import InstanceSlot, LoopClock
 from stub.wire import messages as m
 from stub.wire.arena import Arena, file_size
 from stub.wire.payload import WireRequest, WireTensor
-from stub.wire.ring import RingReader, RingWriter, create_ring_file, map_rings
+from stub.wire.ring import RingReader, RingWriter, create_ring_file, map_ring
 
 Operation = Callable[[], object]
 
@@ -72,12 +72,12 @@ def _frame() -> Operation:
 
 
 def _ring() -> Operation:
-    memory = map_rings(create_ring_file("pbhost-benchmark"))[0]
-    writer, reader = RingWriter(memory), RingReader(memory)
+    memory = map_ring(create_ring_file("pbhost-benchmark", 1), 0)
+    writer, reader = RingWriter(memory), RingReader(memory, -1)
     frame = bytes(200)
 
     def pass_on() -> None:
-        writer.try_write(frame)
+        reader.announced += writer.write(frame)
         reader.read_frame()
 
     return pass_on

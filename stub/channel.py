@@ -2,13 +2,13 @@
 
 The main thread, or the event loop of a coroutine function, receives work. Any thread sends
 responses, and one thread at a time receives BLS responses. Each of the three uses a ring in shared
-memory. ZeroMQ carries the frames that a ring has no room for, and all other frames for the service
-thread. There are three ZeroMQ sockets, because a socket must be used by one thread only.
+memory. ZeroMQ carries the other frames for the service thread.
 """
 
 import gc
 import os
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -27,23 +27,18 @@ from stub.wire.messages import (
     join_messages,
 )
 from stub.wire.ring import (
+    BLS_RING,
     BUSY_POLL_SECONDS,
-    END_OF_OVERFLOW,
-    RECLAIMABLE,
-    WAKE_EARLY,
+    HOST_RING,
+    WORK_RING,
     RingReader,
     RingWriter,
-    map_bls_ring,
-    map_rings,
+    map_ring,
 )
 from stub.wire.session import Session, State
 from stub.wire.spawn import SpawnArguments
 
-WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
-"""Suffixes of the three sockets' identities, behind the stub's token."""
-
 _STUB_THREADS = 3  # two of ZeroMQ, and the service thread
-_ONE = (1).to_bytes(8, "little")  # increments an eventfd
 _MAX_QUEUED = 8  # messages of a frame: the host works on them while the others are made
 _MAX_QUEUED_BYTES = 1 << 14  # so that a frame fits into the ring
 _FULL_RING_POLL_SECONDS = 0.001  # poll interval while the ring is full
@@ -62,23 +57,19 @@ class Channel:
 
     def __init__(self, spawn: SpawnArguments) -> None:
         _check_threads()
-        to_stub, to_host = map_rings(spawn.rings_fd)
-        self._inbox = RingReader(to_stub)
-        self._ring = RingWriter(to_host)
+        self.work_event = spawn.work_event_fd  # readable if there is work
+        self._inbox = RingReader(map_ring(spawn.rings_fd, WORK_RING), self.work_event)
+        self._ring = RingWriter(map_ring(spawn.rings_fd, HOST_RING))
         self.inline_limit = self._ring.inline_limit  # bytes of inline tensors for the next frame
-        self._bls_inbox = RingReader(map_bls_ring(spawn.rings_fd))
         self.bls_event = spawn.bls_event_fd  # readable if there are BLS responses
-        self._bls_announced = 0  # frames of BLS responses that were not read
-        self._bls_overflow = False  # BLS responses come by ZeroMQ
+        self._bls_inbox = RingReader(map_ring(spawn.rings_fd, BLS_RING), self.bls_event)
         self._bls_lock = threading.RLock()
         self._pollers: Dict[Tuple[int, ...], zmq.Poller] = {}  # of the service thread
         self._reading_bls = False
-        self.work_event = spawn.work_event_fd  # readable if there is work
         self._host_event = spawn.host_event_fd
         has_work = select.poll()
         has_work.register(self.work_event, select.POLLIN)
         self._has_work = has_work.poll
-        self._pending_frames = 0
         self._waited = True
         self._host_gone = False
         self._pid = os.getpid()
@@ -91,23 +82,14 @@ class Channel:
         self._unsent: Deque[Tuple[bytes, Sequence[ToHost]]] = deque()
         self._queued: List[Tuple[bytes, ToHost]] = []  # messages of the next frame
         self._queued_bytes = 0
+        self._service = self._context.socket(zmq.DEALER)
+        self._service.setsockopt(zmq.IDENTITY, spawn.token.encode())
+        self._service.setsockopt(zmq.RCVHWM, 0)
+        self._service.setsockopt(zmq.LINGER, 0)
+        self._service.connect(spawn.endpoint)
         hello = Hello()
-        self._sockets = [
-            self._connect(spawn.endpoint, spawn.token.encode() + suffix, hello)
-            for suffix in (WORK, SERVICE, OUTBOX)
-        ]
-        self._work, self._service, self._outbox = self._sockets
+        self._service.send(encode([hello]))
         self._session.advance(hello)
-
-    def _connect(self, endpoint: str, identity: bytes, hello: Hello) -> "zmq.Socket[bytes]":
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, identity)
-        socket.setsockopt(zmq.SNDHWM, 0)  # the host's instance slots limit it
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, 5000)  # deliver final messages; do not wait for a dead host
-        socket.connect(endpoint)
-        socket.send(encode([hello]))
-        return socket
 
     def is_log_level_on(self, level: int) -> bool:
         """Tells whether the host writes log lines of this level now."""
@@ -171,20 +153,19 @@ class Channel:
             return  # the session has ended; messages of the model's threads are dropped
         for message in messages:
             self._session.advance(message)
-        if self._ring.try_write(frame):
-            os.write(self._host_event, _ONE)
-            return
+        self._announce(self._ring.write(frame))
         # A live host empties its rings; the worker ends this process if the host is gone.
-        while not self._ring.write_overflow_marker():
-            if self._host_gone:
-                return
+        while self._ring.unsent and not self._host_gone:
             time.sleep(_FULL_RING_POLL_SECONDS)
-        os.write(self._host_event, _ONE)
-        self._outbox.send(frame)
+            self._announce(self._ring.flush())
+
+    def _announce(self, records: int) -> None:
+        if records:
+            os.write(self._host_event, records.to_bytes(8, sys.byteorder))
 
     def is_idle(self) -> bool:
         """Tells whether the main thread waited for its current work and no more is queued."""
-        if not self._waited or self._pending_frames:
+        if not self._waited or self._inbox.announced:
             return False
         has_work = select.poll()  # a poll object is not thread-safe
         has_work.register(self.work_event, select.POLLIN)
@@ -192,16 +173,22 @@ class Channel:
 
     def receive_work(self) -> List[ToStub]:
         """Waits for the next frame of work; main thread only. Raises HostGone."""
-        ready = self._pending_frames or self._has_work(0)
+        inbox = self._inbox
+        ready = inbox.announced or self._has_work(0)
         self._waited = not ready
-        while not self._pending_frames:
+        while True:
+            if self._host_gone:
+                raise HostGone
+            frame = inbox.read_frame()
+            if frame is not None:
+                return self._decode_frame(frame)
             if not ready:
                 self._has_work(None)  # a read does not block
-            self._receive_announcements()
-            if not self._pending_frames:
+            if inbox.receive_announcements():
+                ready = False  # if these are not all records of a frame
+            else:
                 self._waited = True
                 ready = self._busy_poll()
-        return self._read_pending_frame()
 
     def receive_announced_work(self, busy_poll: bool) -> List[ToStub]:
         """Returns the messages of the frames of work that were announced; does not wait for them.
@@ -209,31 +196,18 @@ class Channel:
         If the host has only woken this process early, and with `busy_poll`, it polls for work. An
         event loop calls it instead of `receive_work`. Raises HostGone.
         """
-        self._receive_announcements()
-        if not self._pending_frames and busy_poll and self._busy_poll():
-            self._receive_announcements()
-        self._waited = self._pending_frames <= 1
+        inbox = self._inbox
+        if not inbox.receive_announcements() and busy_poll and self._busy_poll():
+            inbox.receive_announcements()
+        self._waited = inbox.announced <= 1
         messages: List[ToStub] = []
-        while self._pending_frames:
-            messages += self._read_pending_frame()
+        while inbox.announced:
+            if self._host_gone:
+                raise HostGone
+            frame = inbox.read_frame()
+            if frame is not None:
+                messages += self._decode_frame(frame)
         return messages
-
-    def _receive_announcements(self) -> None:
-        try:
-            announced = int.from_bytes(os.read(self.work_event, 8), "little") % WAKE_EARLY
-        except BlockingIOError:
-            return  # there are none
-        if announced > 1 and self._inbox.flags() & RECLAIMABLE:
-            os.write(self.work_event, (announced - 1).to_bytes(8, "little"))
-            announced = 1
-        self._pending_frames += announced
-
-    def _read_pending_frame(self) -> List[ToStub]:
-        if self._host_gone:
-            raise HostGone
-        self._pending_frames -= 1
-        frame = self._inbox.read_frame()
-        return self._decode_frame(self._work.recv() if frame is None else frame)
 
     def _busy_poll(self) -> bool:
         """Busy-polls briefly for work, because waking from sleep takes longer; whether it came."""
@@ -257,22 +231,11 @@ class Channel:
             for descriptor in descriptors:
                 poller.register(descriptor, zmq.POLLIN)
         ready = dict(poller.poll(wait_ms))
-        messages: List[ToStub] = []
-        has_frame = self._service in ready
-        if has_frame:
-            frame = self._service.recv()
-            if frame == END_OF_OVERFLOW:
-                self._bls_overflow = False
-            else:
-                messages = self._decode_frame(frame)
-        return Wakeup(has_frame, messages, [d for d in descriptors if d in ready])
+        messages = self._decode_frame(self._service.recv()) if self._service in ready else []
+        return Wakeup(messages, [d for d in descriptors if d in ready])
 
     def read_bls_responses(self, handle: Callable[[ToStub], None]) -> None:
-        """Passes the messages in the ring of BLS responses to `handle`; any thread may call.
-
-        After a marker, it reads nothing until `receive_service` has received END_OF_OVERFLOW. The
-        service thread calls it before it handles what that method returns, to keep the order.
-        """
+        """Passes the messages in the ring of BLS responses to `handle`; any thread may call."""
         with self._bls_lock:  # also while they are handled, or threads would change their order
             if self._reading_bls:
                 return  # a finaliser of the model runs inside `handle`
@@ -280,18 +243,12 @@ class Channel:
             collects = gc.isenabled()
             gc.disable()  # a finaliser that waits for a response would wait for this thread
             try:
-                try:
-                    self._bls_announced += int.from_bytes(os.read(self.bls_event, 8), "little")
-                except BlockingIOError:
-                    pass  # another thread has read them
-                while self._bls_announced and not self._bls_overflow:
-                    self._bls_announced -= 1
+                self._bls_inbox.receive_announcements()  # another thread may have read them
+                while self._bls_inbox.announced:
                     frame = self._bls_inbox.read_frame()
-                    if frame is None:
-                        self._bls_overflow = True
-                        return
-                    for message in self._decode_frame(frame):
-                        handle(message)
+                    if frame is not None:
+                        for message in self._decode_frame(frame):
+                            handle(message)
             finally:
                 self._reading_bls = False
                 if collects:
@@ -314,12 +271,11 @@ class Channel:
         self._host_gone = True
         self._session.state = State.ENDED
         with suppress(BlockingIOError):  # a full counter wakes the main thread as well
-            os.write(self.work_event, _ONE)
+            os.write(self.work_event, (1).to_bytes(8, sys.byteorder))
 
     def close(self) -> None:
-        """Delivers the sent frames, then disconnects. The service thread must have ended."""
-        for socket in self._sockets:
-            socket.close(0 if self._host_gone else None)
+        """Disconnects. The service thread must have ended."""
+        self._service.close()
         self._context.term()
 
 
@@ -344,14 +300,10 @@ def _check_threads() -> None:
 
 
 class Wakeup:
-    """Messages and readable descriptors that woke the service thread.
+    """Messages and readable descriptors that woke the service thread."""
 
-    `has_frame`: whether a frame has arrived by ZeroMQ, maybe one without messages.
-    """
+    __slots__ = ("descriptors", "messages")
 
-    __slots__ = ("descriptors", "has_frame", "messages")
-
-    def __init__(self, has_frame: bool, messages: List[ToStub], descriptors: List[int]) -> None:
-        self.has_frame = has_frame
+    def __init__(self, messages: List[ToStub], descriptors: List[int]) -> None:
         self.messages = messages
         self.descriptors = descriptors

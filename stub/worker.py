@@ -389,7 +389,7 @@ class Worker:
             if children is not None and children.descriptor in wakeup.descriptors:
                 children.serve_request()
             # After a timeout, the thread that waits for the responses reads them more cheaply.
-            if wakeup.has_frame or self._channel.bls_event in wakeup.descriptors:
+            if wakeup.messages or self._channel.bls_event in wakeup.descriptors:
                 self._channel.read_bls_responses(self._handle_service)
             for message in wakeup.messages:
                 self._handle_service(message)

@@ -306,7 +306,9 @@ def test_heavy_libraries_are_not_imported_by_the_host() -> None:
 def test_names_of_shared_places_start_with_the_projects_name() -> None:
     arenas = Path(ROOT, "host/instances/arenas.py").read_text()
     link = Path(ROOT, "host/instances/link.py").read_text()
+    frontends = Path(ROOT, "host/frontend_processes/connection.py").read_text()
     folder = Path(ROOT, "host/system/files.py").read_text()
     assert arenas.count('create_arena_file("pbhost-') == 2
-    assert 'create_ring_file("pbhost-rings")' in link
+    assert 'RingFiles("pbhost-rings"' in link
+    assert 'RingFiles("pbhost-frontend-rings"' in frontends
     assert '_PREFIX = "pbhost-"' in folder

@@ -15,7 +15,7 @@ from host.core import Core
 from host.frontend_processes import messages as m
 from host.frontend_processes.core_link import ARENA
 from host.frontend_processes.core_memory import CoreMemory
-from host.frontend_processes.link import LinkFiles, RingLink, SharedState
+from host.frontend_processes.link import CORE_RING, FRONTEND_RING, MessageLink, SharedState
 from host.frontend_processes.served_exchanges import ServedExchanges
 from host.frontend_processes.served_requests import ServedRequests
 from host.frontend_processes.shared_budget import BudgetFile
@@ -23,9 +23,8 @@ from host.frontend_processes.spawn import FrontendSpawn
 from host.frontends.grpc.methods import Services
 from host.frontends.http1.cycle import App
 from host.instances.arenas import Arenas
-from stub.wire.messages import BlockRelease, join_messages
-
-_MAX_FRAME_MESSAGES = 64
+from host.instances.ring_link import RingFiles
+from stub.wire.messages import BlockRelease
 
 _log = logging.getLogger("pbhost")
 
@@ -53,25 +52,34 @@ class FrontendConnection:
         self._arenas = arenas
         self._on_activity = on_activity
         self._on_fault = on_fault
-        self._loop = asyncio.get_running_loop()
-        self._unsent: list[bytes] = []  # encoded messages of this turn
         self._open = True
-        self.hello: asyncio.Future[None] = self._loop.create_future()
+        self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.drained: asyncio.Future[bool] | None = None
         self.tls_reloaded: asyncio.Future[None] | None = None
         self.pong = True
         self.open_http = self.open_grpc = 0  # inference requests, while it drains
-        self._files = LinkFiles.create()
+        self._files = RingFiles("pbhost-frontend-rings", 2)
         try:
             self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
             self._files.close()
             raise
         self._control.setblocking(False)
-        self.state = SharedState(self._files)
-        self._ring = RingLink(self._files, True, self._on_frame, self._fail)
+        self.state = SharedState(self._files.memory)
+        self._link = MessageLink(
+            self._files.memory,
+            (self._files.events[FRONTEND_RING], self._files.events[CORE_RING]),
+            True,
+            self._on_frame,
+            self._fail,
+            lambda: self._memory.collect_releases(),
+        )
         self._memory = CoreMemory(
-            arenas, self._send_arena, self.send, self._flush_releases, self._ring.inline_limit
+            arenas,
+            self._send_arena,
+            self.send,
+            self._link.flush_releases,
+            self._link.inline_limit,
         )
         admissions: dict[int, Admission] = {}
         self._requests = ServedRequests(core, self._memory, self.send, api_keys, admissions)
@@ -85,9 +93,9 @@ class FrontendConnection:
         return FrontendSpawn(
             index=index,
             control=self._theirs.fileno(),
-            rings=files.rings,
-            to_frontend=files.to_frontend,
-            to_core=files.to_core,
+            rings=files.memory,
+            to_frontend=files.events[FRONTEND_RING],
+            to_core=files.events[CORE_RING],
             arena=arena.number,
             arena_fd=arena.fd,
             limit=arena.limit,
@@ -103,31 +111,9 @@ class FrontendConnection:
         self._theirs.close()
 
     def send(self, message: m.ToFrontend) -> None:
-        """Sends a message at the end of this turn of the event loop.
-
-        Raises ValueError, TypeError or OverflowError if it cannot be encoded.
-        """
-        if not self._open:
-            return
-        encoded = m.encode_message(message)
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
-        self._unsent.append(encoded)
-        if len(self._unsent) >= _MAX_FRAME_MESSAGES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._unsent and self._open:
-            encoded, self._unsent = self._unsent, []
-            releases = self._memory.collect_releases()
-            if releases is not None:
-                encoded.append(m.encode_message(releases))
-            self._ring.send(join_messages(encoded))
-
-    def _flush_releases(self) -> None:
-        releases = self._memory.collect_releases()
-        if releases is not None:
-            self.send(releases)
+        """As `MessageLink.send`; nothing is sent after the end of the process."""
+        if self._open:
+            self._link.send(message)
 
     def _send_arena(self, number: int, limit: int, descriptor: int) -> None:
         # If the process does not read them, it fails at the first message about the arena.
@@ -151,7 +137,7 @@ class FrontendConnection:
 
     def _fail(self, error: Exception) -> None:
         if self._open:
-            self._ring.close()
+            self._link.close()
             self._on_fault(error)
 
     def _on_hello(self, unrestricted: Sequence[str] = ()) -> None:
@@ -190,7 +176,7 @@ class FrontendConnection:
         self._requests.close()
         self._exchanges.close()
         self._memory.close()
-        self._ring.close()
+        self._link.close()
         self._control.close()
         self._theirs.close()
         self._files.close()

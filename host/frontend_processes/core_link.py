@@ -17,16 +17,16 @@ import msgspec
 
 from host.errors import ErrorCode, HostError
 from host.frontend_processes.errors import decode_error
-from host.frontend_processes.link import FULL_RING_PAUSE, LinkFiles, RingLink, SharedState
+from host.frontend_processes.link import MessageLink, SharedState
 from host.frontend_processes.messages import (
     Cancel,
     Reply,
     ToCore,
     ToFrontend,
     decode_to_frontend,
-    encode_message,
 )
-from stub.wire.messages import BlockRelease, join_messages
+from host.instances.ring_link import FULL_RING_PAUSE
+from stub.wire.messages import BlockRelease
 
 ARENA = struct.Struct("<QQ")
 """The number and the limit of an arena, sent with its descriptor."""
@@ -37,7 +37,6 @@ CORE_GONE_STATUS = 1
 OUT_OF_MEMORY_STATUS = 2
 """The exit status of a frontend process that has got no memory."""
 
-_MAX_FRAME_MESSAGES = 64
 _ANSWER_SECONDS = 30.0  # the core replies at once, unless its event loop is blocked
 
 
@@ -45,28 +44,26 @@ class CoreSilent(HostError):
     """The core has not replied to a question."""
 
 
-class CoreLink:
+class CoreLink(MessageLink):
     """`on_message` is called with every message but replies; `on_arena` with each new arena.
 
-    The process ends if the core does, or if it breaks the protocol. Messages of one turn of the
-    event loop are sent in one frame, with the blocks that `collect_releases` returns.
+    The process ends if the core does, or if it breaks the protocol.
     """
 
     def __init__(
         self,
-        files: LinkFiles,
+        rings: int,
+        events: tuple[int, int],
         control: socket.socket,
         on_message: Callable[[ToFrontend], None],
         on_arena: Callable[[int, int, int], None],
         collect_releases: Callable[[], BlockRelease | None],
     ) -> None:
-        self._collect_releases = collect_releases
-        self.state = SharedState(files)
+        super().__init__(rings, events, False, self._on_frame, self._on_error, collect_releases)
+        self.state = SharedState(rings)
         self.numbers = itertools.count(1)
         self._on_message = on_message
         self._on_arena = on_arena
-        self._loop = asyncio.get_running_loop()
-        self._unsent: list[bytes] = []  # encoded messages
         self._replies: dict[int, asyncio.Future[bytes]] = {}
         self._awaited = 0  # the number of the question that blocks this process
         self._answers: list[Reply] = []  # to that question
@@ -75,35 +72,6 @@ class CoreLink:
         self._control = control
         control.setblocking(False)
         self._loop.add_reader(control.fileno(), self.read_arenas)
-        self._ring = RingLink(files, False, self._on_frame, self._on_error)
-        self.inline_limit = self._ring.inline_limit
-
-    def send(self, message: ToCore) -> None:
-        """Sends a message at the end of this turn of the event loop.
-
-        Raises ValueError, TypeError or OverflowError if it cannot be encoded.
-        """
-        encoded = encode_message(message)
-        if not self._unsent:
-            self._loop.call_soon(self.flush)
-        self._unsent.append(encoded)
-        if len(self._unsent) >= _MAX_FRAME_MESSAGES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Sends the messages of this turn now."""
-        if self._unsent:
-            messages, self._unsent = self._unsent, []
-            releases = self._collect_releases()
-            if releases is not None:
-                messages.append(encode_message(releases))
-            self._ring.send(join_messages(messages))
-
-    def flush_releases(self) -> None:
-        """Sends the blocks that this process has released since the last message."""
-        releases = self._collect_releases()
-        if releases is not None:
-            self.send(releases)
 
     async def ask(self, question: ToCore, number: int) -> bytes:
         """Sends a question, and waits for its reply. Raises HostError.
@@ -138,10 +106,10 @@ class CoreLink:
                         ErrorCode.UNAVAILABLE,
                         f"the server did not respond within {_ANSWER_SECONDS:g} s",
                     )
-                if not self._ring.flush():  # the ring is full: no timer runs meanwhile
+                if not self.sender.send_unsent():  # the ring is full: no timer runs meanwhile
                     left = min(left, FULL_RING_PAUSE)
-                if self._ring.wait(left):
-                    self._ring.read_available()
+                if self.receiver.wait(left):
+                    self.receiver.read_announced()
             answer = self._answers.pop()
         finally:
             self._awaited = 0

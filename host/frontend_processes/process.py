@@ -19,7 +19,6 @@ from host.frontend_processes.core_link import CoreLink, end_without_memory
 from host.frontend_processes.core_proxy import CoreProxy
 from host.frontend_processes.forwarding import Forwarder
 from host.frontend_processes.frontend_memory import FrontendMemory
-from host.frontend_processes.link import LinkFiles
 from host.frontend_processes.sandbox import restrict_process
 from host.frontend_processes.shared_budget import SharedReceiveBudget
 from host.frontend_processes.spawn import FrontendSpawn
@@ -63,9 +62,9 @@ class FrontendProcess:
             lambda: self._link.flush_releases(),
         )
         self._memory.open_arena(HOST_ARENA, spawn.host_arena_fd, spawn.limit)
-        files = LinkFiles(spawn.rings, spawn.to_frontend, spawn.to_core)
         self._link = CoreLink(
-            files,
+            spawn.rings,
+            (spawn.to_frontend, spawn.to_core),
             socket.socket(fileno=spawn.control),
             self._on_message,
             self._memory.open_arena,

@@ -9,8 +9,9 @@ class FrontendSpawn(msgspec.Struct):
     """The arguments of a frontend process. Descriptors are numbers in that process.
 
     `index`: 0, 1, ... `control`: the socket that brings arenas, and shows the end of the core.
-    `rings`, `to_frontend`, `to_core`: as `LinkFiles`. `limit`: bytes of an arena. `grpc`, `http`:
-    listening sockets; -1 for none. `budget`, `budget_size`: of a `BudgetFile`.
+    `rings`, and the eventfds `to_frontend` and `to_core`: of the `RingFiles`. `limit`: bytes of an
+    arena. `grpc`, `http`: listening sockets; -1 for none. `budget`, `budget_size`: of a
+    `BudgetFile`.
     """
 
     index: int

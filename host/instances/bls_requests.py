@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from host.errors import ErrorCode, HostError, internal
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
-from host.instances.channel import BLS, WORK
 from host.instances.services import HostServices
-from host.instances.transfer import TensorTransfer
+from host.instances.transfer import BLS, WORK, TensorTransfer
 from stub.wire import messages as m
 from stub.wire.payload import WireResponse
 from stub.wire.session import Session, State

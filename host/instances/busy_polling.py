@@ -163,8 +163,8 @@ class Doorbell:
         self._woken = False  # since it was sent work
         self._unannounced = 0  # frames of work that it was not notified of yet
 
-    def announce_frame(self) -> None:
-        """Counts one more frame of work for the stub.
+    def announce_frames(self, number: int = 1) -> None:
+        """Counts more frames of work for the stub.
 
         A busy stub is notified once the loop has read all that arrived: a process that is woken on
         this core runs at once, and would do so for every request (docs/explanation/decisions/0020).
@@ -174,16 +174,16 @@ class Doorbell:
         source = busy_poller._last_source
         if source is not None:
             busy_poller._on_work_sent(self, source)
-        self._unannounced += 1
+        self._unannounced += number
         if not self._sent_at:
             self._write_event()
             self._sent_at = busy_poller.clock()
             if self._is_quick:
                 busy_poller._stubs_awaited += 1
                 busy_poller._schedule_busy_poll()
-        elif self._unannounced == _MAX_UNANNOUNCED:
+        elif self._unannounced >= _MAX_UNANNOUNCED:
             self._write_event()
-        elif self._unannounced == 1:
+        elif self._unannounced == number:
             asyncio.get_running_loop().call_soon(self._write_event)
 
     def _write_event(self) -> None:

@@ -12,15 +12,9 @@ import zmq
 from host.errors import internal
 from host.system.files import PrivateDirectory
 
-WORK, SERVICE, OUTBOX = b"w", b"s", b"o"
-"""Suffixes of a stub's three sockets, after its token."""
-
-BLS = b"b"
-"""In place of a socket: the ring of BLS responses."""
-
 _MAX_FRAMES_PER_TURN = 256  # frames handled before other callbacks of the loop run
 _MAX_TURN_SECONDS = 0.005  # after this time, too, other callbacks run
-_MAX_WAITING_FRAMES = 32  # frames of one socket of a stub that ZeroMQ receives ahead
+_MAX_WAITING_FRAMES = 32  # frames of one stub that ZeroMQ receives ahead
 
 FrameHandler = Callable[[bytes], None]
 
@@ -28,9 +22,9 @@ FrameHandler = Callable[[bytes], None]
 class Channel:
     """One ROUTER socket in a private directory. Belongs to the event loop it was made in.
 
-    ZeroMQ receives at most 32 frames ahead from each socket of a stub; the next ones wait in the
-    stub. So a stub that sends more than the host can handle does not fill the host's memory. No
-    frame is lost and nothing blocks for good, because the host never stops reading.
+    It carries what has no ring: the messages for the service threads of stubs. A stub sends one
+    frame, so that the socket knows it. ZeroMQ receives at most 32 frames ahead from each stub, and
+    the host never stops reading: a stub that sends more neither fills its memory nor blocks.
     """
 
     def __init__(self) -> None:
@@ -51,7 +45,7 @@ class Channel:
                 f"cannot open a socket at {error.filename}: {error.strerror}; set TMPDIR to a short"
                 " path of a folder that can be written to"
             ) from error
-        self._handlers: dict[bytes, FrameHandler] = {}
+        self._handlers: dict[bytes, FrameHandler] = {}  # by token
         self._fd: int = self._socket.FD  # readable when the socket may have something to read
         self._reading = False
         self._loop.add_reader(self._fd, self._read)
@@ -92,20 +86,18 @@ class Channel:
 
     def register(self, token: str, handler: FrameHandler) -> None:
         """Passes every frame of the stub with this token to `handler`."""
-        for suffix in (WORK, SERVICE, OUTBOX):
-            self._handlers[token.encode() + suffix] = handler
+        self._handlers[token.encode()] = handler
 
     def unregister(self, token: str) -> None:
         """Drops whatever this stub still sends."""
-        for suffix in (WORK, SERVICE, OUTBOX):
-            self._handlers.pop(token.encode() + suffix, None)
+        self._handlers.pop(token.encode(), None)
 
-    def send(self, address: bytes, frame: bytes) -> None:
-        """Sends a frame to a socket of a stub: its token and WORK or SERVICE.
+    def send(self, token: str, frame: bytes) -> None:
+        """Sends a frame to the service thread of a stub.
 
         Frames for a stub that is gone are dropped.
         """
-        self._socket.send(address, zmq.SNDMORE)
+        self._socket.send(token.encode(), zmq.SNDMORE)
         self._socket.send(frame)
         # ZeroMQ signals only new input, and sending may have consumed the signal.
         if not self._reading and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:

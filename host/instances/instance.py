@@ -300,9 +300,9 @@ class Instance:
         """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""
         self._link.set_log_levels(levels)
 
-    def read_announced(self) -> asyncio.Future[None] | None:
-        """Handles what the stub has sent so far; all of it once the event is set."""
-        return self._link.read_announced()
+    def read_announced(self) -> None:
+        """Handles what the stub has sent so far."""
+        self._link.read_announced()
 
     def _on_log_line(self, line: m.LogLine) -> None:
         self._log.log_model_line(line, self.session.calls_of_batch(line.batch))

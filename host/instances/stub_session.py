@@ -18,13 +18,12 @@ from host.inference.request import ExecutionTimes, InferResponse, Tensor
 from host.instances.batch import Batch
 from host.instances.block_releases import ReleaseTimer, arena_full_error
 from host.instances.bls_requests import BlsRequest, BlsRequests
-from host.instances.channel import WORK
 from host.instances.client_memory import write_outputs
 from host.instances.flow_control import ACK_COUNT, FlowControlSettings, ResponseAckSender
 from host.instances.link import Link, ReclaimedFrame
 from host.instances.services import HostServices
 from host.instances.stub_log import StubLog
-from host.instances.transfer import TensorTransfer
+from host.instances.transfer import WORK, TensorTransfer
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull
 from stub.wire.payload import INLINE_ALWAYS, WireRequest, WireResponse

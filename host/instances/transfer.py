@@ -10,7 +10,6 @@ from host.inference.request import InferRequest, InferResponse, Tensor, copy_fro
 from host.inference.shared_memory_bytes import SharedMemoryBytes
 from host.instances.arenas import ArenaFile, Arenas
 from host.instances.block_releases import ReleaseTimer, arena_full_error
-from host.instances.channel import SERVICE, WORK
 from host.instances.client_memory import is_in_place
 from stub.wire.arena import ArenaFull, Block, BlockReferences
 from stub.wire.datatypes import CODES, NAMES
@@ -27,6 +26,9 @@ from stub.wire.payload import (
     WireResponse,
     WireTensor,
 )
+
+WORK, BLS = "work", "BLS responses"
+"""The rings to a stub whose frames contain tensors."""
 
 # TritonError codes by number.  Source: docs/reference/model-api.md, "Errors".
 _ERRORS = (
@@ -67,8 +69,8 @@ class TensorTransfer:
         self._stub_arena_number = stub_arena.number
         self._exported = BlockReferences()
         stub_arena.set_drop_handler(release_timer.schedule)
-        # By socket: different threads of the stub read them, so each must announce arenas.
-        self._announced: dict[bytes, set[int]] = {}
+        # By ring: different threads of the stub read them, so each must announce arenas.
+        self._announced: dict[str, set[int]] = {WORK: set(), BLS: set()}
 
     @property
     def arena(self) -> ArenaFile:
@@ -79,7 +81,7 @@ class TensorTransfer:
     # To the stub
 
     def encode_request(
-        self, request: InferRequest, socket: bytes, frame: list[ToStub], batch_requests: int = 1
+        self, request: InferRequest, ring: str, frame: list[ToStub], batch_requests: int = 1
     ) -> WireRequest:
         """Converts a request of a batch of `batch_requests`; adds announcements to `frame`.
 
@@ -89,19 +91,19 @@ class TensorTransfer:
         inputs = request.inputs
         for tensor in inputs:
             if len(tensor.data) > INLINE_ALWAYS and not isinstance(tensor.owner, Block):
-                self._place_in_shared_memory(inputs, socket, batch_requests)
+                self._place_in_shared_memory(inputs, ring, batch_requests)
                 break
         if request.reserved_memory is not None:
             _release_message(request)
         wanted = request.output_placement or request.output_placement_hints
-        placement = self._encode_output_placement(wanted, socket, frame) if wanted else None
+        placement = self._encode_output_placement(wanted, ring, frame) if wanted else None
         encoded: list[WireTensor] = []
         try:
             for tensor in inputs:
                 encoded.append(  # noqa: PERF401 - the list is complete up to an error
                     WireTensor(tensor.name, CODES[tensor.datatype], tensor.shape, tensor.data)  # type: ignore[arg-type]
                     if tensor.owner is None
-                    else self._encode_tensor(tensor, socket, frame)
+                    else self._encode_tensor(tensor, ring, frame)
                 )
         except Exception:  # ArenaFull, or a defect: either way, the caller gets no blocks
             for wire in encoded:
@@ -129,7 +131,7 @@ class TensorTransfer:
         return size <= INLINE_ALWAYS or size <= self._inline_limit()
 
     def encode_response(
-        self, response: InferResponse, socket: bytes, frame: list[ToStub]
+        self, response: InferResponse, ring: str, frame: list[ToStub]
     ) -> WireResponse:
         """Converts a response; if it does not fit into memory, into an error."""
         error = response.error
@@ -137,57 +139,53 @@ class TensorTransfer:
             try:
                 for output in response.outputs:
                     if len(output.data) > INLINE_ALWAYS:
-                        self._place_in_shared_memory(response.outputs, socket)
+                        self._place_in_shared_memory(response.outputs, ring)
                         break
             except ArenaFull as full:
                 error = arena_full_error(full)
             else:
-                outputs = [
-                    self._encode_tensor(output, socket, frame) for output in response.outputs
-                ]
+                outputs = [self._encode_tensor(output, ring, frame) for output in response.outputs]
                 return WireResponse(outputs, response.parameters)
         return WireResponse([], {}, WireError(_ERROR_NUMBERS[error.code], error.message))
 
     def _place_in_shared_memory(
-        self, tensors: Sequence[Tensor], socket: bytes, batch_requests: int = 1
+        self, tensors: Sequence[Tensor], ring: str, batch_requests: int = 1
     ) -> None:
         """Moves tensors that are too long for a message to shared memory. Raises ArenaFull."""
-        limit = INLINE_ALWAYS
-        if socket != SERVICE:  # the ring's limit; other messages leave room for each other
-            room = self._inline_limit if socket == WORK else self._bls_inline_limit
-            limit = room() // batch_requests
-            if _movable_bytes(tensors) <= limit:
-                return
-            limit = max(INLINE_ALWAYS, limit // len(tensors))
+        room = self._inline_limit if ring == WORK else self._bls_inline_limit
+        limit = room() // batch_requests
+        if _movable_bytes(tensors) <= limit:
+            return
+        limit = max(INLINE_ALWAYS, limit // len(tensors))
         for tensor in tensors:
             self._arenas.place_tensor(tensor, limit)
 
-    def _encode_tensor(self, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
+    def _encode_tensor(self, tensor: Tensor, ring: str, frame: list[ToStub]) -> WireTensor:
         """Converts a tensor and exports its block: nothing may fail after that."""
         code = CODES[tensor.datatype]
         block = tensor.owner
         if not isinstance(block, Block):
             return WireTensor(tensor.name, code, tensor.shape, bytes(tensor.data))
         if block.arena not in (0, self._stub_arena_number):
-            self._announce_arena(block.arena, socket, frame)
+            self._announce_arena(block.arena, ring, frame)
         self._exported.export_block(block)
         return WireTensor(
             tensor.name, code, tensor.shape, None, block.arena, block.offset, block.size
         )
 
-    def _announce_arena(self, arena: int, socket: bytes, frame: list[ToStub]) -> None:
-        announced = self._announced.setdefault(socket, set())
+    def _announce_arena(self, arena: int, ring: str, frame: list[ToStub]) -> None:
+        announced = self._announced[ring]
         if arena not in announced:
             frame.append(self._arenas.announcement(arena))
             announced.add(arena)
 
     def _encode_output_placement(
-        self, wanted: Mapping[str, object], socket: bytes, frame: list[ToStub]
+        self, wanted: Mapping[str, object], ring: str, frame: list[ToStub]
     ) -> dict[str, OutputPlacement]:
         placements: dict[str, OutputPlacement] = {}
         for name, block in wanted.items():
             assert isinstance(block, Block)
-            self._announce_arena(block.arena, socket, frame)
+            self._announce_arena(block.arena, ring, frame)
             placements[name] = block.arena, block.offset, block.size
         return placements
 

@@ -71,9 +71,6 @@ def _models(registry: Registry, name: str) -> Iterator[LoadedModel]:
                     yield version.model
 
 
-_CATCH_UP_TIMEOUT_S = 1.0  # seconds that a scrape waits for metric updates of stubs
-
-
 class MetricsCollector:
     """Collects the server's numbers when asked, and those of the machine at intervals.
 
@@ -121,11 +118,6 @@ class MetricsCollector:
         machine.sample()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._sample_interval, self._sample_machine, machine)
-
-    async def collect_after_catch_up(self) -> list[MetricFamily]:
-        """As `collect`, after all updates that stubs have sent so far."""
-        await self._pool.catch_up(_CATCH_UP_TIMEOUT_S)
-        return self.collect()
 
     def collect(self) -> list[MetricFamily]:
         """All metrics now; first reads the updates that stubs have sent."""

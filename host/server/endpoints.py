@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from host.access.api_keys import DEFAULT_CATEGORIES, ApiKeys
@@ -134,9 +134,7 @@ class Endpoints:
             recording=options.allow_recording,
         )
 
-    async def start_metrics(
-        self, families: Callable[[], Awaitable[Iterable[MetricFamily]]]
-    ) -> None:
+    async def start_metrics(self, families: Callable[[], Iterable[MetricFamily]]) -> None:
         """Opens the metrics endpoint. Raises HostError."""
         address = self._options.metrics_host
         timeouts = make_timeouts(self._options)

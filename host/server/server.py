@@ -193,7 +193,7 @@ class Server:
         await endpoints.start(components.core, connection_hook, processes)
         if options.allow_metrics:
             collector = self._open_metrics_collector(components)
-            await endpoints.start_metrics(collector.collect_after_catch_up)
+            await endpoints.start_metrics(collector.collect)
         self._refuse_exiting()
         return components
 
@@ -221,7 +221,7 @@ class Server:
         """
         components = self._open_components
         collector = self._metrics_collector or self._open_metrics_collector(components)
-        return await collector.collect_after_catch_up()
+        return collector.collect()
 
     def queue_state(self, model: str = "") -> QueueState:
         """How full the queue of a model is; "" is all models together."""

@@ -1,21 +1,28 @@
-"""A ring buffer of frames in shared memory, with one writer and one reader process.
+"""A ring of frames in shared memory, with one writer and one reader process, and its eventfd.
 
-The ring does not signal: the writer adds the number of new frames to an eventfd, and that system
-call also orders memory between the two. So the reader sees only complete frames, and a writer that
-is killed while it writes has not announced the frame.
+The writer adds the number of new records to the eventfd, and that system call also orders memory
+between the two. So the reader sees only complete records, and a writer that is killed while it
+writes has not announced the record. A long frame is written as several records. What the ring has
+no room for waits in the writer, so there is one order.
 """
 
+import os
 import struct
-from typing import Optional, Tuple
+import sys
+from collections import deque
+from typing import Deque, List, Optional, Union
 
 from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT
 from stub.wire.shared_file import Mapping, create_shared_file
 
 RING_BYTES = 1 << 19
-"""Bytes of shared memory in one ring. Frames over a quarter of it are sent by ZeroMQ."""
+"""Bytes of shared memory in one ring."""
+
+WORK_RING, HOST_RING, BLS_RING = 0, 1, 2
+"""The rings of a stub: work for it, its frames for the host, and BLS responses for it."""
 
 WAKE_EARLY = 1 << 32
-"""Added to a stub's eventfd shortly before work is sent; each frame adds one."""
+"""Added to a stub's eventfd shortly before work is sent; each record adds one."""
 
 RECLAIMABLE = 1 << 7
 """Flag of the ring of work: the host may reclaim announced frames, so the stub takes one at a time.
@@ -23,34 +30,27 @@ RECLAIMABLE = 1 << 7
 The lower bits are the log levels that the host writes.
 """
 
-END_OF_OVERFLOW = b""
-"""Sent by ZeroMQ: the next BLS responses are in their ring again."""
-
 BUSY_POLL_SECONDS = 500e-6
 """How long either end busy-polls for a message that is announced."""
 
-_MAX_FRAME = RING_BYTES // 4
+_MAX_RECORD = RING_BYTES // 4
+_PIECE_BYTES = 1 << 16  # of a frame that needs several records
 _START = 64  # the reader's position and the flags have their own cache line
 _FLAGS = 8  # offset of the flags
 _LENGTH = struct.Struct("<I")
-_WRAP, _OVERFLOW = 0xFFFFFFFE, 0xFFFFFFFF  # special values of a length
+_WRAP = 0xFFFFFFFF  # instead of a length: the next record is at the start
+_MORE = 1 << 31  # flag of a length: the frame continues in the next record
 _CAPACITY = RING_BYTES - _START
 
 
-def create_ring_file(name: str) -> int:
-    """Creates a file for three rings; returns its descriptor. Raises OSError."""
-    return create_shared_file(name, 3 * RING_BYTES)
+def create_ring_file(name: str, rings: int) -> int:
+    """Creates a file for rings; returns its descriptor. Raises OSError."""
+    return create_shared_file(name, rings * RING_BYTES)
 
 
-def map_rings(fd: int) -> Tuple[memoryview, memoryview]:
-    """Returns the memory of the ring of work to the stub, and of the ring to the host."""
-    view = Mapping(fd, 2 * RING_BYTES, writable=True).view
-    return view[:RING_BYTES], view[RING_BYTES:]
-
-
-def map_bls_ring(fd: int) -> memoryview:
-    """Returns the memory of the ring of BLS responses to the stub."""
-    return Mapping(fd, 3 * RING_BYTES, writable=True).view[2 * RING_BYTES :]
+def map_ring(fd: int, number: int) -> memoryview:
+    """Returns the memory of one of the rings in a file."""
+    return Mapping(fd, RING_BYTES, writable=True, offset=number * RING_BYTES).view
 
 
 class RingError(Exception):
@@ -58,55 +58,69 @@ class RingError(Exception):
 
 
 class RingWriter:
-    """Writes frames into `memory` (RING_BYTES long), which is zeroed at first."""
+    """Writes frames into `memory` (RING_BYTES long), which is zeroed at first.
+
+    Its caller announces the records that it has written.
+    """
 
     def __init__(self, memory: memoryview) -> None:
+        self.unsent: Deque[memoryview] = deque()
+        """What the ring had no room for: frames, and the rest of a frame."""
         self._memory = memory
         self._position = _position_view(memory)
         self._written = 0  # bytes since the start; modulo _CAPACITY it is the position
 
-    def try_write(self, frame: bytes) -> bool:
-        """Writes a frame; returns False if it is too long, or the ring too full."""
+    def write(self, frame: bytes) -> int:
+        """Writes a frame; returns the records to announce. What has no room waits for `flush`."""
+        if not self.unsent and self.try_write(frame):
+            return 1
+        self.unsent.append(memoryview(frame))
+        return self.flush()
+
+    def flush(self) -> int:
+        """Writes what waits, as far as there is room; returns the records to announce."""
+        unsent, records = self.unsent, 0
+        while unsent:
+            frame = unsent[0]
+            if len(frame) <= _MAX_RECORD:
+                if not self.try_write(frame):
+                    break
+                unsent.popleft()
+            else:
+                if not self.try_write(frame[:_PIECE_BYTES], _MORE):
+                    break
+                unsent[0] = frame[_PIECE_BYTES:]
+            records += 1
+        return records
+
+    def try_write(self, frame: Union[bytes, memoryview], flag: int = 0) -> bool:
+        """Writes a record; returns False if it is too long, or the ring too full."""
         size = len(frame)
-        if size > _MAX_FRAME:
+        if size > _MAX_RECORD:
             return False
         position = self._written % _CAPACITY
         tail = _CAPACITY - position
         needed = (_LENGTH.size + size + 3) & ~3  # a record starts at a word: none wraps around
         if needed > tail:
             needed += tail  # the end of the ring stays unused
-        # Reserves one word for an overflow marker.
-        if needed + _LENGTH.size > _CAPACITY - (self._written - self._position[0]):
+        if needed > _CAPACITY - (self._written - self._position[0]):
             return False
         if needed > tail:
             _LENGTH.pack_into(self._memory, _START + position, _WRAP)
             position = 0
         at = _START + position
-        _LENGTH.pack_into(self._memory, at, size)
+        _LENGTH.pack_into(self._memory, at, size | flag)
         at += _LENGTH.size
         self._memory[at : at + size] = frame
         self._written += needed
-        return True
-
-    def write_overflow_marker(self) -> bool:
-        """Marks that the next frame is sent by ZeroMQ; returns False if even the marker has no
-        room.
-        """
-        if self._free_bytes() < _LENGTH.size:
-            return False
-        _LENGTH.pack_into(self._memory, _START + self._written % _CAPACITY, _OVERFLOW)
-        self._written += _LENGTH.size
         return True
 
     def inline_limit(self) -> int:
         """Returns the bytes of inline tensors for the next frame that leave room for further
         frames.
         """
-        return max(INLINE_ALWAYS, min(INLINE_LIMIT, self._free_bytes() // 4))
-
-    def is_empty(self) -> bool:
-        """Whether the reader has read all that was written."""
-        return self._free_bytes() == _CAPACITY
+        free = _CAPACITY - (self._written - self._position[0])
+        return max(INLINE_ALWAYS, min(INLINE_LIMIT, free // 4))
 
     @property
     def position(self) -> int:
@@ -123,42 +137,69 @@ class RingWriter:
 
     def close(self) -> None:
         """Releases the memory; no frame can be written any more."""
+        self.unsent.clear()
         self._memory, self._position = memoryview(b""), _position_view(memoryview(bytes(8)))
-
-    def _free_bytes(self) -> int:
-        return _CAPACITY - (self._written - self._position[0])
 
 
 class RingReader:
-    """Reads announced frames, in order."""
+    """Reads announced frames, in order. `event`: the eventfd of the ring, which does not block.
 
-    def __init__(self, memory: memoryview) -> None:
+    `max_bytes`: of a frame.
+    """
+
+    def __init__(self, memory: memoryview, event: int, max_bytes: int = sys.maxsize) -> None:
+        self.event = event
+        self.announced = 0  # records that were not read
         self._memory = memory
         self._position = _position_view(memory)
         self._read = 0
+        self._max_bytes = max_bytes
+        self._pieces: List[bytes] = []  # of the frame whose next record was not read
+        self._pieces_bytes = 0
+
+    def receive_announcements(self) -> bool:
+        """Learns of new records; returns whether there are any.
+
+        If the writer may reclaim frames, it learns of one only.
+        """
+        try:
+            announced = int.from_bytes(os.read(self.event, 8), sys.byteorder) % WAKE_EARLY
+        except BlockingIOError:
+            return False  # nothing new
+        if announced > 1 and self._memory[_FLAGS] & RECLAIMABLE:
+            os.write(self.event, (announced - 1).to_bytes(8, sys.byteorder))
+            announced = 1
+        self.announced += announced
+        return announced > 0
 
     def read_frame(self) -> Optional[bytes]:
-        """Returns the next frame; None if it is sent by ZeroMQ. Raises RingError.
-
-        Call it exactly once for each announced frame.
-        """
-        position = self._read % _CAPACITY
-        size: int = _LENGTH.unpack_from(self._memory, _START + position)[0]
-        if size == _WRAP:
-            self._read += _CAPACITY - position
-            position = 0
-            size = _LENGTH.unpack_from(self._memory, _START)[0]
-        if size == _OVERFLOW:
-            self._read += _LENGTH.size
-            frame = None
-        else:
+        """Returns the next frame whose records were all announced, if any. Raises RingError."""
+        while self.announced:
+            self.announced -= 1
+            position = self._read % _CAPACITY
+            size: int = _LENGTH.unpack_from(self._memory, _START + position)[0]
+            if size == _WRAP:
+                self._read += _CAPACITY - position
+                position = 0
+                size = _LENGTH.unpack_from(self._memory, _START)[0]
+            more, size = size & _MORE, size & ~_MORE
             at = _START + position + _LENGTH.size
-            if size > _MAX_FRAME or at + size > RING_BYTES:
+            if size > _MAX_RECORD or at + size > RING_BYTES:
                 raise RingError(f"a frame of {size} bytes at {position}")
-            frame = bytes(self._memory[at : at + size])
+            record = bytes(self._memory[at : at + size])
             self._read += (_LENGTH.size + size + 3) & ~3
-        self._position[0] = self._read
-        return frame
+            self._position[0] = self._read
+            if more or self._pieces:
+                self._pieces_bytes += size
+                if self._pieces_bytes > self._max_bytes:
+                    raise RingError(f"a frame of more than {self._max_bytes} bytes")
+                self._pieces.append(record)
+                if more:
+                    continue
+                record = b"".join(self._pieces)
+                self._pieces, self._pieces_bytes = [], 0
+            return record
+        return None
 
     def flags(self) -> int:
         """Returns the writer's byte."""
@@ -166,6 +207,7 @@ class RingReader:
 
     def close(self) -> None:
         """Releases the memory."""
+        self.announced = 0
         self._memory = self._position = memoryview(b"")
 
 

@@ -290,9 +290,7 @@ PROTOCOL_VIOLATIONS = {
         "struct.pack_into('<I', channel._ring._memory, 64 + channel._ring._written, 1 << 31);"
         " announce()"
     ),
-    "sends garbage elsewhere": (
-        "channel._ring.write_overflow_marker(); channel._outbox.send(b'garbage'); announce()"
-    ),
+    "writes a long frame that is none": ("announce(channel._ring.write(b'\\xc1' * (1 << 18)))"),
     "says hello again": "channel._ring.try_write(encode([Hello()])); announce()",
     "returns what it was not lent": "channel.send([BlockRelease([(0, 1 << 40, 1)])])",
     "answers a batch that it does not have": "channel.send([Response(1 << 40, 0, None)])",
@@ -341,9 +339,13 @@ def test_unannounced_frames_from_a_stub_are_ignored(
     repository: RepositoryBuilder,
 ) -> None:
     config = (MODELS / "identity" / "config.pbtxt").read_text()
-    repository.add(
-        "talks", STUB_INTERNALS_MODEL.format(attack="channel._outbox.send(b'garbage')"), config
+    attack = (
+        "from pb_utils import _runtime;"
+        " receive = channel.receive_service; channel.receive_service ="
+        " lambda *given: (channel._service.send(b'garbage'), receive(*given))[1];"
+        " _runtime.current()._wake()"  # the thread to which the socket belongs
     )
+    repository.add("talks", STUB_INTERNALS_MODEL.format(attack=attack), config)
 
     async def main() -> None:
         async with serving(repository) as bench:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import Header, Message, Receive, Send
@@ -18,7 +18,7 @@ _JSON = "application/json"
 class MetricsApp:
     """The ASGI application of the metrics port; calls `families` on each scrape."""
 
-    def __init__(self, families: Callable[[], Awaitable[Iterable[MetricFamily]]]) -> None:
+    def __init__(self, families: Callable[[], Iterable[MetricFamily]]) -> None:
         self._families = families
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -35,7 +35,7 @@ class MetricsApp:
     async def _scrape(self, scope: Message, send: Send) -> None:
         accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
         try:
-            kind, body = render_exposition(await self._families(), accept.decode("latin-1"))
+            kind, body = render_exposition(self._families(), accept.decode("latin-1"))
         except Exception as error:  # a defect of ours
             _log.error("unexpected failure of a scrape", exc_info=error)
             text = f"unexpected failure: {type(error).__name__}"

@@ -106,7 +106,7 @@ class StubPeer:
             messages += wakeup.messages
             if work in wakeup.descriptors:
                 messages += channel.receive_work()
-                while channel._pending_frames:
+                while channel._inbox.announced:
                     messages += channel.receive_work()
             for message in messages:
                 self.received.append(message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,12 +25,13 @@ from stub.wire.arena import Arena, ArenaReader, Block, create_arena_file
 from stub.wire.datatypes import CODES
 from stub.wire.payload import WireRequest, WireResponse, WireTensor
 from stub.wire.ring import (
-    END_OF_OVERFLOW,
+    BLS_RING,
+    HOST_RING,
+    WORK_RING,
     RingReader,
     RingWriter,
     create_ring_file,
-    map_bls_ring,
-    map_rings,
+    map_ring,
 )
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
@@ -72,16 +74,16 @@ class HostPeer:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.RCVTIMEO, int(DEADLINE * 1000))
         self._router.bind(endpoint)
-        rings = create_ring_file("rings")
+        rings = create_ring_file("rings", 3)
         stub_arena = create_arena_file("pbhost-test-stub", ARENA_LIMIT)
         host_arena = create_arena_file("pbhost-test-host", ARENA_LIMIT)
         lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
-        self._work_event, self._host_event = os.eventfd(0), os.eventfd(0)
+        self._work_event, self._host_event = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
         self._bls_event = os.eventfd(0, os.EFD_NONBLOCK)
         self._stub_ended = os.eventfd(0)
-        to_stub, to_host = map_rings(rings)
-        self._ring, self._inbox = RingWriter(to_stub), RingReader(to_host)
-        self._bls_ring = RingWriter(map_bls_ring(rings))
+        self._ring = RingWriter(map_ring(rings, WORK_RING))
+        self._inbox = RingReader(map_ring(rings, HOST_RING), self._host_event)
+        self._bls_ring = RingWriter(map_ring(rings, BLS_RING))
         self.set_log_levels(0b1111)
         self._arena = Arena(HOST_ARENA, host_arena, ARENA_LIMIT)
         self._outputs = ArenaReader(stub_arena, ARENA_LIMIT)
@@ -113,9 +115,8 @@ class HostPeer:
         )  # the stub closes these descriptors
         self._thread = threading.Thread(target=self._run_stub, args=(spawn, model), daemon=True)
         self._thread.start()
-        for _ in range(3):  # the service socket exists after this
-            _, frame = self._router.recv_multipart()
-            assert m.decode_to_host(frame) == [m.Hello()]
+        _, frame = self._router.recv_multipart()  # the service socket exists after this
+        assert m.decode_to_host(frame) == [m.Hello()]
 
     def _run_stub(self, spawn: SpawnArguments, model: Model) -> None:
         try:
@@ -137,21 +138,19 @@ class HostPeer:
 
     def send_service(self, *messages: m.ToStub) -> None:
         """Sends one frame to the service thread."""
-        self._router.send_multipart([b"ts", m.encode(messages)])
+        self._router.send_multipart([b"t", m.encode(messages)])
 
     def send_bls(self, *messages: m.ToStub) -> None:
-        """Sends one frame by the ring of BLS responses."""
-        assert self._bls_ring.try_write(m.encode(messages))
-        os.eventfd_write(self._bls_event, 1)
-
-    def begin_bls_overflow(self) -> None:
-        """Writes the marker after which BLS responses come with the service messages."""
-        assert self._bls_ring.write_overflow_marker()
-        os.eventfd_write(self._bls_event, 1)
-
-    def end_bls_overflow(self) -> None:
-        """Sends the frame after which BLS responses come by their ring again."""
-        self._router.send_multipart([b"ts", END_OF_OVERFLOW])
+        """Sends one frame by the ring of BLS responses, as fast as the stub reads it."""
+        end = time.monotonic() + DEADLINE
+        records = self._bls_ring.write(m.encode(messages))
+        while True:
+            os.eventfd_write(self._bls_event, records)
+            if not self._bls_ring.unsent:
+                return
+            assert time.monotonic() < end, "the stub does not read its ring"
+            os.sched_yield()
+            records = self._bls_ring.flush()
 
     def drain_service_messages(self) -> None:
         """Returns when the service thread has handled all messages that were sent to it."""
@@ -161,18 +160,17 @@ class HostPeer:
 
     def receive_frame(self) -> list[m.ToHost]:
         """Waits for the next frame and returns it, without looking at those received before."""
+        while (received := self._inbox.read_frame()) is None:
+            self._wait_for_records()
+        return m.decode_to_host(received)
+
+    def _wait_for_records(self) -> None:
         poller = select.poll()
         poller.register(self._host_event, select.POLLIN)
         poller.register(self._stub_ended, select.POLLIN)
         ready = dict(poller.poll(int(DEADLINE * 1000)))
         assert self._host_event in ready, f"no message after {self._received}"
-        count = os.eventfd_read(self._host_event)
-        if count > 1:
-            os.eventfd_write(self._host_event, count - 1)
-        frame = self._inbox.read_frame()
-        if frame is None:
-            _, frame = self._router.recv_multipart()
-        return m.decode_to_host(frame)
+        self._inbox.receive_announcements()
 
     def receive(self, kind: type[Message]) -> Message:
         """Returns the next message of a kind; messages of other kinds wait for their own call."""

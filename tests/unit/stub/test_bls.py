@@ -358,25 +358,6 @@ def test_threads_that_wait_at_once_get_their_own_answers(
     assert output_value(host.receive(m.Response)) == 1
 
 
-def test_threads_wait_on_when_their_answers_come_by_zeromq(start_stub: StartStub) -> None:
-    """The thread that reads for the others sleeps on the ring, where its answer does not come."""
-
-    def execute(requests: Requests) -> Responses:
-        calls = [start_thread(exec_on_the_loop) for _ in range(3)]
-        return [response(sum(one.result(DEADLINE) for one in calls))]
-
-    host = start_stub(execute)
-    for _ in range(50):  # the service thread and the thread that reads race for the ring
-        host.send_batch(wire_request(1))
-        first, second, third = receive_requests(host, 3)
-        host.begin_bls_overflow()
-        host.send_service(m.BlsResponse(first.number, wire_response(1)))
-        host.send_service(m.BlsResponse(second.number, wire_response(20)))
-        host.end_bls_overflow()
-        host.send_bls(m.BlsResponse(third.number, wire_response(300)))
-        assert output_value(host.receive(m.Response)) == 321
-
-
 def test_threads_and_iterators_wait_at_the_same_time(start_stub: StartStub) -> None:
     """An iterator needs the service thread, which takes over from a thread that reads, and back."""
 
@@ -472,16 +453,12 @@ def test_answers_keep_their_order_when_their_ring_is_full(
     number = host.receive(m.BlsRequest).number
 
     def answer(value: int) -> m.BlsResponse:
-        return m.BlsResponse(number, wire_response(value), value == 60)
+        large = WireResponse(wire_response(value).outputs, {"filler": "x" * 30_000})
+        return m.BlsResponse(number, large, value == 60)
 
-    for start in (0, 20, 40):
-        for value in range(start, start + 10):
-            host.send_bls(answer(value))
-        host.begin_bls_overflow()
-        for value in range(start + 10, start + 20):
-            host.send_service(answer(value))
-        host.end_bls_overflow()
-    host.send_bls(answer(60))
+    host.send_bls(*map(answer, range(40)))  # a frame that is longer than the ring
+    for value in range(40, 61):
+        host.send_bls(answer(value))
     host.receive(m.Response)
     assert orders == [list(range(61))]
 

@@ -12,7 +12,7 @@ import zmq
 
 from stub.channel import Channel
 from stub.wire import messages as m
-from stub.wire.ring import RECLAIMABLE, WAKE_EARLY, RingWriter, create_ring_file, map_rings
+from stub.wire.ring import RECLAIMABLE, WAKE_EARLY, RingWriter, create_ring_file, map_ring
 from stub.wire.spawn import SpawnArguments
 
 WANTED = m.AutoComplete(m.ModelSource("/models/a", 1, "model.py"), "{}")
@@ -22,7 +22,7 @@ class Ends:
     """The stub's end and the host's end of a connection."""
 
     def __init__(self, endpoint: str) -> None:
-        self._rings, self._host_event = create_ring_file("rings"), os.eventfd(0)
+        self._rings, self._host_event = create_ring_file("rings", 3), os.eventfd(0)
         self._bls_event = os.eventfd(0, os.EFD_NONBLOCK)
         self.work_event = os.eventfd(0, os.EFD_NONBLOCK)
         self._context = zmq.Context()
@@ -30,7 +30,7 @@ class Ends:
         self._router.bind(endpoint)
         fds = (self._rings, self.work_event, self._host_event, self._bls_event)
         self.channel = Channel(SpawnArguments(endpoint, "t", "title", -1, *fds, 1, -1, 0, -1, 0))
-        self._ring = RingWriter(map_rings(self._rings)[0])
+        self._ring = RingWriter(map_ring(self._rings, 0))
 
     def wake_early(self) -> None:
         os.eventfd_write(self.work_event, WAKE_EARLY)

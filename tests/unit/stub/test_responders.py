@@ -32,7 +32,7 @@ class RegistryFixture:
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.bind(endpoint)
-        rings, arena = create_ring_file("rings"), create_arena_file("pbhost-test", 64 * PAGE)
+        rings, arena = create_ring_file("rings", 3), create_arena_file("pbhost-test", 64 * PAGE)
         events = [os.eventfd(0), os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)]
         self._descriptors = [rings, arena, *events]
         work, heard, bls = events

@@ -21,14 +21,14 @@ from stub.wire.ring import (
     RingReader,
     RingWriter,
     create_ring_file,
-    map_rings,
+    map_ring,
 )
 from tests.conftest import DEADLINE, ROOT
 
 LONGEST = RING_BYTES // 4
 START = 64
 ROOM = RING_BYTES - START
-WRAP, ELSEWHERE = 0xFFFFFFFE, 0xFFFFFFFF
+WRAP, MORE = 0xFFFFFFFF, 1 << 31
 GUARD = b"\xa5" * 4096
 
 sizes = st.one_of(
@@ -56,6 +56,18 @@ def frame_of(number: int, size: int) -> bytes:
     return bytes([number % 251 + 1]) * size
 
 
+class Reader(RingReader):
+    """A reader that is told of records without an eventfd."""
+
+    def __init__(self, memory: memoryview, max_bytes: int = sys.maxsize) -> None:
+        super().__init__(memory, -1, max_bytes)
+
+    def read_record(self) -> bytes | None:
+        """The frame that ends with the next record, if one does."""
+        self.announced += 1
+        return self.read_frame()
+
+
 class RingMachine(RuleBasedStateMachine):
     """Writes and reads frames in any order, and compares the ring with a queue."""
 
@@ -63,45 +75,50 @@ class RingMachine(RuleBasedStateMachine):
         super().__init__()
         self.guarded = Guarded()
         self.writer = RingWriter(self.guarded.memory)
-        self.reader = RingReader(self.guarded.memory)
-        self.expected: deque[bytes | None] = deque()
+        self.reader = Reader(self.guarded.memory)
+        self.expected: deque[bytes] = deque()
+        self.records = 0  # that were written and not read
         self.number = 0
 
     @rule(size=sizes)
     def write_frame(self, size: int) -> None:
         self.number += 1
         frame = frame_of(self.number, size)
-        if self.writer.try_write(frame):
-            assert size <= LONGEST
-            self.expected.append(frame)
-            return
-        if size <= LONGEST:
-            # The ring is full: frames, their lengths, one wrap and the reserved word.
-            taken = sum(len(entry or b"") + 8 for entry in self.expected)
-            assert taken + (size + 8) + (LONGEST + 8) + 8 > ROOM
-        if self.writer.write_overflow_marker():
-            self.expected.append(None)
+        self.records += self.writer.write(frame)
+        self.expected.append(frame)
 
     @rule()
-    def write_overflow_marker(self) -> None:
-        if self.writer.write_overflow_marker():
-            self.expected.append(None)
-        else:
-            assert self.expected
+    def flush(self) -> None:
+        self.records += self.writer.flush()
 
-    @precondition(lambda self: self.expected)
+    @precondition(lambda self: self.records)
     @rule(count=st.integers(1, 6))
-    def read_frames(self, count: int) -> None:
-        for _ in range(min(count, len(self.expected))):
-            assert self.reader.read_frame() == self.expected.popleft()
+    def read_records(self, count: int) -> None:
+        for _ in range(min(count, self.records)):
+            self.read_record()
+
+    def read_record(self) -> None:
+        self.records -= 1
+        frame = self.reader.read_record()
+        if frame is not None:
+            assert frame == self.expected.popleft()
 
     @invariant()
     def nothing_outside_was_written(self) -> None:
         self.guarded.check()
 
+    @invariant()
+    def an_empty_ring_has_room(self) -> None:
+        if not self.records:
+            self.records += self.writer.flush()
+            assert self.records or not self.writer.unsent
+
     def teardown(self) -> None:
         while self.expected:
-            assert self.reader.read_frame() == self.expected.popleft()
+            if not self.records:
+                self.records += self.writer.flush()
+            self.read_record()
+        assert not self.records and not self.writer.unsent
         self.guarded.check()
 
 
@@ -113,99 +130,105 @@ TestRing.settings = settings(max_examples=60, stateful_step_count=60, deadline=N
 @settings(max_examples=100, deadline=None)
 def test_frames_survive_a_wrap_at_every_alignment(start: int, lengths: list[int]) -> None:
     guarded = Guarded()
-    writer, reader = RingWriter(guarded.memory), RingReader(guarded.memory)
+    writer, reader = RingWriter(guarded.memory), Reader(guarded.memory)
     left = start * 4  # bytes to advance both positions by
     while left:
         step = min(left, LONGEST)
         assert writer.try_write(bytes(step - 4))
-        assert reader.read_frame() == bytes(step - 4)
+        assert reader.read_record() == bytes(step - 4)
         left -= step
     for number, length in enumerate(lengths):
         frame = frame_of(number, length)
         assert writer.try_write(frame)
-        assert reader.read_frame() == frame
+        assert reader.read_record() == frame
     guarded.check()
 
 
 @pytest.mark.parametrize("tail", range(4, 64, 4))
 def test_words_at_the_end_of_the_ring_are_used_or_skipped(tail: int) -> None:
     memory = memoryview(bytearray(RING_BYTES))
-    writer, reader = RingWriter(memory), RingReader(memory)
+    writer, reader = RingWriter(memory), Reader(memory)
     for step in (LONGEST, LONGEST, LONGEST, ROOM - 3 * LONGEST - tail):
         assert writer.try_write(bytes(step - 4))
-        reader.read_frame()
+        reader.read_record()
     for size in (tail - 4, tail - 3, 0, 17):
         frame = frame_of(size, size)
         assert writer.try_write(frame)
-        assert reader.read_frame() == frame
+        assert reader.read_record() == frame
 
 
-def test_full_ring_still_has_room_for_an_overflow_marker() -> None:
-    for size in range(LONGEST - 64, LONGEST):
-        memory = memoryview(bytearray(RING_BYTES))
-        writer, reader = RingWriter(memory), RingReader(memory)
-        frames: list[bytes | None] = []
-        for length in (size, 1000, 100, 10, 0):
-            while writer.try_write(frame_of(len(frames), length)):
-                frames.append(frame_of(len(frames), length))
-        assert writer.write_overflow_marker()
-        frames.append(None)
-        assert [reader.read_frame() for _ in frames] == frames
-        assert writer.try_write(b"again")
-        assert reader.read_frame() == b"again"
-
-
-def test_full_ring_refuses_frames_until_it_is_read() -> None:
+def test_full_ring_refuses_records_until_it_is_read() -> None:
     memory = memoryview(bytearray(RING_BYTES))
-    writer, reader = RingWriter(memory), RingReader(memory)
+    writer, reader = RingWriter(memory), Reader(memory)
     count = 0
-    while writer.write_overflow_marker():
+    while writer.try_write(b""):
         count += 1
     assert count == ROOM // 4
     before = bytes(memory[START:])
-    assert not writer.try_write(b"")
-    assert not writer.write_overflow_marker()
+    assert writer.write(b"") == writer.flush() == 0
     assert bytes(memory[START:]) == before
-    assert reader.read_frame() is None
-    assert writer.write_overflow_marker()
-    assert not writer.write_overflow_marker()
+    assert reader.read_record() == b""
+    assert (writer.flush(), len(writer.unsent)) == (1, 0)
+    assert not writer.try_write(b"")
 
 
-@pytest.mark.parametrize("size", [LONGEST + 1, 0x7FFFFFFF, 0xFFFFFFFD, WRAP])
+def test_a_frame_behind_one_that_waits_waits_too() -> None:
+    memory = memoryview(bytearray(RING_BYTES))
+    writer, reader = RingWriter(memory), Reader(memory)
+    long = os.urandom(RING_BYTES)
+    records = writer.write(long)
+    assert writer.write(b"short") == 0
+    read = []
+    while records:
+        records -= 1
+        read.append(reader.read_record())
+        records += writer.flush()
+    assert [frame for frame in read if frame is not None] == [long, b"short"]
+
+
+def test_a_frame_over_the_limit_of_the_reader_is_an_error() -> None:
+    memory = memoryview(bytearray(RING_BYTES))
+    writer, reader = RingWriter(memory), Reader(memory, LONGEST)
+    reader.announced = writer.write(bytes(LONGEST + 1))
+    with pytest.raises(RingError, match=f"more than {LONGEST} bytes"):
+        reader.read_record()
+
+
+@pytest.mark.parametrize("size", [LONGEST + 1, 0x7FFFFFFF, 0xFFFFFFFD, WRAP, MORE | (LONGEST + 1)])
 def test_a_length_that_the_writer_never_writes_is_an_error(size: int) -> None:
     guarded = Guarded()
     struct.pack_into("<I", guarded.memory, START, size)
     with pytest.raises(RingError):
-        RingReader(guarded.memory).read_frame()
+        Reader(guarded.memory).read_record()
     guarded.check()
 
 
 def test_a_frame_that_would_reach_beyond_the_end_is_an_error() -> None:
     guarded = Guarded()
-    writer, reader = RingWriter(guarded.memory), RingReader(guarded.memory)
+    writer, reader = RingWriter(guarded.memory), Reader(guarded.memory)
     for step in (LONGEST, LONGEST, LONGEST, ROOM - 3 * LONGEST - 100):
         assert writer.try_write(bytes(step - 4))
-        reader.read_frame()
+        reader.read_record()
     struct.pack_into("<I", guarded.memory, RING_BYTES - 100, 97)
     with pytest.raises(RingError, match="97 bytes"):
-        reader.read_frame()
+        reader.read_record()
     guarded.check()
 
 
-@given(st.binary(max_size=64), st.lists(st.sampled_from([0, 4, WRAP, ELSEWHERE, LONGEST])))
+@given(st.binary(max_size=64), st.lists(st.sampled_from([0, 4, WRAP, MORE, MORE | 8, LONGEST])))
 def test_reader_stays_inside_a_ring_with_arbitrary_contents(noise: bytes, words: list[int]) -> None:
     content = noise + b"".join(struct.pack("<I", word) for word in words)
     memory = memoryview(bytearray(RING_BYTES))
     memory[START : START + len(content)] = content
     middle = START + LONGEST
     memory[middle : middle + len(content)] = content
-    reader = RingReader(memory)
+    reader = Reader(memory)
     for _ in range(40):
         try:
-            frame = reader.read_frame()
+            frame = reader.read_record()
         except RingError:
             return
-        assert frame is None or len(frame) <= LONGEST
+        assert frame is None or len(frame) <= 40 * LONGEST
 
 
 @given(st.integers(0, (1 << 64) - 1), st.lists(st.integers(0, LONGEST), max_size=12))
@@ -216,19 +239,18 @@ def test_a_forged_read_position_never_makes_the_writer_leave_its_memory(
     writer = RingWriter(guarded.memory)
     for number, length in enumerate(lengths):
         struct.pack_into("<Q", guarded.memory, 0, position)
-        if not writer.try_write(frame_of(number, length)):
-            writer.write_overflow_marker()
+        writer.write(frame_of(number, length))
     guarded.check()
 
 
 REVERSING_PROCESS = """
 import os, sys
-from stub.wire.ring import RingReader, RingWriter, map_rings
+from stub.wire.ring import RingReader, RingWriter, map_ring
 descriptor = os.open(sys.argv[1], os.O_RDWR)
-to_stub, to_host = map_rings(descriptor)
+reader, writer = RingReader(map_ring(descriptor, 0), -1), RingWriter(map_ring(descriptor, 1))
 os.close(descriptor)
-reader, writer = RingReader(to_stub), RingWriter(to_host)
 while os.read(0, 1):
+    reader.announced += 1
     assert writer.try_write(reader.read_frame()[::-1] + b"!")
     os.write(1, b"x")
 """
@@ -236,10 +258,9 @@ while os.read(0, 1):
 
 def test_two_processes_share_the_two_rings() -> None:
     """The other process returns every frame, reversed, through its own mapping."""
-    fd = create_ring_file("pbhost-test-rings")
+    fd = create_ring_file("pbhost-test-rings", 2)
     frames = [frame_of(number, number * 37 % 9000) for number in range(200)]
-    to_stub, to_host = map_rings(fd)
-    writer, reader = RingWriter(to_stub), RingReader(to_host)
+    writer, reader = RingWriter(map_ring(fd, 0)), Reader(map_ring(fd, 1))
     path = f"/proc/{os.getpid()}/fd/{fd}"
     with subprocess.Popen(
         [sys.executable, "-c", REVERSING_PROCESS, path],
@@ -254,22 +275,23 @@ def test_two_processes_share_the_two_rings() -> None:
             assert writer.try_write(frame)
             child.stdin.write(b"x")
             assert child.stdout.read(1) == b"x"
-            assert reader.read_frame() == frame[::-1] + b"!"
+            assert reader.read_record() == frame[::-1] + b"!"
         child.stdin.close()
         assert child.wait(DEADLINE) == 0
     os.close(fd)
 
 
 def test_constants_repeated_here_match_the_module() -> None:
-    assert (ring._START, ring._MAX_FRAME, ring._CAPACITY) == (START, LONGEST, ROOM)
+    assert (ring._START, ring._MAX_RECORD, ring._CAPACITY) == (START, LONGEST, ROOM)
 
 
 READING_PROCESS = """
 import os, sys
-from stub.wire.ring import RingReader, map_rings
-reader = RingReader(map_rings(os.open(sys.argv[1], os.O_RDWR))[0])
+from stub.wire.ring import RingReader, map_ring
+reader = RingReader(map_ring(os.open(sys.argv[1], os.O_RDWR), 0), -1)
 while count := len(os.read(0, 64)):
     for _ in range(count):
+        reader.announced += 1
         reader.read_frame()
     os.write(1, b"x" * count)
 """
@@ -277,8 +299,8 @@ while count := len(os.read(0, 64)):
 
 def test_writer_sees_free_space_while_the_reader_advances() -> None:
     """If a position were not written atomically, the ring would look unread for a moment."""
-    fd = create_ring_file("pbhost-test-rings")
-    writer = RingWriter(map_rings(fd)[0])
+    fd = create_ring_file("pbhost-test-rings", 2)
+    writer = RingWriter(map_ring(fd, 0))
     with subprocess.Popen(
         [sys.executable, "-c", READING_PROCESS, f"/proc/{os.getpid()}/fd/{fd}"],
         stdin=subprocess.PIPE,
@@ -302,7 +324,7 @@ def test_writer_sees_free_space_while_the_reader_advances() -> None:
 
 def test_inline_limit_shrinks_as_the_ring_fills() -> None:
     memory = memoryview(bytearray(RING_BYTES))
-    writer, reader = RingWriter(memory), RingReader(memory)
+    writer, reader = RingWriter(memory), Reader(memory)
     assert writer.inline_limit() == INLINE_LIMIT
     seen = []
     while writer.try_write(bytes(INLINE_LIMIT // 2)):
@@ -311,7 +333,7 @@ def test_inline_limit_shrinks_as_the_ring_fills() -> None:
     assert seen[0] == INLINE_LIMIT
     assert INLINE_ALWAYS <= seen[-1] < INLINE_LIMIT // 4
     for _ in seen:
-        assert reader.read_frame() is not None
+        assert reader.read_record() is not None
     assert writer.inline_limit() == INLINE_LIMIT
 
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from host.frontend_processes import messages as m
-from host.frontend_processes.link import LinkFiles, RingLink
-from stub.wire.messages import join_messages
+from host.frontend_processes.link import MessageLink
+from host.instances.ring_link import RingFiles
 
 DEADLINE = 60
 
@@ -17,7 +17,8 @@ class CoreThread:
     """The other end of a link, with an event loop of its own, as the frontend's is blocked."""
 
     def __init__(self) -> None:
-        self.files = LinkFiles.create()
+        self.files = RingFiles("pbhost-test-rings", 2)
+        self.events = self.files.events[0], self.files.events[1]
         self.received: list[m.ToCore] = []
         self.answer = b"found"
         self.silent = False  # whether it replies to no question, as if its loop were blocked
@@ -31,7 +32,9 @@ class CoreThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closed = asyncio.Event()
-        self._link = RingLink(self.files, True, self._on_frame, self._on_error)
+        self._link = MessageLink(
+            self.files.memory, self.events, True, self._on_frame, self._on_error, lambda: None
+        )
         self._started.set()
         await self._closed.wait()
         self._link.close()
@@ -48,7 +51,9 @@ class CoreThread:
         raise error
 
     def _send(self, *messages: m.ToFrontend) -> None:
-        self._link.send(join_messages([m.encode_message(message) for message in messages]))
+        for message in messages:
+            self._link.send(message)
+        self._link.flush()
 
     def send(self, *messages: m.ToFrontend) -> None:
         """Sends messages in one frame."""

@@ -15,7 +15,7 @@ from host.access.api_keys import ApiKeys
 from host.errors import ErrorCode
 from host.frontend_processes import messages as m
 from host.frontend_processes.connection import FrontendConnection
-from host.frontend_processes.link import LinkFiles, RingLink
+from host.frontend_processes.link import MessageLink
 from host.frontend_processes.shared_budget import BudgetFile
 from host.frontends.grpc.admin import admin_services
 from host.frontends.http1.cycle import Message, Receive, Send
@@ -68,8 +68,14 @@ class Peer:
         )
         self.budget = BudgetFile(1)
         self.spawn = self.connection.spawn_arguments(0, -1, -1, self.budget)
-        files = LinkFiles(self.spawn.rings, self.spawn.to_frontend, self.spawn.to_core)
-        self.link = RingLink(files, False, self._on_frame, self._on_fault)
+        self.link = MessageLink(
+            self.spawn.rings,
+            (self.spawn.to_frontend, self.spawn.to_core),
+            False,
+            self._on_frame,
+            self._on_fault,
+            lambda: None,
+        )
 
     def _on_fault(self, error: Exception) -> None:
         self.faults.append(error)
@@ -80,7 +86,9 @@ class Peer:
         self.changed.set()
 
     def send(self, *messages: m.ToCore) -> None:
-        self.link.send(b"".join([bytes((0x90 | len(messages),)), *map(m.encode_message, messages)]))
+        for message in messages:
+            self.link.send(message)
+        self.link.flush()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -288,7 +296,7 @@ def test_a_process_that_lies_is_ended(lie: list[m.ToCore]) -> None:
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x91\x91\xa4nope", b"\x91" + b"\x91" * 2000])
 def test_a_frame_that_is_no_frame_ends_the_process(frame: bytes) -> None:
     async def test(peer: Peer) -> None:
-        peer.link.send(frame)
+        peer.link.sender.send(frame)
         await peer.wait_until(lambda: bool(peer.faults))
 
     run(test)

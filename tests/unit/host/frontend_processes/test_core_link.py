@@ -34,7 +34,9 @@ def run(core: CoreThread, test: Callable[[CoreLink, Handled], Awaitable[None]]) 
             if message.number == 3:
                 handled.last.set()
 
-        link = CoreLink(core.files, ours, on_message, lambda *_: None, lambda: None)
+        link = CoreLink(
+            core.files.memory, core.events, ours, on_message, lambda *_: None, lambda: None
+        )
         await test(link, handled)
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

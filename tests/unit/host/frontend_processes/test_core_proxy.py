@@ -28,7 +28,9 @@ def run(core: CoreThread, test: Callable[[CoreProxy], None]) -> list[m.Infer | m
     core.answer = b""  # the configuration of the model
 
     async def main() -> None:
-        link = CoreLink(core.files, ours, lambda _: None, lambda *_: None, lambda: None)
+        link = CoreLink(
+            core.files.memory, core.events, ours, lambda _: None, lambda *_: None, lambda: None
+        )
         memory = FrontendMemory(1, arena, LIMIT, lambda: None, lambda: None)
         test(CoreProxy(link, memory, False, False))
         link.ask_now(m.FindModel(1 << 20, "last", -1), 1 << 20)

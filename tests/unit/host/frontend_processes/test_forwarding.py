@@ -12,7 +12,6 @@ import pytest
 from host.frontend_processes.connection import FrontendConnection
 from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.forwarding import Forwarder
-from host.frontend_processes.link import LinkFiles
 from host.frontend_processes.messages import EndExchange
 from host.frontend_processes.shared_budget import BudgetFile
 from host.frontends.http1.cycle import Message, Receive, Send
@@ -65,8 +64,8 @@ def test_the_application_in_the_core_ends_after_an_error_in_the_frontend(failing
                 ends.set()
 
         control = socket.socket(fileno=os.dup(spawn.control))
-        files = LinkFiles(spawn.rings, spawn.to_frontend, spawn.to_core)
-        link = CoreLink(files, control, handle, lambda *_: None, lambda: None)
+        events = spawn.to_frontend, spawn.to_core
+        link = CoreLink(spawn.rings, events, control, handle, lambda *_: None, lambda: None)
         forwarder = Forwarder(link)
         try:
             with pytest.raises(RuntimeError, match="a bug in the frontend"):
@@ -74,7 +73,7 @@ def test_the_application_in_the_core_ends_after_an_error_in_the_frontend(failing
             await asyncio.wait_for(ended.wait(), DEADLINE)
             await asyncio.wait_for(ends.wait(), DEADLINE)
         finally:
-            for descriptor in (control.fileno(), files.to_frontend):
+            for descriptor in (control.fileno(), spawn.to_frontend):
                 asyncio.get_running_loop().remove_reader(descriptor)
             control.close()
             connection.close()

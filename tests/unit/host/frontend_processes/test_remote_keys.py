@@ -66,7 +66,9 @@ def run(
     core.error_of = error_of
 
     async def main() -> None:
-        link = CoreLink(core.files, ours, lambda _: None, lambda *_: None, lambda: None)
+        link = CoreLink(
+            core.files.memory, core.events, ours, lambda _: None, lambda *_: None, lambda: None
+        )
         frontend = Frontend(core, link, patch)
         await test(frontend)
         frontend.silence_core(False)

@@ -42,7 +42,7 @@ class Stub:
         self._clock = clock
 
     def work(self, seconds: float = QUICK) -> None:
-        self.doorbell.announce_frame()
+        self.doorbell.announce_frames()
         assert os.eventfd_read(self.event) % WAKE_EARLY == 1
         self._clock.now += seconds
         self.doorbell.stub_answered()
@@ -116,7 +116,7 @@ def test_stub_is_woken_early_after_three_requests_of_the_same_client(scene: Scen
 def test_frame_count_is_distinguished_from_an_early_wake(scene: Scene) -> None:
     scene.send_requests(3)
     scene.client()
-    scene.stub.doorbell.announce_frame()
+    scene.stub.doorbell.announce_frames()
     assert os.eventfd_read(scene.stub.event) == WAKE_EARLY + 1
 
 
@@ -132,7 +132,7 @@ def test_busy_stub_is_not_woken_early(scene: Scene) -> None:
     scene.send_requests(5)
     scene.client()
     assert scene.stub.was_woken_early()
-    scene.stub.doorbell.announce_frame()
+    scene.stub.doorbell.announce_frames()
     assert os.eventfd_read(scene.stub.event) == 1
     scene.client()
     assert not scene.stub.was_woken_early()
@@ -181,7 +181,7 @@ def test_no_early_wake_while_several_requests_are_running(scene: Scene) -> None:
         scene.other.work()
     scene.client()
     assert scene.stub.was_woken_early()
-    scene.stub.doorbell.announce_frame()
+    scene.stub.doorbell.announce_frames()
     second()  # while the stub of the first model runs
     assert not scene.other.was_woken_early()
 
@@ -189,7 +189,7 @@ def test_no_early_wake_while_several_requests_are_running(scene: Scene) -> None:
 @in_loop
 def test_exited_stub_is_neither_woken_nor_awaited(scene: Scene) -> None:
     scene.send_requests(5)
-    scene.stub.doorbell.announce_frame()
+    scene.stub.doorbell.announce_frames()
     os.eventfd_read(scene.stub.event)
     scene.stub.doorbell.close()
     scene.client()
@@ -217,7 +217,7 @@ def was_polled(scene: Scene) -> bool:
     async def main() -> None:
         nonlocal polled
         started = scene.clock.now
-        scene.stub.doorbell.announce_frame()
+        scene.stub.doorbell.announce_frames()
         os.eventfd_read(scene.stub.event)
         before = scene.clock.reads
         await asyncio.sleep(0)
@@ -256,10 +256,10 @@ def frames_announced(scene: Scene) -> int:
 
 def test_busy_stub_gets_one_announcement_for_all_frames_of_a_loop_turn(scene: Scene) -> None:
     async def main() -> None:
-        scene.stub.doorbell.announce_frame()
+        scene.stub.doorbell.announce_frames()
         assert frames_announced(scene) == 1
         for _ in range(3):
-            scene.stub.doorbell.announce_frame()
+            scene.stub.doorbell.announce_frames()
         assert frames_announced(scene) == 0
         await asyncio.sleep(0)
         assert frames_announced(scene) == 3
@@ -272,7 +272,7 @@ def test_busy_stub_gets_one_announcement_for_all_frames_of_a_loop_turn(scene: Sc
 def test_busy_stub_gets_an_announcement_every_sixteen_frames(scene: Scene) -> None:
     async def main() -> None:
         for _ in range(1 + 16 + 2):
-            scene.stub.doorbell.announce_frame()
+            scene.stub.doorbell.announce_frames()
         assert frames_announced(scene) == 1 + 16
         await asyncio.sleep(0)
         assert frames_announced(scene) == 2
@@ -283,9 +283,9 @@ def test_busy_stub_gets_an_announcement_every_sixteen_frames(scene: Scene) -> No
 def test_stub_that_answered_gets_all_its_frames_announced(scene: Scene) -> None:
     async def main() -> None:
         for _ in range(3):
-            scene.stub.doorbell.announce_frame()
+            scene.stub.doorbell.announce_frames()
         scene.stub.doorbell.stub_answered()
-        scene.stub.doorbell.announce_frame()
+        scene.stub.doorbell.announce_frames()
         assert frames_announced(scene) == 4
         await asyncio.sleep(0)
         assert frames_announced(scene) == 0
@@ -296,7 +296,7 @@ def test_stub_that_answered_gets_all_its_frames_announced(scene: Scene) -> None:
 def test_exited_stub_gets_no_announcement(scene: Scene) -> None:
     async def main() -> None:
         for _ in range(3):
-            scene.stub.doorbell.announce_frame()
+            scene.stub.doorbell.announce_frames()
         assert frames_announced(scene) == 1
         scene.stub.doorbell.close()
         await asyncio.sleep(0)
@@ -331,7 +331,7 @@ def clock_reads_during_poll(
 
 
 def test_host_busy_polls_for_a_quick_stub_up_to_the_limit(scene: Scene) -> None:
-    assert clock_reads_during_poll(scene, scene.stub.doorbell.announce_frame) == pytest.approx(
+    assert clock_reads_during_poll(scene, scene.stub.doorbell.announce_frames) == pytest.approx(
         MAX_POLL_SECONDS / 1e-6, abs=3
     )
 
@@ -339,7 +339,7 @@ def test_host_busy_polls_for_a_quick_stub_up_to_the_limit(scene: Scene) -> None:
 def test_host_does_not_busy_poll_for_a_slow_stub(scene: Scene) -> None:
     assert (
         clock_reads_during_poll(
-            scene, scene.stub.doorbell.announce_frame, lambda: scene.send_requests(1, SLOW)
+            scene, scene.stub.doorbell.announce_frames, lambda: scene.send_requests(1, SLOW)
         )
         == 0
     )
@@ -376,7 +376,7 @@ def test_busy_poll_ends_when_an_event_arrives(scene: Scene) -> None:
         os.write(write, b"x")
         await asyncio.wait_for(heard.wait(), DEADLINE)  # the loop has told the kernel of the pipe
         loop.call_soon(os.write, write, b"x")  # just before the host reads
-        scene.stub.doorbell.announce_frame()
+        scene.stub.doorbell.announce_frames()
         reads = scene.clock.reads
         await asyncio.sleep(0)
         assert scene.clock.reads == reads
@@ -415,7 +415,7 @@ def test_useless_busy_polls_are_suspended_for_a_while(scene: Scene) -> None:
 def test_only_uvloop_loops_busy_poll(scene: Scene) -> None:
     async def main() -> None:
         scene.send_requests(2)
-        scene.stub.doorbell.announce_frame()
+        scene.stub.doorbell.announce_frames()
         before = scene.clock.reads
         await asyncio.sleep(0)
         assert scene.clock.reads == before

@@ -6,7 +6,7 @@ import asyncio
 
 import zmq
 
-from host.instances.channel import OUTBOX, Channel
+from host.instances.channel import Channel
 from tests.conftest import DEADLINE
 
 FRAMES = 1000
@@ -28,7 +28,7 @@ def test_frames_that_the_host_has_not_read_wait_in_the_stub_and_none_is_lost() -
         channel.register("token", handle)
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, b"token" + OUTBOX)
+        socket.setsockopt(zmq.IDENTITY, b"token")
         socket.setsockopt(zmq.SNDHWM, 1)
         socket.setsockopt(zmq.SNDTIMEO, 1000)
         socket.connect(channel.open_endpoint())

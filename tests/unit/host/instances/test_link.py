@@ -9,7 +9,6 @@ import resource
 import struct
 from collections.abc import Callable
 from itertools import pairwise
-from random import Random
 from typing import cast
 
 import pytest
@@ -21,17 +20,19 @@ from host.instances.channel import Channel
 from host.instances.link import Link, ReclaimedFrame
 from stub.wire import messages as m
 from stub.wire.ring import (
-    END_OF_OVERFLOW,
+    BLS_RING,
+    HOST_RING,
     RECLAIMABLE,
     RING_BYTES,
+    WORK_RING,
     RingError,
     RingReader,
     RingWriter,
-    map_bls_ring,
-    map_rings,
+    map_ring,
 )
 from tests.conftest import DEADLINE
 from tests.descriptors import descriptors
+from tests.waiting import eventually
 
 START = 64  # of the frames in a ring
 
@@ -40,7 +41,7 @@ class FakeChannel:
     """The frames that would be sent over ZeroMQ."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[bytes, bytes]] = []
+        self.sent: list[tuple[str, bytes]] = []
         self.handlers: dict[str, Callable[[bytes], None]] = {}
 
     def register(self, token: str, handler: Callable[[bytes], None]) -> None:
@@ -49,8 +50,8 @@ class FakeChannel:
     def unregister(self, token: str) -> None:
         del self.handlers[token]
 
-    def send(self, address: bytes, frame: bytes) -> None:
-        self.sent.append((address, frame))
+    def send(self, token: str, frame: bytes) -> None:
+        self.sent.append((token, frame))
 
 
 class LinkWithStub:
@@ -62,23 +63,22 @@ class LinkWithStub:
         self.faults: list[Exception] = []
         self.link = Link(cast(Channel, self.channel), BusyPoller(), self.faults.append)
         self.link.start_reading(self.received.append)
-        to_stub, self.memory = map_rings(self.link.rings_fd)
-        self.inbox = RingReader(to_stub)
+        rings = self.link.rings_fd
+        self.inbox = RingReader(map_ring(rings, WORK_RING), self.link.work_event)
+        self.memory = map_ring(rings, HOST_RING)
         self.writer = RingWriter(self.memory)
-        self.bls_inbox = RingReader(map_bls_ring(self.link.rings_fd))
+        self.bls_inbox = RingReader(map_ring(rings, BLS_RING), self.link.bls_event)
         self.say = self.channel.handlers[self.link.token]
 
-    def hello(self) -> None:
-        for number in range(3):
-            self.say(b"hello %d" % number)
-
     def put(self, frame: bytes) -> None:
-        assert self.writer.try_write(frame)
-        os.eventfd_write(self.link.host_event, 1)
+        os.eventfd_write(self.link.host_event, self.writer.write(frame))
 
-    def put_overflow_marker(self) -> None:
-        assert self.writer.write_overflow_marker()
-        os.eventfd_write(self.link.host_event, 1)
+    def put_the_rest(self) -> None:
+        """Writes what the ring had no room for."""
+        self.link.read_announced()
+        while self.writer.unsent:
+            os.eventfd_write(self.link.host_event, self.writer.flush())
+            self.link.read_announced()
 
 
 def with_link(test: Callable[[LinkWithStub], None]) -> None:
@@ -93,13 +93,15 @@ def with_link(test: Callable[[LinkWithStub], None]) -> None:
     asyncio.run(main())
 
 
-def test_a_stub_is_connected_when_all_its_sockets_are() -> None:
+def test_the_socket_of_a_stub_brings_its_first_frame_and_no_other() -> None:
     def test(ends: LinkWithStub) -> None:
-        ends.say(b"hello 1")
-        ends.say(b"hello 2")
-        assert ends.received == []
-        ends.say(b"hello 3")
-        assert ends.received == [b"hello 3"]
+        ends.say(b"hello")
+        for number in range(1000):
+            ends.say(b"%d" % number)
+        ends.put(b"announced")
+        ends.link.read_announced()
+        assert ends.received == [b"hello", b"announced"]
+        assert ends.link.dropped_frames == 1000
 
     with_link(test)
 
@@ -149,7 +151,7 @@ def test_announced_frame_is_read_by_the_event_loop() -> None:
             if len(ends.received) == 2:
                 both.set()
 
-        ends.link._on_frame = received
+        ends.link._inbox._on_frame = received
         ends.put(b"a")
         ends.put(b"b")
         await asyncio.wait_for(both.wait(), DEADLINE)
@@ -171,94 +173,28 @@ def test_a_frame_that_was_not_announced_is_not_read() -> None:
     with_link(test)
 
 
-def test_frames_behind_a_late_overflow_frame_wait_for_it() -> None:
+@pytest.mark.parametrize("size", [RING_BYTES // 4 + 1, RING_BYTES, 5 * RING_BYTES])
+def test_a_long_frame_keeps_its_place_between_others(size: int) -> None:
     def test(ends: LinkWithStub) -> None:
-        ends.hello()
-        ends.received.clear()
-        ends.put(b"1")
-        ends.put_overflow_marker()
-        ends.put(b"3")
-        late = ends.link.read_announced()
-        assert ends.received == [b"1"]
-        assert late is not None and not late.done()
-        ends.put(b"4")
-        later = ends.link.read_announced()
-        assert ends.received == [b"1"]
-        assert later is not None and later is not late
-        ends.say(b"2")
-        assert ends.received == [b"1", b"2", b"3", b"4"]
-        assert late.done() and later.done()
-        assert ends.link.read_announced() is None
+        frames = [b"1", os.urandom(size), b"3", os.urandom(size), b"5"]
+        for frame in frames:
+            ends.put(frame)
+        ends.put_the_rest()
+        assert ends.received == frames
 
     with_link(test)
 
 
-def test_closing_the_link_ends_the_wait_for_a_late_frame() -> None:
+@given(st.lists(st.sampled_from([1, 5000, RING_BYTES // 4 + 1, RING_BYTES]), max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_frames_of_all_sizes_keep_their_order(sizes: list[int]) -> None:
     def test(ends: LinkWithStub) -> None:
-        ends.hello()
-        ends.put_overflow_marker()
-        late = ends.link.read_announced()
-        assert late is not None and not late.done()
-        ends.link.close()
-        assert late.done()
-
-    with_link(test)
-
-
-def test_the_wait_lasts_until_all_late_frames_are_here() -> None:
-    def test(ends: LinkWithStub) -> None:
-        ends.hello()
-        ends.received.clear()
-        for _ in range(300):
-            ends.put_overflow_marker()
-        late = ends.link.read_announced()
-        assert late is not None
-        for number in range(300):
-            assert not late.done()
-            ends.say(b"%d" % number)
-        assert late.done()
-
-    with_link(test)
-
-
-def test_early_overflow_frame_waits_for_its_marker() -> None:
-    def test(ends: LinkWithStub) -> None:
-        ends.hello()
-        ends.received.clear()
-        ends.say(b"2")
-        assert ends.received == []
-        ends.put(b"1")
-        ends.put_overflow_marker()
-        ends.link.read_announced()
-        assert ends.received == [b"1", b"2"]
-
-    with_link(test)
-
-
-@given(st.lists(st.booleans(), max_size=30), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
-def test_frame_order_is_kept_across_ring_and_socket(elsewhere: list[bool], chance: Random) -> None:
-    """Each frame takes the ring or goes elsewhere; the two ways run at paces of their own."""
-
-    def test(ends: LinkWithStub) -> None:
-        ends.hello()
-        ends.received.clear()
-        frames = [b"%d" % number for number in range(len(elsewhere))]
-        events = [("ring", number) for number in range(len(frames))]
-        late = [number for number, other in enumerate(elsewhere) if other]
-        while events or late:
-            pick = chance.random()
-            if events and (pick < 0.5 or not late):
-                number = events.pop(0)[1]
-                if elsewhere[number]:
-                    ends.put_overflow_marker()
-                else:
-                    ends.put(frames[number])
-            elif late:
-                ends.say(frames[late.pop(0)])
-            if pick < 0.3:
+        frames = [bytes([number]) * size for number, size in enumerate(sizes, 1)]
+        for number, frame in enumerate(frames):
+            ends.put(frame)
+            if number % 3 == 2:
                 ends.link.read_announced()
-        ends.link.read_announced()
+        ends.put_the_rest()
         assert ends.received == frames
 
     with_link(test)
@@ -279,7 +215,7 @@ def test_a_damaged_ring_is_reported_once_and_not_read_again() -> None:
 def test_work_goes_into_the_ring_and_is_announced() -> None:
     def test(ends: LinkWithStub) -> None:
         ends.link.send_work([m.Finalize()])
-        assert os.eventfd_read(ends.link.work_event) == 1
+        assert ends.inbox.receive_announcements() and ends.inbox.announced == 1
         frame = ends.inbox.read_frame()
         assert frame is not None
         assert m.decode_to_stub(frame) == [m.Finalize()]
@@ -288,18 +224,28 @@ def test_work_goes_into_the_ring_and_is_announced() -> None:
     with_link(test)
 
 
-def test_work_too_long_for_the_ring_is_sent_over_the_socket() -> None:
+async def frames_of(reader: RingReader, count: int) -> list[bytes]:
+    """The next frames, read as they come."""
+    frames: list[bytes] = []
+
+    def all_came() -> bool:
+        reader.receive_announcements()
+        while (frame := reader.read_frame()) is not None:
+            frames.append(frame)
+        return len(frames) >= count
+
+    await eventually(all_came, f"{count} frames")
+    return frames
+
+
+def test_work_longer_than_the_ring_arrives_before_what_follows_it() -> None:
     async def main() -> None:
         ends = LinkWithStub()
         messages = [m.Initialize("x", m.ModelSource("/", 1, "m"), {"config": "x" * RING_BYTES}, [])]
         ends.link.send_work(messages)
         ends.link.send_work([m.Finalize()])
-        await asyncio.sleep(0)
-        assert os.eventfd_read(ends.link.work_event) == 2
-        assert ends.inbox.read_frame() is None
-        assert ends.inbox.read_frame() == m.encode([m.Finalize()])
-        address = ends.link.token.encode() + b"w"
-        assert ends.channel.sent == [(address, m.encode(messages))]
+        assert await frames_of(ends.inbox, 2) == [m.encode(messages), m.encode([m.Finalize()])]
+        assert ends.channel.sent == []
         ends.link.close()
 
     asyncio.run(main())
@@ -308,8 +254,7 @@ def test_work_too_long_for_the_ring_is_sent_over_the_socket() -> None:
 def test_service_messages_do_not_use_the_ring() -> None:
     def test(ends: LinkWithStub) -> None:
         ends.link.send_service([m.CancelRequest(1, 0)])
-        address = ends.link.token.encode() + b"s"
-        assert ends.channel.sent == [(address, m.encode([m.CancelRequest(1, 0)]))]
+        assert ends.channel.sent == [(ends.link.token, m.encode([m.CancelRequest(1, 0)]))]
 
     with_link(test)
 
@@ -318,7 +263,7 @@ def test_bls_responses_go_into_their_ring_and_are_announced() -> None:
     def test(ends: LinkWithStub) -> None:
         messages = [m.BlsResponse(1, None), m.BlsResponse(2, None)]
         ends.link.send_bls_responses(messages)
-        assert os.eventfd_read(ends.link.bls_event) == 1
+        assert ends.bls_inbox.receive_announcements() and ends.bls_inbox.announced == 1
         frame = ends.bls_inbox.read_frame()
         assert frame is not None and m.decode_to_stub(frame) == messages
         assert ends.channel.sent == []
@@ -326,35 +271,18 @@ def test_bls_responses_go_into_their_ring_and_are_announced() -> None:
     with_link(test)
 
 
-def test_bls_responses_that_a_stub_does_not_read_use_the_socket_until_it_does() -> None:
-    def test(ends: LinkWithStub) -> None:
-        def send(number: int) -> None:
-            ends.link.send_bls_responses([m.BlsResponse(number, None)])
+def test_bls_responses_that_a_stub_does_not_read_wait_for_it() -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
+        sent = [[m.BlsResponse(number, None)] for number in range(100_000)]
+        for messages in sent:
+            ends.link.send_bls_responses(messages)
+        frames = await frames_of(ends.bls_inbox, len(sent))
+        assert [m.decode_to_stub(frame) for frame in frames] == sent
+        assert ends.channel.sent == []
+        ends.link.close()
 
-        sent = 0
-        while not ends.channel.sent:  # a stub that sleeps
-            sent += 1
-            send(sent)
-        send(sent + 1)
-        address, service = ends.link.token.encode() + b"s", ends.channel.sent
-        assert [m.decode_to_stub(frame) for _, frame in service] == [
-            [m.BlsResponse(sent, None)],
-            [m.BlsResponse(sent + 1, None)],
-        ]
-        assert {to for to, _ in service} == {address}
-        assert os.eventfd_read(ends.link.bls_event) == sent  # the last one is the marker
-        for number in range(1, sent):
-            frame = ends.bls_inbox.read_frame()
-            assert frame is not None
-            assert m.decode_to_stub(frame) == [m.BlsResponse(number, None)]
-        assert ends.bls_inbox.read_frame() is None
-        service.clear()
-        send(sent + 2)
-        assert service == [(address, END_OF_OVERFLOW)]
-        frame = ends.bls_inbox.read_frame()
-        assert frame is not None and m.decode_to_stub(frame) == [m.BlsResponse(sent + 2, None)]
-
-    with_link(test)
+    asyncio.run(main())
 
 
 def test_a_closed_link_sends_nothing_reads_nothing_and_holds_nothing() -> None:
@@ -383,7 +311,7 @@ def test_a_frame_whose_reader_closes_the_link_is_the_last_one() -> None:
             received.append(frame)
             ends.link.close()
 
-        ends.link._on_frame = close
+        ends.link._inbox._on_frame = close
         ends.put(b"1")
         ends.put(b"2")
         ends.link.read_announced()
@@ -436,38 +364,6 @@ def test_link_without_free_descriptors_leaks_none(room: int) -> None:
     asyncio.run(main())
 
 
-def test_few_frames_wait_for_an_announcement_and_the_others_are_dropped() -> None:
-    def test(ends: LinkWithStub) -> None:
-        ends.hello()
-        ends.received.clear()
-        for number in range(1000):
-            ends.say(b"%d" % number)
-        assert ends.link.dropped_frames == 968
-        for _ in range(32):
-            ends.put_overflow_marker()
-        ends.link.read_announced()
-        assert ends.received == [b"%d" % number for number in range(32)]
-        assert not ends.faults
-
-    with_link(test)
-
-
-def test_few_frames_wait_for_earlier_ones_in_the_ring() -> None:
-    def test(ends: LinkWithStub) -> None:
-        ends.hello()
-        ends.received.clear()
-        for _ in range(10_000):
-            ends.put(b"small")
-        for _ in range(100):
-            ends.put_overflow_marker()
-        for number in range(100):
-            ends.say(b"%d" % number)
-        assert ends.received == [b"small"] * 10_000 + [b"%d" % number for number in range(100)]
-        assert ends.link.dropped_frames == 0
-
-    with_link(test)
-
-
 FULL_COUNTER = "it has filled the counter of the frames that it is sent"
 
 
@@ -505,15 +401,12 @@ class TakingStub:
 
     def take(self) -> int | None:
         """The number of the next batch, if one was announced."""
-        event = self._ends.link.work_event
-        try:
-            announced = os.eventfd_read(event)
-        except BlockingIOError:
+        inbox = self._ends.inbox
+        if not inbox.announced:
+            inbox.receive_announcements()
+        frame = inbox.read_frame()
+        if frame is None:
             return None
-        if announced > 1:
-            os.eventfd_write(event, announced - 1)
-        frame = self._ends.inbox.read_frame()
-        assert frame is not None
         (message,) = m.decode_to_stub(frame)
         assert isinstance(message, m.Execute)
         return message.batch

@@ -13,8 +13,7 @@ from host.errors import ErrorCode, HostError, unavailable
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.arenas import ArenaFile, Arenas
 from host.instances.block_releases import ReleaseTimer, arena_full_error
-from host.instances.channel import SERVICE, WORK
-from host.instances.transfer import TensorTransfer
+from host.instances.transfer import BLS, WORK, TensorTransfer
 from host.tracing.trace import Trace, TraceTree
 from stub.wire.arena import Arena, ArenaFull
 from stub.wire.messages import (
@@ -83,10 +82,10 @@ def large(data: bytes = LARGE) -> Tensor:
     return Tensor("x", "UINT8", [len(data)], data)
 
 
-def sent(bench: Bench, tensor: Tensor, socket: bytes, frame: list[ToStub]) -> WireTensor:
+def sent(bench: Bench, tensor: Tensor, ring: str, frame: list[ToStub]) -> WireTensor:
     """The tensor as the only input of a request."""
     request = InferRequest("m", [tensor])
-    return bench.transfer.encode_request(request, socket, frame).inputs[0]
+    return bench.transfer.encode_request(request, ring, frame).inputs[0]
 
 
 def test_a_small_tensor_travels_inside_the_message() -> None:
@@ -106,9 +105,9 @@ def test_tensors_of_one_message_share_the_inline_limit() -> None:
             bench.arenas, bench.peer.file, ReleaseTimer(lambda: None), lambda: room
         )
 
-        def inline(batch_requests: int, *sizes: int, socket: bytes = WORK) -> list[bool]:
+        def inline(batch_requests: int, *sizes: int) -> list[bool]:
             request = InferRequest("m", [large(bytes(size)) for size in sizes])
-            sent = transfer.encode_request(request, socket, [], batch_requests)
+            sent = transfer.encode_request(request, WORK, [], batch_requests)
             return [tensor.data is not None for tensor in sent.inputs]
 
         assert inline(1, 40_000) == [True]
@@ -122,7 +121,6 @@ def test_tensors_of_one_message_share_the_inline_limit() -> None:
         assert inline(4, 10_000) == [True]
         assert inline(4, 10_001) == [False]
         assert inline(1000, INLINE_ALWAYS, INLINE_ALWAYS + 1) == [True, False]
-        assert inline(1, INLINE_ALWAYS, INLINE_ALWAYS + 1, socket=SERVICE) == [True, False]
         assert transfer.fits_inline(InferRequest("m", [large(bytes(20_000))] * 2))
         assert not transfer.fits_inline(InferRequest("m", [large(bytes(20_001))] * 2))
         room = 0
@@ -282,10 +280,10 @@ def test_another_stubs_arena_is_announced_once_for_each_thread_that_reads() -> N
     def test(bench: Bench) -> None:
         other = Peer(bench.arenas)
         tensor = other.transfer.decode_tensor(other.place(LARGE))
-        for socket in (WORK, SERVICE):
+        for ring in (WORK, BLS):
             frame: list[ToStub] = []
             for _ in range(2):
-                wire = sent(bench, tensor, socket, frame)
+                wire = sent(bench, tensor, ring, frame)
                 assert wire.arena == other.file.number
             assert frame == [OpenArena(other.file.number, other.file.path, LIMIT)]
         assert bench.transfer.forget_arena(other.file.number)

@@ -50,7 +50,7 @@ def serving(app: App, work: Callable[[int, HttpListener], Awaitable[_Result]]) -
     return asyncio.run(asyncio.wait_for(main(), DEADLINE))
 
 
-async def metrics() -> list[MetricFamily]:
+def metrics() -> list[MetricFamily]:
     family = MetricFamily("answer", "h", MetricKind.GAUGE)
     family.add((), 42)
     return [family]
@@ -112,10 +112,10 @@ def test_a_scrape_that_fails_is_logged_and_the_next_one_works(
 ) -> None:
     failing = [True]
 
-    async def sometimes() -> list[MetricFamily]:
+    def sometimes() -> list[MetricFamily]:
         if failing.pop() if failing else False:
             raise RuntimeError("out of numbers")
-        return await metrics()
+        return metrics()
 
     async def work(port: int, _: HttpListener) -> list[Answer]:
         return [await asyncio.to_thread(send_request, port, "/metrics") for _ in range(2)]

@@ -1,0 +1,185 @@
+"""The ends of rings in an event loop: of those to stubs, and to frontend processes.
+
+The processes of frontends need this, too, so it does not import ZeroMQ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from stub.wire.ring import RingError, RingReader, RingWriter, create_ring_file
+
+_MAX_FRAMES_PER_TURN = 128  # that are handled before other callbacks run
+FULL_RING_PAUSE = 0.001  # seconds until the next attempt to write
+_MAX_PAUSE = 0.016  # as long as the other end reads nothing
+
+
+class RingFiles:
+    """The memory of some rings, and an eventfd for each. Raises OSError."""
+
+    def __init__(self, name: str, rings: int) -> None:
+        flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+        with ExitStack() as opened:
+            self.memory = create_ring_file(name, rings)
+            opened.callback(os.close, self.memory)
+            self.events: list[int] = []
+            for _ in range(rings):
+                self.events.append(os.eventfd(0, flags))
+                opened.callback(os.close, self.events[-1])
+            self.close = opened.pop_all().close
+
+
+class FrameSender(RingWriter):
+    """Sends frames. What the ring has no room for follows when the other end has read some of it.
+
+    `announce`: announces as many records to the other end. Frames after `close` are dropped.
+    """
+
+    def __init__(self, memory: memoryview, announce: Callable[[int], None]) -> None:
+        super().__init__(memory)
+        self._announce = announce
+        self._pause = FULL_RING_PAUSE
+        self._timer: asyncio.TimerHandle | None = None
+        self._open = True
+
+    def send(self, frame: bytes) -> bool:
+        """Sends a frame; returns whether it was written at once, as one record."""
+        if not self._open:
+            return False
+        if not self.unsent and self.try_write(frame):
+            self._announce(1)
+            return True
+        self.unsent.append(memoryview(frame))
+        if self._timer is None:
+            self._flush_until_sent()
+        return False
+
+    def send_unsent(self) -> bool:
+        """Sends what the ring has room for now; returns whether nothing is left."""
+        records = self.flush()
+        if records:
+            self._announce(records)
+            self._pause = FULL_RING_PAUSE
+        return not self.unsent
+
+    def _flush_until_sent(self) -> None:
+        self._timer = None
+        if not self.send_unsent():
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self._flush_until_sent)
+            self._pause = min(2 * self._pause, _MAX_PAUSE)
+
+    def close(self) -> None:
+        """Sends nothing any more."""
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        super().close()
+
+
+class FrameReceiver(RingReader):
+    """Delivers the frames of the other end, in order. Its descriptors outlive it.
+
+    `on_error` is called with the reason if the ring holds something else; nothing is read then.
+    """
+
+    def __init__(
+        self,
+        memory: memoryview,
+        event: int,
+        on_error: Callable[[Exception], None],
+        max_bytes: int = sys.maxsize,
+        bytes_per_frame: int = sys.maxsize,
+    ) -> None:
+        """`bytes_per_frame`: if a frame has more, it counts as several in a turn of the loop."""
+        super().__init__(memory, event, max_bytes)
+        self._on_error = on_error
+        self._bytes_per_frame = bytes_per_frame
+        self._on_frame: Callable[[bytes], None] = lambda frame: None
+        self._on_signal: Callable[[], None] | None = None
+        self._reading = False
+        self._continuing = False
+
+    def start_reading(
+        self, on_frame: Callable[[bytes], None], on_signal: Callable[[], None] | None = None
+    ) -> None:
+        """Calls `on_frame` with each frame, and before that `on_signal` when some have come."""
+        self._on_frame, self._on_signal = on_frame, on_signal
+        self._reading = True
+        asyncio.get_running_loop().add_reader(self.event, self._on_readable)
+
+    def read_announced(self) -> None:
+        """Delivers all frames that were announced so far, in this turn of the event loop."""
+        if self._reading:
+            self._receive_signal()
+            self._deliver(sys.maxsize)
+
+    def wait(self, seconds: float) -> bool:
+        """Blocks until a record was announced; returns whether one was in time."""
+        if self.announced:
+            return True
+        poller = select.poll()
+        poller.register(self.event, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
+
+    def _on_readable(self) -> None:
+        self._receive_signal()
+        self._deliver(_MAX_FRAMES_PER_TURN)
+
+    def _receive_signal(self) -> None:
+        if self.receive_announcements() and self._on_signal is not None:
+            self._on_signal()
+
+    def _deliver(self, most: int) -> None:
+        """Delivers frames; if there are more than `most`, the rest in a later turn of the loop."""
+        while self.announced and self._reading:
+            if most <= 0:
+                if not self._continuing:
+                    self._continuing = True
+                    asyncio.get_running_loop().call_soon(self._continue)
+                return
+            try:
+                frame = self.read_frame()
+            except RingError as error:
+                self.stop_reading()
+                self._on_error(error)
+                return
+            if frame is not None:
+                most -= 1 + len(frame) // self._bytes_per_frame
+                self._on_frame(frame)
+
+    def _continue(self) -> None:
+        self._continuing = False
+        self._deliver(_MAX_FRAMES_PER_TURN)
+
+    def stop_reading(self) -> None:
+        """Delivers nothing any more."""
+        if self._reading:
+            self._reading = False
+            asyncio.get_running_loop().remove_reader(self.event)
+
+    def close(self) -> None:
+        """Stops reading, and releases the memory."""
+        self.stop_reading()
+        super().close()
+
+
+def event_writer(event: int, on_error: Callable[[Exception], None]) -> Callable[[int], None]:
+    """Returns the function that announces records by an eventfd."""
+
+    def announce(records: int) -> None:
+        try:
+            os.eventfd_write(event, records)
+        except BlockingIOError:
+            on_error(full_counter_error())
+
+    return announce
+
+
+def full_counter_error() -> RingError:
+    """Records never fill a counter of 64 bits, so that the other end has done so."""
+    return RingError("it has filled the counter of the frames that it is sent")
