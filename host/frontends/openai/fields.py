@@ -11,17 +11,26 @@ from typing import Any
 
 from host.errors import HostError
 from host.frontends.http import json_text as json
-from host.frontends.openai import field_checks
 from host.frontends.openai.checks import (
     Check,
     array,
     boolean,
+    image_size,
     integer,
     json_object,
+    messages,
     not_empty_string,
     number,
     one_of,
+    response_format,
+    sound,
+    stop,
+    stream_options,
     string,
+    texts,
+    tool_choice,
+    tools,
+    values,
 )
 from host.frontends.openai.errors import (
     OpenAIError,
@@ -124,44 +133,38 @@ def _check_contradictions(fields: Fields, route: str) -> None:
             raise invalid_value("'best_of' must be 1", "best_of")
 
 
-# Messages
-
-
-# Sounds
-
-
 _COMMON: dict[str, Check] = {
     "model": string,
     "stream": boolean,
-    "stream_options": field_checks.stream_options,
+    "stream_options": stream_options,
     "temperature": number(0, 2),
     "top_p": number(0, 1),
     "frequency_penalty": number(-2, 2),
     "presence_penalty": number(-2, 2),
     "seed": integer(-_INT64, _INT64 - 1),
-    "stop": field_checks.stop,
+    "stop": stop,
     "n": integer(1, MAX_CHOICES),
-    "logit_bias": field_checks.logit_bias,
+    "logit_bias": values(number(-100, 100)),
     "user": string,
 }
 _CHECKS: dict[str, dict[str, Check]] = {
     CHAT: {
         **_COMMON,
-        "messages": field_checks.messages,
+        "messages": messages,
         "max_completion_tokens": integer(1),
         "max_tokens": integer(1),
         "logprobs": boolean,
         "top_logprobs": integer(0, 20),
-        "tools": field_checks.tools,
-        "tool_choice": field_checks.tool_choice,
+        "tools": tools,
+        "tool_choice": tool_choice,
         "parallel_tool_calls": boolean,
-        "response_format": field_checks.response_format,
+        "response_format": response_format,
         "safety_identifier": string,
         "prompt_cache_key": string,
-        "metadata": field_checks.metadata,
+        "metadata": values(string),
         "reasoning_effort": string,
         "verbosity": string,
-        "modalities": lambda place, value: array(place, value, 1, None),
+        "modalities": array(1),
         "audio": json_object,
         "prediction": json_object,
         "web_search_options": json_object,
@@ -170,7 +173,7 @@ _CHECKS: dict[str, dict[str, Check]] = {
     },
     COMPLETIONS: {
         **_COMMON,
-        "prompt": field_checks.texts(MAX_CHOICES, may_be_empty=True),
+        "prompt": texts(MAX_CHOICES, string),
         "max_tokens": integer(0),
         "logprobs": integer(0, 5),
         "echo": boolean,
@@ -179,28 +182,28 @@ _CHECKS: dict[str, dict[str, Check]] = {
     },
     EMBEDDINGS: {
         "model": string,
-        "input": field_checks.texts(MAX_TEXTS, may_be_empty=False),
+        "input": texts(MAX_TEXTS, not_empty_string),
         "dimensions": integer(1),
         "encoding_format": one_of(("float", "base64")),
         "user": string,
     },
     TRANSCRIPTIONS: {
         "model": string,
-        "file": field_checks.sound,
+        "file": sound,
         "language": string,
         "prompt": string,
         "response_format": one_of(("json", "text", "srt", "verbose_json", "vtt")),
         "temperature": number(0, 1),
-        "timestamp_granularities": field_checks.granularities,
+        "timestamp_granularities": array(1, 2, one_of(("word", "segment"))),
         "stream": boolean,
-        "include": lambda place, value: array(place, value, 0, None),
+        "include": array(0),
         "chunking_strategy": string,
     },
     IMAGES: {
         "model": string,
         "prompt": not_empty_string,
         "n": integer(1, MAX_IMAGES),
-        "size": field_checks.image_size,
+        "size": image_size,
         "quality": string,
         "style": string,
         "background": string,
