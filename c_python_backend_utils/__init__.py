@@ -20,13 +20,12 @@ from pb_utils import (
     load_model,
     unload_model,
 )
-from pb_utils._iterator import ResponseIterator
-from pb_utils._memory import MemoryType
+from pb_utils._bls import ResponseIterator
+from pb_utils._exceptions import missing_name as _missing_name
 from pb_utils._metrics import Metric, MetricKind
-from pb_utils._request_fields import InferenceTrace
+from pb_utils._request_fields import InferenceTrace, MemoryType
+from pb_utils._runtime import SharedMemory, shared_memory
 from pb_utils._sender import InferenceResponseSender
-from pb_utils._shared_memory import SharedMemory, shared_memory
-from pb_utils._suggestions import missing_name as _missing_name
 
 COUNTER = MetricKind.COUNTER
 GAUGE = MetricKind.GAUGE

@@ -6,22 +6,17 @@ without a server. ``docs/reference/model-api.md`` describes all rules and error 
 
 import typing as _typing
 
-from pb_utils._bytes_codec import deserialize_bytes_tensor, serialize_byte_tensor
+from pb_utils._bls import ResponseIterator
 from pb_utils._datatypes import (
     TRITON_STRING_TO_NUMPY,
+    deserialize_bytes_tensor,
     numpy_to_triton_type,
+    serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from pb_utils._errors import TritonError, TritonModelException
-from pb_utils._iterator import ResponseIterator
+from pb_utils._exceptions import missing_name as _missing_name
 from pb_utils._logger import Logger
-from pb_utils._memory import (
-    TRITONSERVER_MEMORY_CPU,
-    TRITONSERVER_MEMORY_GPU,
-    MemoryType,
-    PreferredMemory,
-)
 from pb_utils._metrics import Metric, MetricFamily, MetricKind
 from pb_utils._model_config import (
     ModelConfig,
@@ -38,18 +33,24 @@ from pb_utils._request import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     InferenceRequest,
     get_input_tensor_by_name,
+    stack_inputs,
 )
-from pb_utils._request_fields import InferenceTrace
+from pb_utils._request_fields import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+)
 from pb_utils._response import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,
+    TritonError,
+    TritonModelException,
     get_output_tensor_by_name,
 )
-from pb_utils._runtime import get_model_dir
+from pb_utils._runtime import SharedMemory, get_model_dir
 from pb_utils._sender import InferenceResponseSender
-from pb_utils._shared_memory import SharedMemory
-from pb_utils._stacking import stack_inputs
-from pb_utils._suggestions import missing_name as _missing_name
 from pb_utils._tensor import Tensor
 
 if not _typing.TYPE_CHECKING:  # otherwise type checkers would accept any name

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from pb_utils._model_exception import TritonModelException
+from pb_utils._exceptions import TritonModelException
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pb_utils import _datatypes, _gpu
-from pb_utils._model_exception import TritonModelException
+from pb_utils._exceptions import TritonModelException
 from pb_utils._storage import address_of, array_at
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from types import FrameType
 from typing import ClassVar
 
 from pb_utils import _arguments, _runtime
-from pb_utils._enums import NamedInt
-from pb_utils._suggestions import SuggestingType
+from pb_utils._exceptions import NamedInt, SuggestingType
 
 
 class Logger(metaclass=SuggestingType):

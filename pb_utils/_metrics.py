@@ -9,9 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from pb_utils import _arguments, _runtime
-from pb_utils._enums import NamedInt
-from pb_utils._model_exception import TritonModelException
-from pb_utils._suggestions import SuggestingType
+from pb_utils._exceptions import NamedInt, SuggestingType, TritonModelException
 
 if TYPE_CHECKING:
     Key = tuple[str, tuple[float, ...] | None]

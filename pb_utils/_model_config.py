@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, TypeVar, cast, overload
 
-from pb_utils._model_exception import TritonModelException
-from pb_utils._suggestions import SuggestingType
+from pb_utils._exceptions import SuggestingType, TritonModelException
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")

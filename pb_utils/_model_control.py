@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pb_utils import _arguments, _runtime
-from pb_utils._model_exception import TritonModelException
+from pb_utils._exceptions import TritonModelException
 
 if TYPE_CHECKING:
     Text = str | bytes | bytearray

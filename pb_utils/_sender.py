@@ -6,9 +6,8 @@ import threading
 from abc import ABC, abstractmethod
 
 from pb_utils import _arguments
-from pb_utils._model_exception import TritonModelException
+from pb_utils._exceptions import SuggestingType, TritonModelException
 from pb_utils._response import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse
-from pb_utils._suggestions import SuggestingType
 
 MORE_THAN_ONE = "Unable to send response. Non-decoupled model cannot send more than one response."
 _NOTHING_SENT = (

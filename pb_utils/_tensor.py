@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pb_utils import _arguments, _bytes_codec, _dlpack, _gpu
-from pb_utils._copying import copy_array, copy_from_shared_memory
+from pb_utils import _arguments, _datatypes, _dlpack, _gpu
 from pb_utils._datatypes import BF16, BYTES, INVALID, NAMES, STORAGE, code_of
-from pb_utils._model_exception import TritonModelException
-from pb_utils._storage import address_of, byte_view, read_only_view
-from pb_utils._suggestions import SuggestingType
+from pb_utils._exceptions import SuggestingType, TritonModelException
+from pb_utils._storage import (
+    address_of,
+    byte_view,
+    copy_array,
+    copy_from_shared_memory,
+    read_only_view,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,7 +91,7 @@ class Tensor(metaclass=SuggestingType):
             numpy_array = np.ascontiguousarray(numpy_array)
         self._array = numpy_array
         self._shape = list(numpy_array.shape)
-        self._data = _bytes_codec.encode(numpy_array) if self._code == BYTES else None
+        self._data = _datatypes.encode(numpy_array) if self._code == BYTES else None
         self._owner = self._received = self._on_gpu = None
 
     @classmethod
@@ -267,7 +271,7 @@ class Tensor(metaclass=SuggestingType):
             raise TritonModelException(f"Tensor dtype is {NAMES[self._code]}, not BYTES.")
         strings: npt.NDArray[np.object_] = np.empty(self._shape, np.object_)
         flat = strings.reshape(-1)
-        for index, element in enumerate(_bytes_codec.decode(self._wire_data()).tolist()):
+        for index, element in enumerate(_datatypes.decode(self._wire_data()).tolist()):
             try:
                 flat[index] = element.decode()
             except UnicodeDecodeError as error:
@@ -407,7 +411,7 @@ class Tensor(metaclass=SuggestingType):
             assert self._data is not None
             data, owner = self._received or (self._data, self._owner)
             if self._code == BYTES:
-                self._array = _bytes_codec.decode(data).reshape(self._shape)
+                self._array = _datatypes.decode(data).reshape(self._shape)
             else:
                 array = np.ndarray(self._shape, STORAGE[self._code], data)
                 # A view, as in Triton: models may rely on its `base`.

@@ -26,11 +26,14 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence  # noqa: E402
 import pb_utils  # noqa: E402
 from pb_utils import testing  # noqa: E402
 from pb_utils._api_modules import report_to  # noqa: E402
-from pb_utils._literals import InvalidInput, read_inputs  # noqa: E402
-from pb_utils._output_check import find_mismatches  # noqa: E402
-from pb_utils._response_text import format_response  # noqa: E402
+from pb_utils._return_value import find_mismatches  # noqa: E402
+from pb_utils._text_form import (  # noqa: E402
+    InvalidInput,
+    format_response,
+    read_inputs,
+)
 from stub.bls_models import BlsModels  # noqa: E402
-from stub.module_isolation import isolate_modules  # noqa: E402
+from stub.imports import isolate_modules  # noqa: E402
 from stub.wire.datatypes import CODES  # noqa: E402
 
 SUCCEEDED, FAILED, BAD_USAGE = 0, 1, 2

@@ -9,10 +9,8 @@ from typing import Callable, Deque, Dict, Iterable, NamedTuple, Optional, Tuple,
 
 import numpy as np
 
-from pb_utils._copying import copy_into
-from pb_utils._storage import address_of
-from stub.copy_on_write_mapping import CopyOnWriteMapping
-from stub.copy_on_write_views import CopyOnWriteViews, RegionBlock
+from pb_utils._storage import address_of, copy_into
+from stub.copy_on_write import CopyOnWriteMapping, CopyOnWriteViews, RegionBlock
 from stub.wire.arena import Arena, ArenaReader, Block, BlockReferences, RegionMapping, file_size
 from stub.wire.messages import (
     BlockRelease,

@@ -11,25 +11,22 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional
 
 import pb_utils
 from pb_utils._api_modules import report_to
-from pb_utils._copying import set_copy_on_write_mapper, set_core_is_free
+from pb_utils._storage import set_copy_on_write_mapper, set_core_is_free
 from stub import python_logging
 from stub.bls_bursts import BlsBursts
 from stub.bls_reader import BlsReader
 from stub.channel import Channel
 from stub.coroutine_batches import CoroutineBatches
-from stub.coroutines import CoroutineRunner, is_coroutine
-from stub.cpu_affinity import BindingError, bind_process
+from stub.coroutines import CoroutineRunner, ReadinessChecker, is_coroutine
 from stub.executor import Executor
 from stub.forked_children import ForkedChildren
 from stub.host_calls import INSTANCE_ENDED
 from stub.imports import list_imported_files
 from stub.memory import StubMemory
 from stub.preload import find_prepared_model
-from stub.process import set_title
-from stub.readiness import ReadinessChecker
+from stub.process import BindingError, bind_process, describe_stacks, set_title
 from stub.responders import ResponderRegistry
 from stub.runtime import StubRuntime
-from stub.stacks import describe_stacks
 from stub.user_model import ModelFailure, UserModel, describe_exception
 from stub.wire import messages as m
 from stub.wire.arena import Arena, Block
@@ -129,7 +126,7 @@ class Worker:
         """
         set_title(message.instance_name)
         if warning := bind_process(message.cpus, message.numa_node):
-            self._channel.send([m.LogLine(1, "cpu_affinity.py", 0, warning)])
+            self._channel.send([m.LogLine(1, "process.py", 0, warning)])
 
     def _on_host_gone(self) -> None:
         os._exit(1)  # the host is gone

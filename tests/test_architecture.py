@@ -69,7 +69,7 @@ ONE_PLACE = {
         "host.ray.servicer",
     },
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.host"},
-    "mmap": {"stub.wire.shared_file", "stub.copy_on_write_mapping"},
+    "mmap": {"stub.wire.shared_file", "stub.copy_on_write"},
     "uvloop": {"host.system.event_loop"},
     "re2": {"host.options.header_patterns"},
     "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
@@ -80,18 +80,13 @@ ONE_PLACE = {
             f"host.ray.{name}"
             for name in (
                 "application",
-                "metrics",
-                "peers",
                 "replica",
                 "replica_port",
                 "running",
                 "sequence_router",
             )  # fmt: skip
         ),
-        *(
-            f"host.ray.channels.{name}"
-            for name in ("listening", "replica_channels", "serve_status")
-        ),
+        "host.ray.channels.replica_channels",
         *(f"host.ray.per_model.{name}" for name in ("application", "connection", "replicas")),
     },
     "redis": {"host.cache.redis_store"},
@@ -102,10 +97,7 @@ ONE_PLACE = {
     "tensorflow": {"stub.backends.tensorflow.graph"},
     "tensorrt": {f"stub.backends.tensorrt.{name}" for name in ("library", "model", "runner")},
     "torch": {
-        *(
-            f"stub.backends.pytorch.{name}"
-            for name in ("model", "program", "run_context", "tensors")
-        ),
+        *(f"stub.backends.pytorch.{name}" for name in ("model", "program")),
         *(f"stub.backends.tensorrt.{name}" for name in ("model", "runner")),
     },
     "opentelemetry": {"host.tracing.spans", "stub.opentelemetry_context"},

@@ -9,7 +9,7 @@ import numpy as np  # noqa: F401
 
 from pb_utils import *  # noqa: F403
 from pb_utils import __all__ as _names
-from pb_utils._suggestions import missing_name as _missing_name
+from pb_utils._exceptions import missing_name as _missing_name
 
 if not _typing.TYPE_CHECKING:  # otherwise type checkers would accept any name
 

@@ -11,8 +11,7 @@ from typing import Protocol
 
 from host.errors import ErrorCode, HostError
 from host.inference.call import Call, CallListener
-from host.inference.digest import digest_request
-from host.inference.request import InferRequest, InferResponse, Tensor
+from host.inference.request import InferRequest, InferResponse, Tensor, digest_request
 from host.metrics.families import MetricsSnapshot
 from host.metrics.statistics import InferenceCounters
 from host.repository.repository import qualified_name

@@ -24,8 +24,7 @@ from host.cli.server_client import HEADER_HELP, check_headers
 from host.errors import ErrorCode, HostError
 from host.options.flags import SIZE, FlagGroup, InvalidValue
 from pb_utils import Tensor
-from pb_utils._literals import InvalidInput, read_inputs
-from pb_utils._response_text import format_response
+from pb_utils._text_form import InvalidInput, format_response, read_inputs
 
 _EXIT_OK, _EXIT_FAILED, _EXIT_USAGE = 0, 1, 2
 _UNKNOWN = "Request for unknown model"  # how errors about models that are not loaded begin

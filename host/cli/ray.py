@@ -13,9 +13,8 @@ from host.cli.arguments import check_inputs, parse_arguments, split_inputs
 from host.options.flags import PORT, FlagGroup, integer
 from host.options.options import Options
 from host.ray.arguments import read_options
-from host.ray.deployment_options import derive_options
+from host.ray.deployment_options import ModelRequirements, derive_options, read_requirements
 from host.ray.per_model.deployments import model_deployments
-from host.ray.requirements import ModelRequirements, read_requirements
 from stub.wire.paths import absolute_path
 
 _ABOUT = """\
@@ -153,8 +152,7 @@ def _needs_of_deployments(
 def _print_config(arguments: dict[str, Any], options: RayOptions) -> None:
     import yaml  # Ray needs it too
 
-    from host.ray.per_model.serve_config import make_model_config
-    from host.ray.serve_config import make_config
+    from host.ray.serve_config import make_config, make_model_config
 
     make = make_model_config if options.per_model else make_config
     config = make(arguments, _deployment(options), _proxies(options))

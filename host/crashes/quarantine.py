@@ -14,8 +14,7 @@ import msgspec
 
 from host.crashes.records import CrashRecord, DescribedRequest, describe_requests, format_time
 from host.errors import HostError, invalid_argument
-from host.inference.digest import digest_request
-from host.inference.request import InferRequest
+from host.inference.request import InferRequest, digest_request
 
 _log = logging.getLogger("pbhost")
 

@@ -20,8 +20,7 @@ from msgspec import structs
 
 import pb_utils
 from host.errors import HostError, invalid_argument, not_found
-from host.inference.request import Buffer, InferRequest, Parameter, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Buffer, InferRequest, Parameter, Tensor, read_bytes
 from host.recording.recording import (
     FORMAT,
     RecordedRequest,
@@ -37,7 +36,7 @@ from host.recording.recording import (
     snapshot_tensors,
     to_valid_text,
 )
-from pb_utils._response_text import format_tensor
+from pb_utils._text_form import format_tensor
 from stub.wire.datatypes import CODES
 
 _MAX_REQUESTS = 32

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
 from host.frontend_processes.messages import WireTensor
-from host.frontends.receive_buffer import FilledMessage
-from host.inference.request import Tensor
-from host.inference.shared_memory_bytes import SharedMemoryBytes
+from host.frontends.receive_memory import FilledMessage
+from host.inference.request import SharedMemoryBytes, Tensor
 from host.instances.block_releases import ReleaseTimer
 from stub.wire.arena import Arena, ArenaFull, ArenaReader, Block, BlockReferences
 from stub.wire.messages import BlockRelease

@@ -30,8 +30,8 @@ from host.frontends.client_endpoints import (
     http_tls,
     make_grpc_service,
 )
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.inference_app import InferenceApp
+from host.frontends.request_headers import HeaderForwarding
 from host.instances.arenas import HOST_ARENA
 from host.instances.busy_polling import no_connection_hook
 from host.options.options import Options

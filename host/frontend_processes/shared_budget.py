@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_memory import ReceiveBudget
 from stub.wire.shared_file import Mapping, create_shared_file
 
 _WORD = 8  # bytes

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from host.errors import internal, invalid_argument
-from host.inference.request import Classification, InferResponse, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Classification, InferResponse, Tensor, read_bytes
 
 MAX_ELEMENTS = 1_000_000
 """Maximum number of elements of a classified output."""

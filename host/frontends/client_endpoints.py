@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from host.errors import HostError, ServiceStartError
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.grpc.aio import GrpcAioFrontend, check_tls_files
 from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_tls
 from host.frontends.grpc.h2.limits import ConnectionLimits
@@ -18,11 +17,11 @@ from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.service import GrpcService
 from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.cycle import Header, Message, Receive, Send
-from host.frontends.http1.header_cache import FastHandler
 from host.frontends.http1.listener import HttpListener
+from host.frontends.http1.parser import FastHandler
 from host.frontends.inference_core import InferenceCore, InferenceKeys
-from host.frontends.receive_budget import ReceiveBudget
-from host.frontends.restrictions import Restrictions
+from host.frontends.receive_memory import ReceiveBudget
+from host.frontends.request_headers import HeaderForwarding, Restrictions
 from host.frontends.tls import ServerTls, TlsFiles, TlsReloader
 from host.instances.busy_polling import ConnectionHooks
 from host.options.options import Options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
@@ -9,8 +10,7 @@ from typing import Protocol, TypeVar
 from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
 from host.inference.call import Call
-from host.inference.request import InferRequest, RequestTracer
-from host.inference.shared_memory_bytes import SharedMemoryBytes
+from host.inference.request import InferRequest, RequestTracer, SharedMemoryBytes
 
 _Started = TypeVar("_Started")
 
@@ -108,3 +108,33 @@ class InferenceCore(Protocol):
 
     def tensor_counts(self, name: str, version: str) -> tuple[int, int]:
         """The numbers of inputs and outputs of a model; (0, 0) if it is missing."""
+
+
+class OpenRequests:
+    """Belongs to the thread of the event loop. A frontend increments `count` for each request."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.draining = False
+        """Whether new requests are refused."""
+        self._all_answered = asyncio.Event()
+
+    def request_finished(self) -> None:
+        """Decrements `count` after a request was answered."""
+        self.count -= 1
+        if self.draining and not self.count:
+            self._all_answered.set()
+
+    async def drain(self, timeout: float) -> bool:
+        """Refuses new requests and waits for open ones, at most `timeout` seconds.
+
+        Returns False if some are still open.
+        """
+        self.draining = True
+        if not self.count:
+            return True
+        try:
+            await asyncio.wait_for(self._all_answered.wait(), max(timeout, 0.0))
+        except asyncio.TimeoutError:
+            return False
+        return True

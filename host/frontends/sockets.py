@@ -1,10 +1,11 @@
-"""Listening sockets, and clear errors if a port cannot be used."""
+"""Sockets: those that listen, errors of ports that cannot be used, and direct writes."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import fcntl
+import os
 import socket
 import struct
 import termios
@@ -75,3 +76,38 @@ def unsent_bytes(transport: asyncio.Transport | None) -> int:
         with suppress(OSError, ValueError):  # the socket may be closed
             in_kernel = struct.unpack("i", fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)))[0]
     return transport.get_write_buffer_size() + in_kernel
+
+
+class SocketWriter:
+    """Writes to the socket immediately; the transport would write later in the event loop's turn.
+
+    Data of TLS connections goes to the transport.
+    """
+
+    __slots__ = ("_descriptor", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._descriptor = -1
+        connected = transport.get_extra_info("socket")
+        if connected is not None and transport.get_extra_info("sslcontext") is None:
+            self._descriptor = connected.fileno()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Writes a small piece of data, unless the connection is closed.
+
+        The transport gets the data that the socket does not accept. It also detects that the client
+        has disconnected.
+        """
+        transport = self._transport
+        if transport.is_closing():
+            return  # another connection may have the descriptor now
+        if self._descriptor >= 0 and not transport.get_write_buffer_size():
+            try:
+                sent = os.write(self._descriptor, data)
+            except OSError:
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+        transport.write(data)

@@ -1,16 +1,70 @@
-"""Tensors, requests and responses, and the trace of a request."""
+"""Tensors, requests and responses: in memory and in shared memory of clients, and digests of them.
+
+A client may change the bytes in its shared memory, or shrink the memory; a process that touches
+memory that is gone is killed by SIGBUS. So they are objects that no library can use as a buffer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
 
-from host.errors import HostError, unsupported
-from host.inference.shared_memory_bytes import SharedMemoryBytes, refuse_if_too_large
+from host.errors import HostError, invalid_argument, unsupported
 from stub.wire.payload import TraceLink
+
+CHUNK_SIZE = 1 << 28
+"""Maximum number of bytes copied at a time where not all are needed at once.
+
+A client's memory can be larger than the machine's if it is sparse.
+"""
+
+
+class SharedMemoryBytes(ABC):
+    """`bytes(self)` is a private copy; raises HostError INTERNAL if the memory is gone."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __bytes__(self) -> bytes: ...
+
+    @abstractmethod
+    def read_part(self, begin: int, size: int) -> bytes:
+        """Copies a part, which must lie within. Raises HostError INTERNAL."""
+
+
+def read_bytes(data: bytes | memoryview | SharedMemoryBytes) -> bytes | memoryview:
+    """The bytes to read: a copy if they are in memory of a client. Raises HostError INTERNAL."""
+    return data if isinstance(data, (bytes, memoryview)) else bytes(data)
+
+
+def refuse_if_too_large(name: str, data: SharedMemoryBytes) -> None:
+    """Raises HostError INVALID_ARG if the machine lacks memory for two copies of a tensor.
+
+    One is the copy, the other lies in an arena. Linux would grant the memory and kill this process
+    later.
+    """
+    size = len(data)
+    if size > CHUNK_SIZE and 2 * size > _available():
+        raise invalid_argument(
+            f"tensor '{name}' has {size} bytes in shared memory, which have to be copied, and there"
+            " is not enough memory for that"
+        )
+
+
+def _available() -> int:
+    with open("/proc/meminfo", "rb") as report:
+        (line,) = (line for line in report if line.startswith(b"MemAvailable:"))
+    return 1024 * int(line.split()[1])
+
 
 Parameter = bool | int | float | str
 """Value of a request or response parameter.
@@ -219,3 +273,35 @@ def checked_correlation_text(text: str) -> str:
     if len(text.encode(errors="surrogatepass")) > _LONGEST:
         raise unsupported("string correlation ID cannot be longer than 128 characters")
     return text
+
+
+DIGEST_SIZE = 16
+"""Length of a digest in bytes: long enough that two requests never share one by chance."""
+
+
+def digest_request(request: InferRequest, context: Sequence[bytes] = ()) -> bytes:
+    """Computes a digest of the inputs and of the names of the requested outputs.
+
+    It depends on the name, data type, shape and bytes of every input, not on their order, and on
+    each part of `context`. Raises HostError INTERNAL if memory of a client is gone.
+    """
+    digest = blake2b(digest_size=DIGEST_SIZE)
+    for part in _parts(request, context):
+        # The length comes first, so different parts never give the same bytes when joined.
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def _parts(request: InferRequest, context: Sequence[bytes]) -> Iterator[Buffer]:
+    yield from context
+    inputs = sorted(request.inputs, key=attrgetter("name"))
+    yield str(len(inputs)).encode()
+    for tensor in inputs:
+        yield tensor.name.encode()
+        yield tensor.datatype.encode()
+        yield str(tensor.shape).encode()
+        data = read_bytes(tensor.data)
+        yield data if isinstance(data, bytes) else data.cast("B")
+    for name in sorted(request.requested_outputs):
+        yield name.encode()

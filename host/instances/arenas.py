@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from host.inference.request import Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Tensor, read_bytes
 from stub.wire.arena import Arena, ArenaReader, Block, create_arena_file
 from stub.wire.messages import OpenArena
 from stub.wire.payload import INLINE_LIMIT

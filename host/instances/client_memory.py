@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from host.errors import HostError, internal
-from host.inference.request import Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Tensor, read_bytes
 from host.instances.regions import RegionBlock
 from stub.wire.arena import Block
 

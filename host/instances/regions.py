@@ -22,8 +22,7 @@ from host.errors import (
     not_found,
     unsupported,
 )
-from host.inference.request import Buffer
-from host.inference.shared_memory_bytes import SharedMemoryBytes
+from host.inference.request import Buffer, SharedMemoryBytes
 from host.instances.arenas import Arenas
 from stub.wire.arena import Block
 from stub.wire.messages import OpenArena

@@ -6,8 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from host.errors import ErrorCode, HostError
-from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
-from host.inference.shared_memory_bytes import SharedMemoryBytes
+from host.inference.request import (
+    InferRequest,
+    InferResponse,
+    SharedMemoryBytes,
+    Tensor,
+    copy_from_shared_memory,
+)
 from host.instances.arenas import ArenaFile, Arenas
 from host.instances.block_releases import ReleaseTimer, arena_full_error
 from host.instances.client_memory import is_in_place

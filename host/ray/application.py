@@ -8,9 +8,8 @@ from typing import Any
 from ray import serve
 
 from host.ray.arguments import read_options
-from host.ray.deployment_options import DEPLOYMENT, derive_options
+from host.ray.deployment_options import DEPLOYMENT, derive_options, read_requirements
 from host.ray.replica import Replica
-from host.ray.requirements import read_requirements
 
 
 def app(args: Mapping[str, Any]) -> serve.Application:

@@ -1,13 +1,99 @@
-"""The options of a deployment that follow from the models and the flags of its servers."""
+"""What the models of a repository need of Ray Serve, and the options of deployments that follow."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from host.config.model_config import ModelConfig, read_unchecked_config
+from host.errors import HostError
 from host.options.options import Options
-from host.ray.requirements import ModelRequirements
+from host.repository.repository import ModelDirectory, Repository
+
+LEAST_ONGOING = 32
+_BATCHES_PER_INSTANCE = 2  # one runs, and one waits
+
+
+@dataclass
+class ModelRequirements:
+    """What one server with all models of a repository needs.
+
+    Attributes:
+        models: The names of the models.
+        ongoing_requests: Requests that keep all instances busy, with a full batch waiting for each.
+        gpus: GPUs that instance groups ask for; one for groups of KIND_GPU that name none.
+        sequence_models: Models with sequence batching.
+        unreadable: Models whose configuration cannot be read, with the reason.
+    """
+
+    models: list[str] = field(default_factory=list)
+    ongoing_requests: int = 0
+    gpus: int = 0
+    sequence_models: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+def read_requirements(options: Options) -> ModelRequirements:
+    """Reads the configurations of all models. Blocks. Raises ValueError without a repository.
+
+    A model that completes its configuration as it runs counts with what its file says.
+    """
+    found = ModelRequirements()
+    try:
+        repository = Repository(map(Path, options.model_repository), options.model_namespacing)
+        repository.check_paths()
+        scan = repository.scan()
+    except HostError as error:
+        raise ValueError(error.message) from None
+    ongoing = 0
+    variables = options.template_variables
+    for name, directory in scan.models.items():
+        found.models.append(name)
+        try:
+            ongoing += _add_model(found, directory, options.model_config_name or None, variables)
+        except HostError as error:
+            found.unreadable[name] = error.message
+    found.ongoing_requests = max(LEAST_ONGOING, ongoing)
+    return found
+
+
+def _add_model(
+    found: ModelRequirements,
+    directory: ModelDirectory,
+    config_name: str | None,
+    variables: Mapping[str, str] | None,
+) -> int:
+    """Adds a model; returns its share of the ongoing requests. Raises HostError."""
+    config = read_unchecked_config(directory.path, config_name, variables)
+    if config.HasField("sequence_batching"):
+        found.sequence_models.append(directory.name)
+    found.gpus = max(found.gpus, count_gpus(config))
+    return count_ongoing_requests(config)
+
+
+def count_instances(config: ModelConfig) -> int:
+    """The instances of a model, without the GPUs of this machine: replicas may run on others."""
+    groups = config.instance_group
+    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in groups) or 1
+
+
+def count_ongoing_requests(config: ModelConfig) -> int:
+    """Requests that keep all instances of a model busy, with a full batch waiting for each."""
+    return _BATCHES_PER_INSTANCE * count_instances(config) * max(1, int(config.max_batch_size))
+
+
+def count_gpus(config: ModelConfig) -> int:
+    """The GPUs that a model needs, whose numbers begin at 0 in a replica.
+
+    Those up to the highest number that a group names; one for groups of KIND_GPU that name none.
+    """
+    groups = config.instance_group
+    named = [gpu + 1 for group in groups for gpu in group.gpus]
+    return max(named, default=int(any(group.kind == group.KIND_GPU for group in groups)))
+
 
 DEPLOYMENT = "pbhost"
 """The name of the deployment."""

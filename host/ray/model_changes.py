@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from host.errors import ErrorCode, HostError, unavailable
 from host.model_control.control import LoadParameters
-from host.ray.channels.replica_method import ReplicaMethod
+from host.ray.channels.messages import ReplicaMethod
 from host.server.server import Server
 
 _log = logging.getLogger("pbhost")
@@ -63,7 +63,7 @@ SEND_CHANGES = ReplicaMethod[list[ModelChange]](
 
 
 class ReplicaCalls(Protocol):
-    """Calls the replicas of a deployment, see `host.ray.peers.Peers`."""
+    """Calls the replicas of a deployment, see `host.ray.replica.Peers`."""
 
     own_id: str
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
+import ray.util
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve import metrics as serve_metrics
 
 from host.config.schema import is_ensemble
-from host.errors import HostError
-from host.frontends.forwarding import Header
+from host.errors import HostError, unavailable
 from host.frontends.grpc.methods import (
     INFERENCE_SERVICE,
     Cancellable,
@@ -23,16 +28,17 @@ from host.frontends.grpc.methods import (
 )
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
-from host.frontends.receive_budget import ReceiveBudget, ReservedBytes
+from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
+from host.frontends.request_headers import Header
 from host.inference.metadata import ModelStatistics
+from host.metrics.families import MetricFamily, MetricKind, Sample
 from host.options.options import Options
 from host.ray.arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS, UNCOUNTED_REQUESTS
 from host.ray.channels.channel_server import ChannelAddress, ChannelServer
-from host.ray.channels.listening import listen
-from host.ray.channels.replica_method import ReplicaMethod
+from host.ray.channels.messages import ReplicaMethod
+from host.ray.channels.replica_channels import ReplicaChannels
 from host.ray.deployment_options import behind_haproxy
-from host.ray.metrics import MetricsExporter
 from host.ray.model_changes import (
     APPLY_CHANGES,
     LIST_STAMPS,
@@ -42,7 +48,6 @@ from host.ray.model_changes import (
     ReplicaStamps,
     SharedModelControl,
 )
-from host.ray.peers import Peers
 from host.ray.replica_port import serve_replica_port
 from host.ray.rpc_methods import RpcMethods
 from host.ray.sequence_guard import SequenceGuard
@@ -51,6 +56,115 @@ from host.server.server import Server
 from stub.wire.heap import tune_malloc
 
 _log = logging.getLogger("pbhost")
+
+_SECONDS = 5.0  # Ray itself exports every ten
+
+
+class MetricsExporter:
+    """Passes the metrics of a server on to Ray every few seconds.
+
+    Ray adds the application, the deployment and the replica to the labels, and `ray_` to the names.
+    Counters become Ray's counters, which end with `_total`. The parts of histograms and summaries
+    (`_bucket`, `_count`, `_sum`) become gauges with the values as the server has them: Ray counts
+    single observations only, which a server does not keep.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._metrics: dict[str, Any] = {}
+        self._last: dict[tuple[object, ...], float] = {}
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """Passes the last values on, and ends."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._export()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_SECONDS)
+            await self._export()
+
+    async def _export(self) -> None:
+        try:
+            families = await self._server.collect_metrics()
+            for family in families:
+                for sample in family.samples:
+                    self._pass_on(family, sample)
+        except Exception:  # requests are worth more than their metrics
+            _log.exception("metrics could not be passed on to Ray")
+
+    def _pass_on(self, family: MetricFamily, sample: Sample) -> None:
+        name, tags = family.name + sample.suffix, dict(sample.labels)
+        if sample.numeric_label is not None:
+            label, number = sample.numeric_label
+            tags[label] = "+Inf" if number == math.inf else f"{number:g}"
+        counts = family.kind is MetricKind.COUNTER
+        metric = self._metrics.get(name)
+        if metric is None:
+            kind = serve_metrics.Counter if counts else serve_metrics.Gauge
+            metric = kind(name, description=family.help, tag_keys=tuple(tags))
+            self._metrics[name] = metric
+        if not counts:
+            metric.set(sample.value, tags=tags)
+            return
+        key = (name, *sorted(tags.items()))
+        increase = sample.value - self._last.get(key, 0.0)
+        self._last[key] = sample.value
+        if increase > 0:
+            metric.inc(increase, tags=tags)
+
+
+_Result = TypeVar("_Result")
+
+
+class Peers:
+    """Calls methods of all replicas of this replica's deployment, itself included.
+
+    `server` and `address`: where this replica takes calls; without an address, all calls go through
+    Ray Serve.
+    """
+
+    def __init__(self, server: ChannelServer, address: ChannelAddress | None) -> None:
+        context = serve.get_replica_context()
+        self.own_id: str = context.replica_id.unique_id
+        self.configured: int | None = context.world_size
+        """The number of replicas that is configured; not what autoscaling has made of it."""
+        self.address = address
+        self._deployment = context.deployment
+        handle = serve.get_deployment_handle(context.deployment, context.app_name)
+        self.channels = ReplicaChannels(lambda: handle, (server, address))
+
+    async def call(
+        self, method: ReplicaMethod[_Result], *arguments: object, timeout: float
+    ) -> list[_Result]:
+        """The results of those that live. Raises HostError UNAVAILABLE if one does not answer."""
+        try:
+            return await self.channels.call_all(method, *arguments, timeout=timeout)
+        except TimeoutError:
+            raise unavailable(
+                f"not all replicas of deployment '{self._deployment}' answered '{method.name}'"
+                f" within {timeout:g} s"
+            ) from None
+        except RayError as error:
+            reason = (str(error).strip().splitlines() or [""])[-1]
+            raise unavailable(
+                f"a replica of deployment '{self._deployment}' failed to answer '{method.name}':"
+                f" {type(error).__name__}: {reason}"
+            ) from error
+
+
+async def listen(server: ChannelServer) -> ChannelAddress | None:
+    """The address of this replica; None if there can be none, so that all goes through Ray."""
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return None  # these connections are not encrypted, and Ray's are
+    try:
+        return await server.start(ray.util.get_node_ip_address())
+    except OSError as error:
+        _log.warning("no port for requests of other replicas, which go through Ray: %s", error)
+        return None
+
 
 _MENDING_SECONDS = 60.0
 """How long a server may try to restart the instances of a model before Ray replaces it."""

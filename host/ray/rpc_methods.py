@@ -7,12 +7,11 @@ from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from host.errors import HostError
-from host.frontends.forwarding import Header
 from host.frontends.grpc.application import GrpcApplication
 from host.frontends.grpc.methods import RETRY_METADATA
-from host.ray.response_batches import ResponseBatches
+from host.frontends.request_headers import Header
 from host.ray.servicer import Rpc, list_rpcs, set_status
-from host.ray.stream_window import StreamWindow
+from host.ray.streams import ResponseBatches, StreamWindow
 
 _Encoded = TypeVar("_Encoded", bytes, list[bytes])
 

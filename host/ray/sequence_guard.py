@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from host.core import Core
 from host.errors import HostError, unsupported
-from host.frontends.forwarding import Header
 from host.frontends.grpc.infer_request import parse_infer_request
 from host.frontends.http1.cycle import Message
+from host.frontends.request_headers import Header
 from host.ray.deployment_options import behind_haproxy
 
 BALANCE_VARIABLE = "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from host.frontends.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE
-from host.ray.stream_window import AcknowledgedMessages
+from host.ray.streams import AcknowledgedMessages
 
 GRPC_FUNCTION = "pbhost.ray.add_servicer"
 """What `grpc_servicer_functions` of Ray Serve must name."""

@@ -16,8 +16,7 @@ from msgspec import structs
 
 from host.errors import ErrorCode, HostError
 from host.inference.call import Call, CallListener
-from host.inference.request import Buffer, InferRequest, InferResponse, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Buffer, InferRequest, InferResponse, Tensor, read_bytes
 from host.recording.recording import (
     FORMAT,
     RecordedResponse,

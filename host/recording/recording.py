@@ -20,8 +20,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from host.errors import HostError, invalid_argument, not_found
-from host.inference.request import Buffer, InferRequest, Parameter, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Buffer, InferRequest, Parameter, Tensor, read_bytes
 from stub.wire.datatypes import CODES, SIZES
 
 FORMAT = "pbhost recording 1"

@@ -21,13 +21,13 @@ from host.frontends.client_endpoints import (
     make_timeouts,
     start_service,
 )
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.grpc.admin import admin_services
 from host.frontends.grpc.service import GrpcService
 from host.frontends.http.app import HttpApp
 from host.frontends.http.metrics_app import MetricsApp
 from host.frontends.http1.listener import HttpListener
-from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_memory import ReceiveBudget
+from host.frontends.request_headers import HeaderForwarding
 from host.frontends.sockets import check_address
 from host.frontends.tls import ServerTls
 from host.instances.busy_polling import ConnectionHooks

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 import pb_utils
 from host.errors import invalid_argument
-from host.inference.request import InferRequest, InferResponse, Parameter, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import InferRequest, InferResponse, Parameter, Tensor, read_bytes
 from stub.wire.datatypes import CODES, NAMES
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -13,7 +13,7 @@ from host.core import CollectStatistics, Core
 from host.errors import HostError, invalid_argument, unavailable
 from host.frontend_processes.processes import FrontendProcesses
 from host.frontends.grpc.application import GrpcApplication
-from host.frontends.http.asgi import AsgiApplication
+from host.frontends.http.app import AsgiApplication
 from host.inference.request import InferRequest, InferResponse
 from host.instances.process import Launcher
 from host.logs.formats import format_table

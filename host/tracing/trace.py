@@ -12,8 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from host.errors import HostError
-from host.inference.request import Buffer, ExecutionTimes, InferRequest, InferResponse, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import (
+    Buffer,
+    ExecutionTimes,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    read_bytes,
+)
 from stub.wire.payload import TraceLink
 
 Header = Callable[[str], str | None]

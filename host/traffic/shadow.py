@@ -11,8 +11,13 @@ import numpy as np
 
 from host.errors import HostError, unavailable
 from host.inference.call import Call, CallListener
-from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
-from host.inference.shared_memory_bytes import SharedMemoryBytes
+from host.inference.request import (
+    InferRequest,
+    InferResponse,
+    SharedMemoryBytes,
+    Tensor,
+    copy_from_shared_memory,
+)
 from host.models.registry import LoadedModel
 from host.traffic.split import ComparisonResult, Role, TrafficSplit
 

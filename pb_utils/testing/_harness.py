@@ -11,12 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
 from pb_utils import _runtime
-from pb_utils._iterator import ResponseIterator
-from pb_utils._model_exception import TritonModelException
+from pb_utils._bls import ResponseIterator, ResponseStream
+from pb_utils._exceptions import TritonModelException
 from pb_utils._model_methods import call_preload, defines
 from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
-from pb_utils._stream import ResponseStream
 from pb_utils.testing import _loading, _messages
 from pb_utils.testing._instance import Instance
 from pb_utils.testing._metrics import MetricSample

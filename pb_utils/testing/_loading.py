@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pb_utils import _model_texts as texts
+from pb_utils._exceptions import TritonModelException
 from pb_utils._model_config import ModelConfig
-from pb_utils._model_exception import TritonModelException
 from pb_utils._model_methods import import_file, import_version
 
 
@@ -39,7 +39,7 @@ def read_folder(directory: Path, version: int | str | None) -> Mapping[str, Any]
     """
     importlib.import_module("pbhost")  # finds the packages of the server
     errors = importlib.import_module("pbhost.host.errors")
-    folder = importlib.import_module("pbhost.host.models.model_folder")
+    folder = importlib.import_module("pbhost.host.models.loader")
     try:
         number = None if version is None else int(version)
         described: Mapping[str, Any] = folder.describe_model(*folder.read_model(directory, number))

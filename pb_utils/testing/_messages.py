@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pb_utils._datatypes import BF16
-from pb_utils._errors import TritonError
-from pb_utils._model_exception import TritonModelException
+from pb_utils._exceptions import TritonModelException
 from pb_utils._request import InferenceRequest
 from pb_utils._request_fields import RequestFields
-from pb_utils._response import InferenceResponse
+from pb_utils._response import InferenceResponse, TritonError
 from pb_utils._sender import Responder
 from pb_utils._tensor import Tensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from pb_utils._bls import ResponseStream
     from pb_utils._runtime import ResponseReceiver
-    from pb_utils._stream import ResponseStream
 
 
 def error_response(message: str) -> InferenceResponse:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
+from pb_utils._exceptions import TritonModelException
 from pb_utils._metrics import MetricKind
-from pb_utils._model_exception import TritonModelException
 from pb_utils._model_texts import (
     BUCKETS_NOT_SORTED,
     KIND_DIFFERS,

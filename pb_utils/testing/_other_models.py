@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from pb_utils import _model_texts as texts
-from pb_utils._model_exception import TritonModelException
+from pb_utils._exceptions import TritonModelException
 from pb_utils._response import InferenceResponse
 from pb_utils.testing._instance import Instance
 from pb_utils.testing._messages import (

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pb_utils import _model_texts as texts
 from pb_utils import _runtime
+from pb_utils._bls import ResponseStream
+from pb_utils._exceptions import TritonModelException
 from pb_utils._logger import Logger
-from pb_utils._model_exception import TritonModelException
 from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
-from pb_utils._stream import ResponseStream
 from pb_utils.testing._messages import error_response
 from pb_utils.testing._metrics import Metrics
 from pb_utils.testing._other_models import OtherModels

@@ -28,7 +28,7 @@ from host.frontends.grpc.methods import (
     StreamWriter,
     UnaryMethod,
 )
-from host.frontends.receive_budget import ReceiveBudget, ReservedBytes
+from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.instances.busy_polling import no_connection_hook
 from tests.memory_transport import MemoryTransport
 

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from host.errors import HostError
-from host.frontends.http.compression import decompress
+from host.frontends.compression import decompress
 from host.frontends.http.infer_request import to_request
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.routes import find_route
 from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http1.connection import Http1Connection, Timeouts
 from host.frontends.http1.cycle import Message, Receive, Send
-from host.frontends.receive_budget import ReceiveBudget, ReservedBytes
+from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.instances.busy_polling import no_connection_hook
 from host.instances.regions import Regions
 from tests.memory_transport import MemoryTransport

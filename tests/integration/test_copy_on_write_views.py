@@ -19,7 +19,7 @@ from tritonclient.utils import shared_memory as shm
 
 from tests.clients import Client, InferStream, is_final, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
-from tests.unit.stub.test_copy_on_write_views import is_possible
+from tests.unit.stub.test_copy_on_write import is_possible
 
 COUNT = 1 << 20
 SIZE = 4 * COUNT

@@ -12,8 +12,7 @@ import pytest
 
 import pbhost
 from host.inference.call import Call
-from host.inference.request import InferRequest, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import InferRequest, Tensor, read_bytes
 from tests.conftest import RepositoryBuilder
 from tests.integration.ensemble_models import add_ensemble, add_member
 from tests.integration.test_inprocess import options

@@ -19,8 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from host.ray.arguments import read_options
 from host.ray.deployment_options import POLICY
-from host.ray.per_model.serve_config import make_model_config
-from host.ray.serve_config import Proxies
+from host.ray.serve_config import Proxies, make_model_config
 from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
 from tests.integration.ensemble_models import CHAIN

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.ray.channels.channel_server import ChannelAddress, ChannelServer
-from host.ray.channels.handshake import SECRET_BYTES, accept_client
-from host.ray.channels.replica_method import ReplicaMethod
+from host.ray.channels.channel_server import (
+    SECRET_BYTES,
+    ChannelAddress,
+    ChannelServer,
+    accept_client,
+)
+from host.ray.channels.messages import ReplicaMethod
 from tests.conftest import DEADLINE
 
 ray = pytest.importorskip("ray", reason="ray is not installed: make test-ray")

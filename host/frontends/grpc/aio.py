@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 
 from host.errors import HostError, unavailable
-from host.frontends.forwarding import Header
 from host.frontends.grpc.async_stream import serve_stream
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
@@ -25,12 +24,13 @@ from host.frontends.grpc.methods import (
     to_host_error,
 )
 from host.frontends.grpc.service import GrpcService
-from host.frontends.receive_budget import (
+from host.frontends.receive_memory import (
     SMALL_BYTES,
     OutOfReceiveMemory,
     ReceiveBudget,
     ReservedBytes,
 )
+from host.frontends.request_headers import Header
 from host.frontends.sockets import listening_socket
 from host.frontends.tls import TlsContents, TlsFiles
 

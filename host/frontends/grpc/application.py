@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from host.errors import HostError
-from host.frontends.forwarding import Header
 from host.frontends.grpc.async_stream import serve_stream
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
@@ -20,7 +19,8 @@ from host.frontends.grpc.methods import (
     to_host_error,
 )
 from host.frontends.grpc.service import GrpcService
-from host.frontends.receive_budget import ReservedBytes
+from host.frontends.receive_memory import ReservedBytes
+from host.frontends.request_headers import Header
 
 
 @dataclass(frozen=True, slots=True)

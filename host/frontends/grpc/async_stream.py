@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from host.errors import unavailable
 from host.frontends.grpc.methods import RpcContext, StreamHandler, StreamHandlerFactory
-from host.frontends.receive_budget import ReservedBytes
+from host.frontends.receive_memory import ReservedBytes
 
 Reserve = Callable[[bytes], ReservedBytes | None]
 """Counts the memory of a received message. Raises OutOfReceiveMemory."""

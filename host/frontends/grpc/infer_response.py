@@ -13,8 +13,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, internal, invalid_argument
-from host.inference.request import Buffer, InferResponse, Parameter
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Buffer, InferResponse, Parameter, read_bytes
 
 MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX, the limit of gRPC
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from host.errors import ErrorCode, HostError, TooManyRequests, unexpected_failure
-from host.frontends.forwarding import Header
 from host.frontends.grpc.placed_message import ReserveBlock
-from host.frontends.receive_budget import ReservedBytes
+from host.frontends.receive_memory import ReservedBytes
+from host.frontends.request_headers import Header
 from host.frontends.tls import TlsFiles
 
 _log = logging.getLogger("pbhost")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tritonclient.grpc import service_pb2 as pb
 
 from host.frontends.grpc.message_limits import MAX_FIELDS
-from host.frontends.receive_buffer import FilledMessage, Piece
+from host.frontends.receive_memory import FilledMessage, Piece
 from stub.wire.arena import Block
 
 ReserveBlock = Callable[[int], tuple[Block, memoryview]]

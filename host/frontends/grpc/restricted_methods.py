@@ -12,7 +12,7 @@ from host.frontends.grpc.methods import (
     StreamMethod,
     StreamWriter,
 )
-from host.frontends.restrictions import Restrictions
+from host.frontends.request_headers import Restrictions
 
 
 def check_restriction(restrictions: Restrictions, category: str, context: RpcContext) -> None:

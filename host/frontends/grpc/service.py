@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
-from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
 from host.frontends.grpc.cached_responses import MAX_REPEATABLE_BYTES, CachedResponses
 from host.frontends.grpc.infer_request import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.infer_response import encode_infer_response
@@ -32,10 +31,19 @@ from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.restricted_methods import check_restriction, restrict_method
 from host.frontends.grpc.stream import InferStream
-from host.frontends.inference_core import InferenceClient, InferenceCore, InferenceKeys
-from host.frontends.open_requests import OpenRequests
-from host.frontends.receive_budget import ReservedBytes
-from host.frontends.restrictions import UNRESTRICTED, Restrictions
+from host.frontends.inference_core import (
+    InferenceClient,
+    InferenceCore,
+    InferenceKeys,
+    OpenRequests,
+)
+from host.frontends.receive_memory import ReservedBytes
+from host.frontends.request_headers import (
+    NO_FORWARDED_HEADERS,
+    UNRESTRICTED,
+    HeaderForwarding,
+    Restrictions,
+)
 from host.inference.call import Call
 from host.inference.request import (
     Classification,

@@ -16,7 +16,7 @@ from host.frontends.classification import classify
 from host.frontends.grpc.infer_request import InferMessage
 from host.frontends.grpc.infer_response import encode_empty_stream_response, encode_stream_response
 from host.frontends.grpc.methods import RpcContext, StreamWriter, retry_milliseconds
-from host.frontends.receive_budget import ReservedBytes
+from host.frontends.receive_memory import ReservedBytes
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
 

@@ -1,35 +1,38 @@
-"""The ASGI application of the HTTP endpoints: routes requests to handlers and answers errors.
+"""The ASGI application of the HTTP endpoints, for pbhost's own server and for others.
 
-The rules are in docs/reference/protocol.md, "HTTP/REST".
+The rules are in docs/reference/protocol.md, "HTTP/REST". Source of the interface: the ASGI
+specification, version 3, with its lifespan and HTTP parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from urllib.parse import quote_from_bytes
 
 from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.core import Core
 from host.errors import internal, unavailable
-from host.frontends.forwarding import NO_FORWARDED_HEADERS, HeaderForwarding
 from host.frontends.http import routes
-from host.frontends.http.admin import AdminHandler
+from host.frontends.http.admin import AdminHandler, SettingsHandler, SharedMemoryHandler
 from host.frontends.http.api_page import page
-from host.frontends.http.dashboard import page as dashboard_page
-from host.frontends.http.diagnostics import DiagnosticsHandler
+from host.frontends.http.diagnostics import DiagnosticsHandler, RecordingHandler
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.handler import Handler, answer_exchange
 from host.frontends.http.inference_endpoints import InferenceEndpoints
 from host.frontends.http.load_report import load_report
-from host.frontends.http.recording import RecordingHandler
 from host.frontends.http.routes import Endpoint, Route, find_route
-from host.frontends.http.settings import SettingsHandler
-from host.frontends.http.shared_memory import SharedMemoryHandler
-from host.frontends.http1.cycle import Header, Message, Receive, Send
-from host.frontends.http1.header_cache import FastHandler
+from host.frontends.http.web_page import DASHBOARD, DASHBOARD_ROUTES, DashboardHandler
+from host.frontends.http1.cycle import App, Header, Message, Receive, Send
+from host.frontends.http1.parser import FastHandler
 from host.frontends.openai.app import OpenAIApp
 from host.frontends.openai.routes import find_openai_route
-from host.frontends.receive_budget import ReceiveBudget
-from host.frontends.restrictions import UNRESTRICTED, Restrictions
+from host.frontends.receive_memory import ReceiveBudget
+from host.frontends.request_headers import (
+    NO_FORWARDED_HEADERS,
+    UNRESTRICTED,
+    HeaderForwarding,
+    Restrictions,
+)
 from host.metrics.families import MetricFamily
 
 _INFERENCE = "inference"
@@ -93,7 +96,7 @@ class HttpApp:
         )
         self._page_routes = {
             **(page.ROUTES if api_page else {}),
-            **(dashboard_page.ROUTES if dashboard else {}),
+            **(DASHBOARD_ROUTES if dashboard else {}),
         }
         self._handlers: dict[Endpoint, Handler] = {
             **inference.handlers,
@@ -101,7 +104,7 @@ class HttpApp:
             page.ROOT: api_page_handler.root,
             page.DOCS: api_page_handler.docs,
             page.OPENAPI: api_page_handler.openapi,
-            dashboard_page.DASHBOARD: dashboard_page.DashboardHandler(api_page).dashboard,
+            DASHBOARD: DashboardHandler(api_page).dashboard,
         }
 
     @property
@@ -110,7 +113,7 @@ class HttpApp:
         return self._open_requests.count
 
     def fast_path(self, method: str, url: bytes, headers: Sequence[Header]) -> FastHandler | None:
-        """Returns the handler of a request without a task (`host.frontends.http1.header_cache`)."""
+        """Returns the handler of a request without a task (`host.frontends.http1.parser`)."""
         handler = self._find_infer_handler(method, url, headers)
         if handler is None and self._openai is not None:
             handler = self._openai.fast_path(method, url, headers)
@@ -209,3 +212,52 @@ def _administration_handlers(
         routes.LOG_SETTINGS: settings.log_settings,
         routes.TRAFFIC: settings.traffic,
     }
+
+
+_PATH_CHARACTERS = "/:@!$&'()*+,;=~"  # characters that RFC 3986 allows in a path, beside letters
+
+
+class AsgiApplication:
+    """Adapts the application of the server's own HTTP port to any ASGI server.
+
+    `root_path` of a scope is removed from the path, so the application can be mounted anywhere.
+    Bodies of responses are `bytes`: the own port also takes other buffers.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answers one request; an ASGI 3 application. WebSockets are closed."""
+        if scope["type"] == "lifespan":
+            await _complete_lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+
+            async def send_bytes(message: Message) -> None:
+                body = message.get("body", b"")
+                if type(body) is not bytes:
+                    message = {**message, "body": bytes(body)}
+                await send(message)
+
+            await self._app({**scope, "raw_path": _raw_path(scope)}, receive, send_bytes)
+
+
+def _raw_path(scope: Message) -> bytes:
+    """The path below the root path, as the client has sent it."""
+    raw: bytes | None = scope.get("raw_path")  # optional
+    path = raw if raw is not None else _quote(scope["path"])
+    root = _quote(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(root + b"/") else path
+
+
+def _quote(path: str) -> bytes:
+    return quote_from_bytes(path.encode(), _PATH_CHARACTERS).encode()
+
+
+async def _complete_lifespan(receive: Receive, send: Send) -> None:
+    """Answers the events of start and stop: the models have their own."""
+    while (await receive())["type"] == "lifespan.startup":
+        await send({"type": "lifespan.startup.complete"})
+    await send({"type": "lifespan.shutdown.complete"})

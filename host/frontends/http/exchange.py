@@ -10,8 +10,7 @@ from host.access.clients import Client
 from host.errors import ErrorCode, HostError, TooManyRequests, invalid_argument
 from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message
-from host.frontends.receive_budget import SMALL_BYTES, ReceiveBudget, ReservedBytes
-from host.frontends.receive_buffer import ReceiveBuffer
+from host.frontends.receive_memory import SMALL_BYTES, ReceiveBudget, ReceiveBuffer, ReservedBytes
 from host.inference.request import Buffer
 
 JSON = b"application/json"

@@ -12,8 +12,7 @@ from collections.abc import Container, Sequence
 
 from host.errors import HostError, internal, unavailable
 from host.frontends.classification import classify
-from host.frontends.forwarding import HeaderForwarding
-from host.frontends.http.compression import choose_encoding
+from host.frontends.compression import choose_encoding
 from host.frontends.http.exchange import BINARY, HTTP_STATUS, JSON
 from host.frontends.http.infer import binary_outputs
 from host.frontends.http.infer_request import to_request
@@ -23,10 +22,9 @@ from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import INFER, Route, find_route
 from host.frontends.http.steps import Steps
 from host.frontends.http1.cycle import STATUS_LINES, Header
-from host.frontends.http1.header_cache import Body, FastHandler, ResponseCallback
-from host.frontends.inference_core import InferenceCore
-from host.frontends.open_requests import OpenRequests
-from host.frontends.restrictions import Restrictions
+from host.frontends.http1.parser import Body, FastHandler, ResponseCallback
+from host.frontends.inference_core import InferenceCore, OpenRequests
+from host.frontends.request_headers import HeaderForwarding, Restrictions
 from host.inference.call import Call
 from host.inference.request import Classification, InferResponse
 from host.models.registry import parse_version

@@ -8,8 +8,7 @@ from collections.abc import Container
 
 from host.errors import HostError, invalid_argument, unsupported
 from host.frontends.classification import classify
-from host.frontends.forwarding import HeaderForwarding
-from host.frontends.http.compression import (
+from host.frontends.compression import (
     SUPPORTED_ENCODINGS,
     choose_encoding,
     compress,
@@ -27,6 +26,7 @@ from host.frontends.http.steps import run_in_turns
 from host.frontends.http.tensors import JsonInputLimit
 from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.inference_core import InferenceCore
+from host.frontends.request_headers import HeaderForwarding
 from host.inference.request import InferRequest, InferResponse
 from host.models.registry import parse_version
 

@@ -11,8 +11,7 @@ from host.errors import internal
 from host.frontends.http import json_text as json
 from host.frontends.http.steps import Steps
 from host.frontends.http.tensors import write_tensor
-from host.inference.request import Buffer, InferResponse
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Buffer, InferResponse, read_bytes
 
 _CACHE_SIZE = 2048  # entries of each cache
 

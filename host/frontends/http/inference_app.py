@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from host.errors import unavailable
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.exchange import Header, HttpExchange
 from host.frontends.http.handler import answer_exchange
 from host.frontends.http.inference_endpoints import InferenceEndpoints
 from host.frontends.http.load_report import LOAD_REPORT_HEADER
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http1.cycle import App, Message, Receive, Send
-from host.frontends.http1.header_cache import FastHandler
+from host.frontends.http1.parser import FastHandler
 from host.frontends.inference_core import InferenceCore, SendingKeys
-from host.frontends.receive_budget import ReceiveBudget
-from host.frontends.restrictions import Restrictions
+from host.frontends.receive_memory import ReceiveBudget
+from host.frontends.request_headers import HeaderForwarding, Restrictions
 
 
 class InferenceApp:
@@ -59,7 +58,7 @@ class InferenceApp:
         return self._open_requests.count
 
     def fast_path(self, method: str, url: bytes, headers: Sequence[Header]) -> FastHandler | None:
-        """Returns the handler of a request without a task (`host.frontends.http1.header_cache`)."""
+        """Returns the handler of a request without a task (`host.frontends.http1.parser`)."""
         return self._find_infer_handler(method, url, headers)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

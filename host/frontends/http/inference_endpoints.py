@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http import routes
 from host.frontends.http.fast_path import FastInference
 from host.frontends.http.generate import GenerateHandler, LoadReport
@@ -11,9 +10,8 @@ from host.frontends.http.infer import InferHandler
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.routes import Endpoint
 from host.frontends.http.tensors import JsonInputLimit
-from host.frontends.inference_core import InferenceCore
-from host.frontends.open_requests import OpenRequests
-from host.frontends.restrictions import Restrictions
+from host.frontends.inference_core import InferenceCore, OpenRequests
+from host.frontends.request_headers import HeaderForwarding, Restrictions
 
 
 class InferenceEndpoints:

@@ -24,8 +24,7 @@ from host.frontends.http.json_text import (
     wrong_type,
 )
 from host.frontends.http.steps import Steps
-from host.inference.request import Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Tensor, read_bytes
 from stub.wire.datatypes import CODES
 
 MAX_BYTES = 2**63 - 1

@@ -1,13 +1,15 @@
-"""A web page that is sent whole: it needs nothing from elsewhere, and says so in its policy."""
+"""Web pages that are sent whole, and need nothing from elsewhere; one of them is the dashboard."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from host.frontends.http.exchange import Header, HttpExchange
+from host.frontends.http.routes import Endpoint, Route
 
 HTML = b"text/html; charset=utf-8"
 _INLINED = (
@@ -61,3 +63,22 @@ def _policy(page: bytes) -> bytes:
         " img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none';"
         " frame-ancestors 'none'; require-trusted-types-for 'script'"
     ).encode()
+
+
+DASHBOARD = Endpoint(("GET",), "")  # the page has no data of the server: it asks the other routes
+
+DASHBOARD_ROUTES: Mapping[bytes, Route] = {b"/dashboard": Route(DASHBOARD)}
+"""The route of the page by path. It is not part of the inference protocol."""
+
+
+class DashboardHandler:
+    """Handles the endpoint of the page."""
+
+    def __init__(self, api_page: bool) -> None:
+        """`api_page`: whether the server has the page to try models."""
+        without = b"" if api_page else b'<a href="docs">Try models</a>'
+        self._page = WebPage(Path(__file__).parent / "dashboard", without)
+
+    async def dashboard(self, exchange: HttpExchange, route: Route) -> None:
+        """Sends the page. It is the same for all servers."""
+        await self._page.send(exchange)

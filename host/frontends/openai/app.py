@@ -11,12 +11,11 @@ from typing import Protocol
 from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http import json_text as json
-from host.frontends.http.api_page.operations import Operations, Schema
+from host.frontends.http.api_page.schemas import Operations, Schema
 from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
-from host.frontends.open_requests import OpenRequests
+from host.frontends.inference_core import OpenRequests
 from host.frontends.openai import routes
 from host.frontends.openai.api_paths import openai_paths
 from host.frontends.openai.bodies import BodyReader, set_request_id
@@ -31,7 +30,7 @@ from host.frontends.openai.response_fields import RESPONSES
 from host.frontends.openai.speech import SpeechHandler
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.openai.transcriptions import TranscriptionHandler
-from host.frontends.restrictions import Restrictions
+from host.frontends.request_headers import HeaderForwarding, Restrictions
 
 _EVERY_ORIGIN = b"*"
 _PREFLIGHT_SECONDS = b"600"  # browsers ask again after this time
@@ -134,7 +133,7 @@ class OpenAIApp:
             core, self._models, bodies, restrictions, forwarding, open_requests, enabled
         )
         self.fast_path = fast_embeddings.find_handler
-        """Finds the handler of a request without a task (`host.frontends.http1.header_cache`)."""
+        """Finds the handler of a request without a task (`host.frontends.http1.parser`)."""
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
         """Answers one request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from host.errors import ErrorCode, HostError
-from host.frontends.http.compression import SUPPORTED_ENCODINGS, decompress, max_compressed_size
+from host.frontends.compression import SUPPORTED_ENCODINGS, decompress, max_compressed_size
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.openai.errors import OpenAIError, invalid_value

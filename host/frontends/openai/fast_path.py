@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.exchange import JSON
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http1.cycle import STATUS_LINES, Header
-from host.frontends.http1.header_cache import FastHandler, ResponseCallback
-from host.frontends.open_requests import OpenRequests
+from host.frontends.http1.parser import FastHandler, ResponseCallback
+from host.frontends.inference_core import OpenRequests
 from host.frontends.openai.bodies import BodyReader, visible_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.embeddings import (
@@ -31,7 +30,7 @@ from host.frontends.openai.fields import EMBEDDINGS, Fields, model_name, parse_o
 from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.routes import EMBEDDINGS as ENDPOINT
 from host.frontends.openai.routes import find_openai_route
-from host.frontends.restrictions import Restrictions
+from host.frontends.request_headers import HeaderForwarding, Restrictions
 from host.inference.call import Call
 from host.inference.request import InferResponse
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from host.core import Core
-from host.frontends.forwarding import HeaderForwarding
 from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http.trace_events import receive_started, trace_request, trace_response
@@ -36,6 +35,7 @@ from host.frontends.openai.tool_calls import ForcedCall, ForcedChoice, ToolParse
 from host.frontends.openai.tool_choice import demanded_functions, required_functions, wanted_tools
 from host.frontends.openai.tool_parsers import make_parser
 from host.frontends.openai.usage import UsageCounter
+from host.frontends.request_headers import HeaderForwarding
 from host.inference.request import InferRequest
 from host.metrics.latency import TokenTimer
 

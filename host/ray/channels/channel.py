@@ -9,15 +9,24 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from host.errors import unavailable
-from host.frontends.forwarding import Header
-from host.ray.channels.channel_server import BUFFER_BYTES, ChannelAddress
-from host.ray.channels.frames import (
+from host.frontends.request_headers import Header
+from host.ray.channels.channel_server import (
+    BUFFER_BYTES,
+    ChannelAddress,
+    greet_server,
+    notice_lost_machine,
+)
+from host.ray.channels.messages import (
     ACKNOWLEDGED_BYTES,
     ACKNOWLEDGED_RESPONSES,
     DECODE_ERRORS,
     FrameError,
     FrameKind,
     FrameReader,
+    Refusal,
+    ReplicaMethod,
+    RequestHead,
+    ResponseHead,
     decode_refusal,
     decode_response,
     encode_acknowledgement,
@@ -26,10 +35,6 @@ from host.ray.channels.frames import (
     encode_message,
     encode_rpc,
 )
-from host.ray.channels.handshake import greet_server
-from host.ray.channels.keepalive import notice_lost_machine
-from host.ray.channels.messages import Refusal, RequestHead, ResponseHead
-from host.ray.channels.replica_method import ReplicaMethod
 
 _log = logging.getLogger("pbhost")
 

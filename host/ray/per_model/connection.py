@@ -14,35 +14,44 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from host.errors import ErrorCode, HostError, internal, unavailable
-from host.frontends.forwarding import Header
 from host.frontends.grpc.infer_request import read_model_name
+from host.frontends.request_headers import Header
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.model_control.control import LoadParameters, ModelControlHook
 from host.ray.channels.channel import Channel, ChannelLostError, NotTakenError
 from host.ray.channels.messages import (
     LARGE_BYTES,
+    PackedVersion,
     Refusal,
+    ReplicaMethod,
     pack_request,
     unpack_response,
     unpack_version,
 )
 from host.ray.channels.replica_channels import ReplicaChannels
-from host.ray.channels.replica_method import ReplicaMethod
 from host.ray.per_model.deployments import INGRESS
-from host.ray.per_model.methods import (
-    DESCRIBE_MODEL,
-    INDEX_ENTRIES,
-    IS_READY,
-    LOAD_FOR_CLIENT,
-    MODEL_STATISTICS,
-    REFRESH_MODEL,
-    UNLOAD_FOR_CLIENT,
-)
 from host.ray.per_model.waiting_requests import WaitingRequests
 from host.ray.statistics import add_statistics
 from host.remote.provider import RemoteVersion, ResponseStream
 from pb_utils import _model_texts as texts
+
+DESCRIBE_MODEL = ReplicaMethod[list[PackedVersion] | Refusal](
+    "describe_model", tuple[()], list[PackedVersion] | Refusal
+)
+INDEX_ENTRIES = ReplicaMethod[list[IndexEntry] | Refusal](
+    "index_entries", tuple[bool], list[IndexEntry] | Refusal
+)
+IS_READY = ReplicaMethod[bool | Refusal]("is_ready", tuple[()], bool | Refusal)
+LOAD_FOR_CLIENT = ReplicaMethod[Refusal | None](
+    "load_for_client", tuple[dict[str, Any]], Refusal | None
+)
+MODEL_STATISTICS = ReplicaMethod[list[ModelStatistics] | Refusal](
+    "model_statistics", tuple[str], list[ModelStatistics] | Refusal
+)
+REFRESH_MODEL = ReplicaMethod[None]("refresh_model", tuple[str], None)
+UNLOAD_FOR_CLIENT = ReplicaMethod[Refusal | None]("unload_for_client", tuple[bool], Refusal | None)
+
 
 _log = logging.getLogger("pbhost")
 

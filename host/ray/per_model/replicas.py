@@ -13,8 +13,8 @@ import ray
 from ray import serve
 
 from host.errors import HostError
-from host.frontends.forwarding import Header
 from host.frontends.grpc.methods import UnaryMethod
+from host.frontends.request_headers import Header
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.model_control.control import LoadParameters
 from host.options.options import Options
@@ -27,9 +27,7 @@ from host.ray.channels.messages import (
     pack_version,
     unpack_request,
 )
-from host.ray.per_model.connection import Connection, RoutedModelControl
-from host.ray.per_model.gpu_groups import keep_one_gpu
-from host.ray.per_model.methods import (
+from host.ray.per_model.connection import (
     DESCRIBE_MODEL,
     INDEX_ENTRIES,
     IS_READY,
@@ -37,7 +35,10 @@ from host.ray.per_model.methods import (
     MODEL_STATISTICS,
     REFRESH_MODEL,
     UNLOAD_FOR_CLIENT,
+    Connection,
+    RoutedModelControl,
 )
+from host.ray.per_model.deployments import keep_one_gpu
 from host.ray.replica import INFER_PATH, ServerReplica
 from host.server.server import Server
 

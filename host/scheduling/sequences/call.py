@@ -20,8 +20,7 @@ from typing import NoReturn
 from host.config.schema import ConfigPart, ModelConfig, pb
 from host.errors import HostError, internal, invalid_argument
 from host.inference.call import Call, CallHolder, CallState
-from host.inference.request import InferRequest, InferResponse, Tensor
-from host.inference.shared_memory_bytes import SharedMemoryBytes
+from host.inference.request import InferRequest, InferResponse, SharedMemoryBytes, Tensor
 from host.scheduling.ordering import OrderedCall
 from host.system.files import read_file
 from stub.wire.datatypes import NAMES, SIZES

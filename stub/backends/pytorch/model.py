@@ -3,10 +3,8 @@
 from typing import Any, Dict, List, Mapping, Sequence
 
 import pb_utils
-from stub.backends.auto_complete import complete_config, is_complete
 from stub.backends.batch import Array, run_requests
-from stub.backends.contract import ModelContract
-from stub.backends.pytorch.arguments import map_inputs_to_arguments, map_outputs_to_results
+from stub.backends.contract import ModelContract, complete_config, is_complete
 from stub.backends.settings import (
     Placement,
     Settings,
@@ -47,7 +45,7 @@ class TritonPythonModel:
         config, placement = parse_config(args), Placement(args)
         contract = self._contract = ModelContract(config)
         torch = _load_library(contract.model)
-        from stub.backends.pytorch import program, run_context, tensors
+        from stub.backends.pytorch import program
 
         contract.check_data_types("pytorch", program.DATA_TYPES)
         if not contract.inputs or not contract.outputs:
@@ -60,14 +58,16 @@ class TritonPythonModel:
         if placement.on_gpu:
             capability = ".".join(map(str, torch.cuda.get_device_capability(placement.device)))
         path = model_path(config, pb_utils.get_model_dir(), capability)
-        self._run_context = run_context.RunContext(Settings.from_config(config), placement)
+        self._run_context = program.RunContext(Settings.from_config(config), placement)
         self._program = program.load(contract.model, path, device)
-        self._argument_mapping = map_inputs_to_arguments(
+        self._argument_mapping = program.map_inputs_to_arguments(
             contract.model, list(contract.inputs), self._program.arguments
         )
-        self._result_positions = map_outputs_to_results(contract.model, list(contract.outputs))
+        self._result_positions = program.map_outputs_to_results(
+            contract.model, list(contract.outputs)
+        )
         self._device = "" if device == "cpu" else device
-        self._tensors = tensors
+        self._conversion = program
         self._check_texts()
         self._check_described()
 
@@ -83,17 +83,17 @@ class TritonPythonModel:
         with self._run_context:
             returned = self._program.call(*self._argument_mapping.positional_arguments(given))
             positions = {name: self._result_positions[name] for name in wanted}
-            results = self._tensors.results_by_name(returned, positions, model)
+            results = self._conversion.results_by_name(returned, positions, model)
             return {
-                name: self._tensors.to_array(results[name], self._contract.outputs[name], model)
+                name: self._conversion.to_array(results[name], self._contract.outputs[name], model)
                 for name in wanted
             }
 
     def _argument(self, name: str, array: Array) -> Any:
         expected = self._contract.inputs[name]
         if expected.data_type == "TYPE_STRING":
-            return self._tensors.to_texts(name, array)
-        return self._tensors.to_tensor(
+            return self._conversion.to_texts(name, array)
+        return self._conversion.to_tensor(
             array, expected.data_type, self._program.modifies_inputs, self._device
         )
 

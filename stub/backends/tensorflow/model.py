@@ -3,9 +3,8 @@
 from typing import Any, Dict, List, Mapping, Sequence
 
 import pb_utils
-from stub.backends.auto_complete import complete_config, is_complete
 from stub.backends.batch import Array, run_requests
-from stub.backends.contract import ModelContract
+from stub.backends.contract import ModelContract, complete_config, is_complete
 from stub.backends.settings import (
     Placement,
     Settings,

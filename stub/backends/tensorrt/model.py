@@ -12,9 +12,13 @@ from stub.backends.settings import (
     model_path,
     parse_config,
 )
-from stub.backends.tensorrt.graphs import graph_specs
-from stub.backends.tensorrt.model_config import check_config, complete_config
-from stub.backends.tensorrt.profiles import instance_group_of, profiles_of_group
+from stub.backends.tensorrt.plan import (
+    check_config,
+    complete_config,
+    graph_specs,
+    instance_group_of,
+    profiles_of_group,
+)
 from stub.user_model import ModelFailure
 
 

@@ -13,12 +13,17 @@ import torch
 
 import pb_utils
 from pb_utils._storage import address_of, array_at
-from stub.backends.batch import Array, InvalidInput, RawTensor
-from stub.backends.output_memory import MIN_BYTES, allocate_output
-from stub.backends.tensorrt.graphs import GraphSpec, choose_graph
+from stub.backends.batch import MIN_BYTES, Array, InvalidInput, RawTensor, allocate_output
 from stub.backends.tensorrt.library import OpenedPlan
-from stub.backends.tensorrt.plan import STORAGE_DTYPES, Extent, Plan, PlanTensor
-from stub.backends.tensorrt.profiles import choose_profile
+from stub.backends.tensorrt.plan import (
+    STORAGE_DTYPES,
+    Extent,
+    GraphSpec,
+    Plan,
+    PlanTensor,
+    choose_graph,
+    choose_profile,
+)
 
 Value = Union[Array, RawTensor]
 

@@ -17,7 +17,7 @@ from pb_utils import (
     load_model,
     unload_model,
 )
-from pb_utils._shared_memory import shared_memory
+from pb_utils._runtime import shared_memory
 from tests.unit.pb_utils.recording import RecordingRuntime
 
 

@@ -17,7 +17,7 @@ from host.frontends.grpc.methods import (
     retry_milliseconds,
     to_host_error,
 )
-from host.frontends.receive_buffer import Piece
+from host.frontends.receive_memory import Piece
 
 OK_TRAILERS = status.trailers(0)
 _TOO_SLOW = "The request did not arrive in time"

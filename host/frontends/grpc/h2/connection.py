@@ -18,8 +18,7 @@ from host.frontends.grpc.h2.send_buffer import SendBuffer
 from host.frontends.grpc.h2.stream import Route, Stream
 from host.frontends.grpc.h2.timers import ConnectionTimers
 from host.frontends.grpc.methods import GrpcOptions
-from host.frontends.receive_budget import ReceiveBudget
-from host.frontends.receive_buffer import Piece
+from host.frontends.receive_memory import Piece, ReceiveBudget
 from host.frontends.sockets import unsent_bytes
 
 _log = logging.getLogger("pbhost")

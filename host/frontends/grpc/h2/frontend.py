@@ -10,7 +10,7 @@ from host.frontends.grpc.h2.connection import H2Connection
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.route import Router
 from host.frontends.grpc.methods import GrpcOptions, Services
-from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_memory import ReceiveBudget
 from host.frontends.sockets import BACKLOG, listening_socket
 from host.frontends.tls import ServerTls, TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook

@@ -7,11 +7,16 @@ import struct
 import zlib
 from collections import deque
 
-from host.frontends.decompression import decompress_in_steps
+from host.frontends.compression import decompress_in_steps
 from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.placed_message import MIN_PLACED_BYTES, MessagePlacer, ReserveBlock
-from host.frontends.receive_budget import OutOfReceiveMemory, ReceiveBudget, ReservedBytes
-from host.frontends.receive_buffer import Piece, ReceiveBuffer
+from host.frontends.receive_memory import (
+    OutOfReceiveMemory,
+    Piece,
+    ReceiveBudget,
+    ReceiveBuffer,
+    ReservedBytes,
+)
 
 PREFIX = struct.Struct(">BI")
 """The prefix of each message: whether it is compressed, and its length in bytes."""

@@ -19,7 +19,7 @@ from host.frontends.grpc.h2.frames import (
     H2ErrorCode,
 )
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.receive_buffer import Piece
+from host.frontends.receive_memory import Piece
 
 _MIN_VIEW_BYTES = 16384  # bytes; a smaller view would keep much more memory alive
 _STREAM_BITS = 0x7FFFFFFF

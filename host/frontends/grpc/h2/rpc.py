@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from host.frontends.forwarding import Header
 from host.frontends.grpc.h2.headers import Fields
 from host.frontends.grpc.h2.hpack_decoder import Field
 from host.frontends.grpc.h2.messages import ENCODINGS
 from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.methods import Method
+from host.frontends.request_headers import Header
 
 _BINARY = b"-bin"
 _TRANSPORT_HEADERS = frozenset((b"te", b"content-type"))

@@ -9,8 +9,8 @@ from typing import Protocol
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode, Setting
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.receive_buffer import Piece
-from host.frontends.socket_writer import SocketWriter
+from host.frontends.receive_memory import Piece
+from host.frontends.sockets import SocketWriter
 
 _QUANTUM = 65536  # bytes that a waiting stream sends before the next stream has its turn
 _MAX_JOINED_MEAN = 2048  # bytes; buffers of a smaller mean size are joined

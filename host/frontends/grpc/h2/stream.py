@@ -15,8 +15,7 @@ from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.send_buffer import SendBuffer
-from host.frontends.receive_budget import ReceiveBudget
-from host.frontends.receive_buffer import Piece
+from host.frontends.receive_memory import Piece, ReceiveBudget
 
 
 class StreamConnection(Protocol):

@@ -12,8 +12,7 @@ from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, dec
 from host.frontends.grpc.h2.rpc import Rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.methods import UnaryMethod
-from host.frontends.receive_budget import ReservedBytes
-from host.frontends.receive_buffer import Piece
+from host.frontends.receive_memory import Piece, ReservedBytes
 
 
 class UnaryCall(GrpcCall):

@@ -2,16 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from host.core import Core
 from host.frontends.http import json_text as json
-from host.frontends.http.api_page.document import DescribePaths, openapi_document
+from host.frontends.http.api_page.model_paths import DescribedModel, model_paths
+from host.frontends.http.api_page.schemas import (
+    Operations,
+    Schema,
+    component_schemas,
+    element_schemas,
+    error_responses,
+)
+from host.frontends.http.api_page.server_paths import TAGS, diagnostics_paths, server_paths
 from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.http.web_page import HTML, NO_CACHE, WebPage
-from host.frontends.restrictions import Restrictions
+from host.frontends.request_headers import Restrictions
+
+DescribePaths = Callable[[Operations], dict[str, Schema]]
+"""Returns path items by path."""
+
+
+def openapi_document(
+    core: Core, restrictions: Restrictions, describe_others: DescribePaths | None = None
+) -> Schema:
+    """Returns the OpenAPI 3.1 document for the models that are loaded now.
+
+    The extension `x-models` lists the model versions in the form that the page shows; `x-failures`
+    has the reasons why models could not be read, by their names. The document contains no values of
+    restricted headers. `describe_others` adds paths of other APIs.
+    """
+    server = core.server_metadata()
+    operations = Operations(restrictions)
+    models = _models(core)
+    paths: dict[str, Schema] = {}
+    for model in models:
+        paths |= model_paths(model, operations)
+    if describe_others is not None:
+        paths |= describe_others(operations)
+    # The server paths win, as in routing.
+    paths |= server_paths(operations) | diagnostics_paths(operations)
+    tags = [{"name": name, "description": text} for name, text in TAGS.items()]
+    known = TAGS.keys()
+    used = [op["tags"][0] for item in paths.values() for op in item.values()]
+    tags += [{"name": tag} for tag in dict.fromkeys(used) if tag not in known]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": f"pbhost: models of {server.name}",
+            "version": server.version,
+            "description": "The loaded models and the endpoints of the V2 inference protocol.",
+        },
+        "tags": tags,
+        "paths": paths,
+        "components": {
+            "schemas": {
+                **component_schemas(),
+                **{f"{name}-element": schema for name, schema in element_schemas().items()},
+            },
+            "responses": error_responses(),
+            "securitySchemes": operations.security_schemes(),
+        },
+        "x-models": [model.summary() for model in models],
+        "x-failures": core.load_failures(),
+    }
+
+
+def _models(core: Core) -> list[DescribedModel]:
+    ready = core.list_ready_versions()
+    latest = dict(ready)  # the last version of each name
+    return [
+        DescribedModel(
+            core.model_metadata(name, str(version)),
+            core.model_config(name, str(version)),
+            str(version),
+            latest[name] == version,
+        )
+        for name, version in ready
+    ]
+
 
 DOCS = Endpoint(("GET",), "")  # the page has no data of the server, so it is never restricted
 OPENAPI = Endpoint(("GET",), "metadata", True)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from host.cache.responses import format_key, request_key
-from host.inference.digest import DIGEST_SIZE
-from host.inference.request import InferRequest, Tensor
+from host.inference.request import DIGEST_SIZE, InferRequest, Tensor
 
 
 def tensor(name: str = "A", datatype: str = "INT32", shape: tuple[int, ...] = (1, 1)) -> Tensor:

@@ -13,8 +13,7 @@ from host.ensembles.ensemble import Ensemble
 from host.errors import HostError
 from host.inference.call import Call, CallHolder
 from host.inference.metadata import ModelStatistics
-from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor, read_bytes
 from host.inference.validation import Signature
 from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics

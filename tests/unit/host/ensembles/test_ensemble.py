@@ -16,8 +16,7 @@ from host.ensembles.ensemble import Ensemble
 from host.errors import ErrorCode, HostError, internal
 from host.inference.call import Call
 from host.inference.metadata import ModelStatistics
-from host.inference.request import InferRequest, InferResponse, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import InferRequest, InferResponse, Tensor, read_bytes
 from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.statistics import InferenceCounters

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from host.errors import ErrorCode, HostError
-from host.inference.bytes_walk import InvalidBytesTensor, check_elements, check_elements_in_chunks
 from host.inference.call import Call
 from host.inference.request import InferRequest, RequestShape, Tensor
+from host.inference.tensor_spec import InvalidBytesTensor, check_elements, check_elements_in_chunks
 from host.inference.validation import Signature
 
 RID = "[request id: r1] "

@@ -16,8 +16,7 @@ from tritonclient.grpc import model_config_pb2
 
 from host.errors import ErrorCode, HostError
 from host.inference.call import Call
-from host.inference.request import InferRequest, Tensor, copy_from_shared_memory
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import InferRequest, Tensor, copy_from_shared_memory, read_bytes
 from host.inference.validation import Signature
 from host.instances.arenas import Arenas
 from host.instances.client_memory import write_outputs

@@ -9,8 +9,7 @@ import pytest
 
 from host.ray.arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS, TARGET_QUEUE_SECONDS, choose_replicas
-from host.ray.deployment_options import POLICY, ROUTER, derive_options
-from host.ray.requirements import read_requirements
+from host.ray.deployment_options import POLICY, ROUTER, derive_options, read_requirements
 from tests.conftest import RepositoryBuilder
 
 INPUTS = """

@@ -10,8 +10,13 @@ import numpy.typing as npt
 import pytest
 
 from host.errors import internal
-from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
-from host.inference.shared_memory_bytes import SharedMemoryBytes
+from host.inference.request import (
+    ExecutionTimes,
+    InferRequest,
+    InferResponse,
+    SharedMemoryBytes,
+    Tensor,
+)
 from host.tracing.trace import SpanIds, Trace, TraceTree, elements, parse_trace_context, tensor_json
 
 

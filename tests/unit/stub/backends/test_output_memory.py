@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pb_utils import _runtime
+from stub.backends.batch import MIN_BYTES, allocate_output, block_of
 from stub.backends.contract import ModelContract
-from stub.backends.output_memory import MIN_BYTES, allocate_output, block_of
 from stub.backends.settings import Placement
 from stub.memory import StubMemory
 from stub.wire.arena import Arena, Block, create_arena_file
@@ -46,7 +46,7 @@ def arena() -> Iterator[Arena]:
 def bound(folder: Path, **options: Any) -> Any:
     """Returns a session of the wide model, which integration tests also use."""
     from stub.backends.onnxruntime import session
-    from stub.backends.onnxruntime.io_binding import BoundSession
+    from stub.backends.onnxruntime.model import BoundSession
 
     save_wide(folder, **options)
     opened = onnxruntime.InferenceSession(folder / "1" / "model.onnx")

@@ -13,11 +13,22 @@ from pb_utils import testing
 from stub.backends.batch import InvalidInput
 from stub.backends.contract import ModelContract
 from stub.backends.settings import model_path
-from stub.backends.tensorrt.graphs import GraphSpec, choose_graph, graph_specs
 from stub.backends.tensorrt.model import TritonPythonModel
-from stub.backends.tensorrt.model_config import check_config, complete_config
-from stub.backends.tensorrt.plan import Extent, Layout, Plan, PlanTensor, ProfileRange
-from stub.backends.tensorrt.profiles import choose_profile, instance_group_of, profiles_of_group
+from stub.backends.tensorrt.plan import (
+    Extent,
+    GraphSpec,
+    Layout,
+    Plan,
+    PlanTensor,
+    ProfileRange,
+    check_config,
+    choose_graph,
+    choose_profile,
+    complete_config,
+    graph_specs,
+    instance_group_of,
+    profiles_of_group,
+)
 from stub.user_model import ModelFailure
 from tests.conftest import ROOT
 

@@ -13,8 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError
 from host.frontends.grpc.infer_request import parse_infer_request, read_model_name, to_request
-from host.inference.request import Classification, InferRequest, Tensor
-from host.inference.shared_memory_bytes import read_bytes
+from host.inference.request import Classification, InferRequest, Tensor, read_bytes
 from host.instances.regions import Regions
 from stub.wire.arena import Block
 

@@ -23,7 +23,7 @@ from host.frontends.grpc.message_limits import MAX_FIELDS
 from host.frontends.grpc.placed_message import MIN_PLACED_BYTES, PlacedMessage
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.service import GrpcService
-from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_memory import ReceiveBudget
 from host.inference.request import InferRequest
 from host.instances.regions import Regions
 from stub.wire.arena import Arena, Block, create_arena_file

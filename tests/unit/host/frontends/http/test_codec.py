@@ -20,18 +20,18 @@ from tritonclient.http._utils import _get_inference_request
 from tritonclient.utils import np_to_triton_dtype
 
 from host.errors import HostError
-from host.frontends.http import generate_schema, json_reader, json_text
+from host.frontends.compression import choose_encoding, compress, decompress
+from host.frontends.http import generate, json_reader, json_text
 from host.frontends.http import tensors as http_tensors
-from host.frontends.http.compression import choose_encoding, compress, decompress
+from host.frontends.http.admin import trace_change
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.infer_request import raw_request, to_request
 from host.frontends.http.infer_response import encode_infer_response
 from host.frontends.http.inference_header import MAX_CACHED_BYTES, InferenceHeaderReader
 from host.frontends.http.routes import find_route
-from host.frontends.http.settings import trace_change
 from host.frontends.http.steps import run_in_turns
 from host.frontends.http.tensors import JsonInputLimit
-from host.frontends.receive_budget import ReceiveBudget, ReservedBytes
+from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
 
@@ -432,7 +432,7 @@ for _name, _kind in (("x", "FP32"), ("data", "STRING"), ("name", "INT8"), ("shap
 def test_generate_parses_or_rejects_any_document(document: Any, rubbish: bytes) -> None:
     for text in (json.dumps(document).encode(), rubbish):
         try:
-            assert isinstance(generate_schema.to_request(flat, 1, text, MOST), InferRequest)
+            assert isinstance(generate.to_request(flat, 1, text, MOST), InferRequest)
         except HostError as error:
             error.message.encode()
 

@@ -9,8 +9,8 @@ import pytest
 
 from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.cycle import Header, Message
-from host.frontends.http1.header_cache import ResponseCallback
 from host.frontends.http1.listener import HttpListener
+from host.frontends.http1.parser import ResponseCallback
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 from tests.conftest import DEADLINE
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.openai.keep_alive import KeepAlive
-from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_memory import ReceiveBudget
 from tests.conftest import DEADLINE
 
 

@@ -14,32 +14,36 @@ from typing import Any
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.frontends.forwarding import Header
 from host.frontends.grpc.methods import Cancellable, ResponseCallback
+from host.frontends.request_headers import Header
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.ray.channels import channel_server
 from host.ray.channels.channel import Channel, ChannelLostError, NotTakenError
-from host.ray.channels.channel_server import ChannelAddress, ChannelServer, Methods
-from host.ray.channels.frames import (
-    RESPONSE_WINDOW,
-    FrameKind,
-    encode_contents,
-    encode_frame,
-    encode_message,
-    encode_result,
-)
-from host.ray.channels.handshake import (
+from host.ray.channels.channel_server import (
     ANSWER_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
     SECRET_BYTES,
+    ChannelAddress,
+    ChannelServer,
+    Methods,
     accept_client,
     answer_client,
     answer_server,
     greet_server,
 )
-from host.ray.channels.messages import Refusal, pack_request, unpack_response
-from host.ray.channels.replica_method import ReplicaMethod
+from host.ray.channels.messages import (
+    RESPONSE_WINDOW,
+    FrameKind,
+    Refusal,
+    ReplicaMethod,
+    encode_contents,
+    encode_frame,
+    encode_message,
+    encode_result,
+    pack_request,
+    unpack_response,
+)
 from host.remote.provider import WINDOW_BYTES
 from tests.conftest import DEADLINE
 

@@ -37,7 +37,7 @@ from host.frontends.grpc.methods import (
     StreamWriter,
     UnaryMethod,
 )
-from host.frontends.receive_budget import ReservedBytes
+from host.frontends.receive_memory import ReservedBytes
 from tests.conftest import DEADLINE, wait_until
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.frontends import receive_buffer
+from host.frontends import receive_memory
 from host.frontends.grpc.h2.messages import PREFIX, MessageReader
 from host.frontends.grpc.h2.status import RpcError
-from host.frontends.receive_budget import ReceiveBudget
+from host.frontends.receive_memory import ReceiveBudget
 
 MIB = 1 << 20
 
@@ -39,7 +39,7 @@ def test_messages_do_not_depend_on_the_pieces(
     parts: list[bytes], cuts: list[int], limit: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(receive_buffer, "_MIN_FILLED_BYTES", limit)
+        patch.setattr(receive_memory, "_MIN_FILLED_BYTES", limit)
         assert read(framed(*parts), cuts) == parts
 
 
@@ -68,7 +68,7 @@ def test_a_message_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     def no_memory(size: int) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(receive_buffer, "FilledMessage", no_memory)
+    monkeypatch.setattr(receive_memory, "FilledMessage", no_memory)
     reader = MessageReader(1 << 31, ReceiveBudget())
     with pytest.raises(RpcError, match="no memory for a message of 16777216 bytes"):
         reader.feed(PREFIX.pack(0, 16 * MIB) + bytes(8 * MIB))

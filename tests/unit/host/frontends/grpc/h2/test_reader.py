@@ -20,8 +20,7 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.h2.reader import FrameReader
 from host.frontends.grpc.h2.route import Router
 from host.frontends.grpc.methods import GrpcOptions
-from host.frontends.receive_budget import ReceiveBudget
-from host.frontends.receive_buffer import Piece
+from host.frontends.receive_memory import Piece, ReceiveBudget
 from host.instances.busy_polling import no_connection_hook
 from tests.memory_transport import MemoryTransport
 from tests.unit.host.frontends.grpc.h2.h2_peer import PREFACE, TestService, grpc_message
