@@ -282,7 +282,8 @@ def test_request_cancelled_after_a_time_in_the_queue_is_a_failure(
             await asyncio.to_thread(until, begun.exists, 'the other model to begin')
             second = ask('other', command("return 2")).async_exec()
             await asyncio.to_thread(until, cancel.exists, 'the test to see it wait')
-            second.cancel()
+            second.cancel()  # the host hears of this before it can answer the next request
+            await ask('identity', tensor('INPUT0', np.arange(4, dtype=np.float32))).async_exec()
             end.touch()
             return (await first).has_error()
             """,
