@@ -4,14 +4,23 @@ import os
 import sys
 import threading
 import weakref
-from collections import Counter, deque
-from typing import Callable, Deque, Dict, Iterable, NamedTuple, Optional, Tuple, Union
+from collections import deque
+from typing import Callable, Dict, Iterable, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
 from pb_utils._storage import address_of, copy_into
 from stub.copy_on_write import CopyOnWriteMapping, CopyOnWriteViews, RegionBlock
-from stub.wire.arena import Arena, ArenaReader, Block, BlockReferences, RegionMapping, file_size
+from stub.wire.arena import (
+    Arena,
+    ArenaReader,
+    Block,
+    BlockReferences,
+    DroppedBlocks,
+    RegionMapping,
+    collect_releases,
+    file_size,
+)
 from stub.wire.messages import (
     BlockRelease,
     OpenArena,
@@ -71,7 +80,7 @@ class StubMemory:
         self._sources: Dict[int, OpenArena] = {}  # regions are mapped when they are used
         self._view_mappings: Dict[int, Optional[CopyOnWriteMapping]] = {}
         self.views = CopyOnWriteViews(self._mapping_for_views, wake)
-        self._unsent_releases: Deque[Tuple[int, int]] = deque()
+        self._unsent_releases: DroppedBlocks = deque()
         self._imported_blocks: Optional[weakref.WeakSet[Block]] = None
         self._imported_lock = threading.Lock()
         self._releases_before_wake = _BETWEEN_BATCHES
@@ -228,18 +237,7 @@ class StubMemory:
 
         A response that refers to an imported block keeps it until the response is sent.
         """
-        releases = self._unsent_releases
-        if not releases:
-            return None
-        counts: Counter[Tuple[int, int]] = Counter()
-        try:
-            while True:
-                counts[releases.popleft()] += 1
-        except IndexError:
-            pass  # empty; another thread may have taken the last ones
-        if not counts:
-            return None
-        return BlockRelease([(arena, offset, count) for (arena, offset), count in counts.items()])
+        return collect_releases(self._unsent_releases)
 
     def set_released_in_time(self, in_time: bool) -> bool:
         """Sets whether the service thread soon calls `take_releases` without being woken.

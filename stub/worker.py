@@ -171,8 +171,7 @@ class Worker:
 
     def _handle_memory_message(self, message: m.ToStub) -> None:
         if isinstance(message, m.BlockRelease):
-            for arena, offset, count in message.blocks:
-                self._memory.exported.release_block(arena, offset, count)
+            self._memory.exported.release_blocks(message)
             if not self._trimming:  # a release with work does not wake that thread
                 self._wake_service_thread()
         elif isinstance(message, m.OpenArena):

@@ -89,7 +89,7 @@ class FrontendConnection:
         self, index: int, grpc: int, http: int, budget: BudgetFile
     ) -> FrontendSpawn:
         """The arguments of the process; `grpc` and `http` are listening sockets, -1 for none."""
-        arena, files = self._memory.file, self._files
+        arena, files = self._memory.arena, self._files
         return FrontendSpawn(
             index=index,
             control=self._theirs.fileno(),
@@ -175,7 +175,7 @@ class FrontendConnection:
         self._open = False
         self._requests.close()
         self._exchanges.close()
-        self._memory.close()
+        self._memory.process_exited()
         self._link.close()
         self._control.close()
         self._theirs.close()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from host.frontend_processes.messages import WireTensor
 from host.inference.request import Tensor, copy_from_shared_memory
-from host.instances.arenas import HOST_ARENA, ArenaFile, Arenas
-from host.instances.block_releases import ReleaseTimer
-from stub.wire.arena import Block, BlockReferences
-from stub.wire.messages import BlockRelease, CloseArena
+from host.instances.arenas import HOST_ARENA, Arenas
+from host.instances.process_memory import ProcessMemory
+from stub.wire.arena import Block
+from stub.wire.messages import CloseArena
 from stub.wire.payload import INLINE_ALWAYS
 
 
-class CoreMemory:
+class CoreMemory(ProcessMemory):
     """The blocks that the core and one frontend process hold of each other.
 
     `send_arena` passes the number, the size and a read-only descriptor of an arena to the process,
@@ -31,22 +30,12 @@ class CoreMemory:
         flush: Callable[[], None],
         inline_limit: Callable[[], int],
     ) -> None:
-        self._arenas = arenas
+        super().__init__(arenas, arenas.create_arena(), flush)
         self._send_arena = send_arena
         self._close_arena = close_arena
         self._inline_limit = inline_limit
         self._announced = {HOST_ARENA}
-        self._exported = BlockReferences()
-        self._file: ArenaFile | None = arenas.create_arena()
-        self._number = self._file.number
-        self._file.set_drop_handler(ReleaseTimer(flush).schedule)
         arenas.on_closed.append(self._on_arena_closed)
-
-    @property
-    def file(self) -> ArenaFile:
-        """The arena of the frontend process, until that has ended."""
-        assert self._file is not None
-        return self._file
 
     def decode_tensor(self, wire: WireTensor) -> Tensor:
         """Converts an input that lies in no region. Raises ValueError for an invalid reference."""
@@ -60,7 +49,7 @@ class CoreMemory:
         self, name: str, datatype: str, shape: list[int], offset: int, size: int
     ) -> Tensor:
         """An input in the arena of the process. Raises ValueError if it lies outside."""
-        block = self.file.block(offset, size)
+        block = self.arena.block(offset, size)
         return Tensor(name, datatype, shape, block.data, block)
 
     def encode_tensor(self, tensor: Tensor, outputs: int) -> WireTensor:
@@ -111,25 +100,7 @@ class CoreMemory:
             self._announced.discard(number)
             self._close_arena(CloseArena(number))
 
-    def release_blocks(self, message: BlockRelease) -> None:
-        """Releases blocks that the process has returned. Raises KeyError for unknown blocks."""
-        for arena, offset, count in message.blocks:
-            self._exported.release_block(arena, offset, count)
-
-    def collect_releases(self) -> BlockRelease | None:
-        """A message with the blocks of the process that the core has released, or None."""
-        if self._file is None or not self._file.dropped:
-            return None
-        dropped = self._file.dropped
-        counts: Counter[int] = Counter()
-        while dropped:
-            counts[dropped.popleft()] += 1
-        return BlockRelease([(self._number, offset, count) for offset, count in counts.items()])
-
-    def close(self) -> None:
-        """Releases everything: the process has ended. What it has sent stays valid."""
+    def process_exited(self) -> None:
+        """As `ProcessMemory.process_exited`; no arena is announced any more."""
         self._arenas.on_closed.remove(self._on_arena_closed)
-        self._exported.release_all()
-        if self._file is not None:
-            self._file.set_drop_handler(None)
-            self._file = None
+        super().process_exited()

@@ -29,7 +29,7 @@ from host.frontend_processes.remote_trace import RemoteTrace, RemoteTracer
 from host.frontend_processes.request_templates import SentTemplates
 from host.inference.call import Call, CallHolder
 from host.inference.request import InferRequest, InferResponse
-from host.instances.block_releases import arena_full_error
+from host.instances.process_memory import arena_full_error
 from host.models.registry import NotServedError, parse_version
 from stub.wire.arena import ArenaFull
 from stub.wire.messages import BlockRelease

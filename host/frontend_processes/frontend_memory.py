@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
 from host.frontend_processes.messages import WireTensor
 from host.frontends.receive_memory import FilledMessage
 from host.inference.request import SharedMemoryBytes, Tensor
-from host.instances.block_releases import ReleaseTimer
-from stub.wire.arena import Arena, ArenaFull, ArenaReader, Block, BlockReferences
+from host.instances.process_memory import ReleaseTimer
+from stub.wire.arena import (
+    Arena,
+    ArenaFull,
+    ArenaReader,
+    Block,
+    BlockReferences,
+    DroppedBlocks,
+    collect_releases,
+)
 from stub.wire.messages import BlockRelease
 from stub.wire.payload import INLINE_ALWAYS
 
@@ -60,7 +68,7 @@ class FrontendMemory:
         self._read_arenas = read_arenas
         self._exported = BlockReferences()
         self._received: WeakSet[Block] = WeakSet()  # not exported yet
-        self._dropped: deque[tuple[int, int]] = deque()
+        self._dropped: DroppedBlocks = deque()
         self._release_timer = ReleaseTimer(flush)
         self._loop = asyncio.get_running_loop()
         self._trim()
@@ -162,14 +170,8 @@ class FrontendMemory:
 
     def release_blocks(self, message: BlockRelease) -> None:
         """Releases blocks that the core has returned. Raises KeyError for unknown blocks."""
-        for arena, offset, count in message.blocks:
-            self._exported.release_block(arena, offset, count)
+        self._exported.release_blocks(message)
 
     def collect_releases(self) -> BlockRelease | None:
         """A message with the blocks that this process has released, or None."""
-        if not self._dropped:
-            return None
-        counts: Counter[tuple[int, int]] = Counter()
-        while self._dropped:
-            counts[self._dropped.popleft()] += 1
-        return BlockRelease([(arena, offset, count) for (arena, offset), count in counts.items()])
+        return collect_releases(self._dropped)

@@ -31,7 +31,7 @@ from host.frontend_processes.request_templates import ReceivedTemplates
 from host.frontends.classification import classify
 from host.inference.call import Call
 from host.inference.request import Classification, InferRequest, InferResponse, RequestTrace, Tensor
-from host.instances.block_releases import arena_full_error
+from host.instances.process_memory import arena_full_error
 from host.models.registry import NotServedError
 from stub.wire.arena import ArenaFull
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from host.inference.request import Tensor, read_bytes
-from stub.wire.arena import Arena, ArenaReader, Block, create_arena_file
+from stub.wire.arena import Arena, ArenaReader, Block, DroppedBlocks, create_arena_file
 from stub.wire.messages import OpenArena
 from stub.wire.payload import INLINE_LIMIT
 
@@ -38,7 +38,7 @@ class ArenaFile:
         self.limit = limit
         self._on_closed = on_closed
         self.fd = create_arena_file("pbhost-stub", limit)
-        self.dropped: deque[int] = deque()  # offsets of blocks to release in the stub
+        self.dropped: DroppedBlocks = deque()  # blocks to release in the stub
         self._drop_handler: Callable[[], None] | None = None
         self._reader = ArenaReader(self.fd, limit)
 
@@ -59,7 +59,7 @@ class ArenaFile:
 
     def _on_block_drop(self, arena: int, offset: int) -> None:
         if self._drop_handler is not None:
-            self.dropped.append(offset)
+            self.dropped.append((arena, offset))
             self._drop_handler()
 
     def __del__(self) -> None:

@@ -386,4 +386,4 @@ class Instance:
     def _release_resources(self) -> None:
         self._link.close()
         self._services.arenas.on_closed.remove(self._on_arena_closed)
-        self.session.transfer.stub_exited()
+        self.session.transfer.process_exited()

@@ -16,11 +16,11 @@ from host.errors import HostError, internal, unavailable, unexpected_failure
 from host.inference.call import Call, CallHolder, CallState
 from host.inference.request import ExecutionTimes, InferResponse, Tensor
 from host.instances.batch import Batch
-from host.instances.block_releases import ReleaseTimer, arena_full_error
 from host.instances.bls_requests import BlsRequest, BlsRequests
 from host.instances.client_memory import write_outputs
 from host.instances.flow_control import ACK_COUNT, FlowControlSettings, ResponseAckSender
 from host.instances.link import Link, ReclaimedFrame
+from host.instances.process_memory import arena_full_error
 from host.instances.services import HostServices
 from host.instances.stub_log import StubLog
 from host.instances.transfer import WORK, TensorTransfer
@@ -83,7 +83,7 @@ class StubSession:
         self.transfer = TensorTransfer(
             services.arenas,
             arena,
-            ReleaseTimer(self._send_block_releases),
+            self._send_block_releases,
             self.link.inline_limit,
             self.link.bls_inline_limit,
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from host.errors import ErrorCode, HostError
 from host.inference.request import (
@@ -14,14 +13,11 @@ from host.inference.request import (
     copy_from_shared_memory,
 )
 from host.instances.arenas import ArenaFile, Arenas
-from host.instances.block_releases import ReleaseTimer, arena_full_error
 from host.instances.client_memory import is_in_place
-from stub.wire.arena import ArenaFull, Block, BlockReferences
+from host.instances.process_memory import ProcessMemory, arena_full_error
+from stub.wire.arena import ArenaFull, Block
 from stub.wire.datatypes import CODES, NAMES
-from stub.wire.messages import (
-    BlockRelease,
-    ToStub,
-)
+from stub.wire.messages import ToStub
 from stub.wire.payload import (
     INLINE_ALWAYS,
     INLINE_LIMIT,
@@ -49,14 +45,14 @@ _ERRORS = (
 _ERROR_NUMBERS = {code: number for number, code in enumerate(_ERRORS)}
 
 
-class TensorTransfer:
+class TensorTransfer(ProcessMemory):
     """The tensors exchanged with one stub, and the blocks that each side still references."""
 
     def __init__(
         self,
         arenas: Arenas,
         stub_arena: ArenaFile,
-        release_timer: ReleaseTimer,
+        flush: Callable[[], None],
         inline_limit: Callable[[], int] = lambda: INLINE_LIMIT,
         bls_inline_limit: Callable[[], int] = lambda: INLINE_LIMIT,
     ) -> None:
@@ -64,24 +60,11 @@ class TensorTransfer:
 
         `bls_inline_limit` does so for the next frame of BLS responses.
         """
-        self._arenas = arenas
+        super().__init__(arenas, stub_arena, flush)
         self._inline_limit = inline_limit
         self._bls_inline_limit = bls_inline_limit
-        # The stub's arena; after the stub's end, it lives as long as one of its blocks.
-        self._stub_arena: ArenaFile | None = stub_arena
-        self.dropped: Collection[int] = stub_arena.dropped
-        """The stub's own blocks that the host has released since `collect_releases`."""
-        self._stub_arena_number = stub_arena.number
-        self._exported = BlockReferences()
-        stub_arena.set_drop_handler(release_timer.schedule)
         # By ring: different threads of the stub read them, so each must announce arenas.
         self._announced: dict[str, set[int]] = {WORK: set(), BLS: set()}
-
-    @property
-    def arena(self) -> ArenaFile:
-        """The stub's arena, until the stub has ended."""
-        assert self._stub_arena is not None
-        return self._stub_arena
 
     # To the stub
 
@@ -171,7 +154,7 @@ class TensorTransfer:
         block = tensor.owner
         if not isinstance(block, Block):
             return WireTensor(tensor.name, code, tensor.shape, bytes(tensor.data))
-        if block.arena not in (0, self._stub_arena_number):
+        if block.arena not in (0, self._number):
             self._announce_arena(block.arena, ring, frame)
         self._exported.export_block(block)
         return WireTensor(
@@ -207,8 +190,8 @@ class TensorTransfer:
             wire.arena in announced for announced in self._announced.values()
         ):
             block = region.block(wire.offset, wire.size)
-        elif self._stub_arena is not None and wire.arena == self._stub_arena_number:
-            block = self._stub_arena.block(wire.offset, wire.size)
+        elif self._file is not None and wire.arena == self._number:
+            block = self._file.block(wire.offset, wire.size)
         else:
             block = self._exported.find_block(wire.arena, wire.offset)
             if block.size != wire.size:
@@ -261,22 +244,6 @@ class TensorTransfer:
 
     # References
 
-    def release_blocks(self, message: BlockRelease) -> None:
-        """Releases blocks that the stub has returned. Raises KeyError for unknown blocks."""
-        for arena, offset, count in message.blocks:
-            self._exported.release_block(arena, offset, count)
-
-    def collect_releases(self) -> BlockRelease | None:
-        """A message with the stub's own blocks that the host has released, or None."""
-        if self._stub_arena is None or not self.dropped:
-            return None
-        dropped = self._stub_arena.dropped
-        counts: Counter[int] = Counter()
-        while dropped:
-            counts[dropped.popleft()] += 1
-        number = self._stub_arena_number
-        return BlockRelease([(number, offset, count) for offset, count in counts.items()])
-
     def forget_arena(self, arena: int) -> bool:
         """Forgets an arena that is gone; returns whether the stub knew it."""
         known = False
@@ -285,14 +252,6 @@ class TensorTransfer:
                 announced.discard(arena)
                 known = True
         return known
-
-    def stub_exited(self) -> None:
-        """Releases everything that was exported to the stub."""
-        self._exported.release_all()
-        if self._stub_arena is not None:
-            self._stub_arena.set_drop_handler(None)
-            self._stub_arena = None
-            self.dropped = ()
 
 
 def _movable_bytes(tensors: Sequence[Tensor]) -> int:

@@ -8,9 +8,10 @@ memory until `trim`.
 import ctypes
 import os
 import threading
-from collections import deque
-from typing import Callable, Deque, Dict, Iterable, List, Tuple
+from collections import Counter, deque
+from typing import Callable, Deque, Dict, Iterable, List, Optional, Tuple
 
+from stub.wire.messages import BlockRelease
 from stub.wire.shared_file import PAGE, Mapping, create_shared_file, file_identity
 
 # A block never changes its size class, so an arena uses more addresses than bytes.
@@ -282,6 +283,11 @@ class BlockReferences:
                 del self._exported[(arena, offset)]
         del released  # outside the lock, because dropping a block may drop others
 
+    def release_blocks(self, message: BlockRelease) -> None:
+        """Releases the blocks that the peer no longer reads. Raises KeyError for unknown blocks."""
+        for arena, offset, count in message.blocks:
+            self.release_block(arena, offset, count)
+
     def exported_blocks(self) -> List[Block]:
         """Returns the blocks that the peer holds, once for each export."""
         with self._lock:
@@ -300,3 +306,25 @@ class BlockReferences:
 
     def __len__(self) -> int:
         return sum(map(len, self._exported.values()))
+
+
+DroppedBlocks = Deque[Tuple[int, int]]
+"""The places of imported blocks that were dropped: (arena, offset)."""
+
+
+def collect_releases(dropped: DroppedBlocks) -> Optional[BlockRelease]:
+    """Returns a message about all blocks in `dropped`, and empties it; None if there are none.
+
+    Any thread may call it, and add others meanwhile.
+    """
+    if not dropped:
+        return None
+    counts: Counter[Tuple[int, int]] = Counter()
+    try:
+        while True:
+            counts[dropped.popleft()] += 1
+    except IndexError:
+        pass  # empty; another thread may have taken the last ones
+    if not counts:
+        return None
+    return BlockRelease([(arena, offset, count) for (arena, offset), count in counts.items()])

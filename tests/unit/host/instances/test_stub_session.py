@@ -63,7 +63,7 @@ class Tracked:
         """Releases what the session holds; a failure of the host would be a defect."""
         assert not self.failures
         self.session.link.close()
-        self.session.transfer.stub_exited()
+        self.session.transfer.process_exited()
 
     def log(self, label: Label, line: m.LogLine, calls: Sequence[Call] = ()) -> None:
         self.logged.append((line.text, [call.request.id for call in calls]))

@@ -12,7 +12,7 @@ import pytest
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.arenas import ArenaFile, Arenas
-from host.instances.block_releases import ReleaseTimer, arena_full_error
+from host.instances.process_memory import arena_full_error
 from host.instances.transfer import BLS, WORK, TensorTransfer
 from host.tracing.trace import Trace, TraceTree
 from stub.wire.arena import Arena, ArenaFull
@@ -44,7 +44,7 @@ class Peer:
         self.flushed = asyncio.Event()
         self.file: ArenaFile = arenas.create_arena()
         self.arena = Arena(self.file.number, self.file.fd, LIMIT)
-        self.transfer = TensorTransfer(arenas, self.file, ReleaseTimer(self._flush))
+        self.transfer = TensorTransfer(arenas, self.file, self._flush)
 
     def _flush(self) -> None:
         self.flushes += 1
@@ -101,9 +101,7 @@ def test_a_small_tensor_travels_inside_the_message() -> None:
 def test_tensors_of_one_message_share_the_inline_limit() -> None:
     def test(bench: Bench) -> None:
         room = 40_000
-        transfer = TensorTransfer(
-            bench.arenas, bench.peer.file, ReleaseTimer(lambda: None), lambda: room
-        )
+        transfer = TensorTransfer(bench.arenas, bench.peer.file, lambda: None, lambda: room)
 
         def inline(batch_requests: int, *sizes: int) -> list[bool]:
             request = InferRequest("m", [large(bytes(size)) for size in sizes])
@@ -154,7 +152,7 @@ def test_exited_stub_holds_no_blocks() -> None:
         for _ in range(5):
             sent(bench, large(), WORK, [])
         assert bench.used() == 5 * PAGES * PAGE
-        bench.transfer.stub_exited()
+        bench.transfer.process_exited()
         assert bench.used() == 0
 
     with_bench(test)
@@ -221,7 +219,7 @@ def test_tensor_may_be_dropped_after_its_stub_or_the_loop_has_ended() -> None:
         bench = Bench()
         kept.append(bench.transfer.decode_tensor(bench.peer.place(LARGE)))
         kept.append(bench.transfer.decode_tensor(bench.peer.place(LARGE)))
-        bench.transfer.stub_exited()
+        bench.transfer.process_exited()
         kept.pop()
         bench.arenas.close()
 
