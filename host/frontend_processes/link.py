@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from host.frontend_processes.messages import ToCore, ToFrontend, encode_message
+from host.frontend_processes.messages import ToCore, ToFrontend
 from host.instances.ring_link import FrameReceiver, FrameSender, event_writer
-from stub.wire.messages import BlockRelease, join_messages
+from stub.wire.messages import BlockRelease, encode_message, join_messages
 from stub.wire.ring import map_ring
 from stub.wire.shared_file import Mapping
 

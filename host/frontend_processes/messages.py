@@ -1,20 +1,17 @@
-"""Messages between the core and a frontend process, and their encoding.
+"""Messages between the core and a frontend process.
 
 A frame is a list of messages. Numbers are chosen by the frontend process; each is used once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Union
 
 import msgspec
 
 from host.inference.request import Parameter
-from stub.wire.messages import BlockRelease, CloseArena
-
-
-class _Message(msgspec.Struct, tag_field="t", array_like=True):
-    """The base of all messages: encoded as an array that starts with the tag."""
+from stub.wire.messages import BlockRelease, CloseArena, Message, make_decoder
 
 
 class WireTensor(msgspec.Struct, array_like=True, gc=False):
@@ -71,7 +68,7 @@ class WireResponse(msgspec.Struct, array_like=True):
 # Frontend to core
 
 
-class Hello(_Message, tag="hello"):
+class Hello(Message, tag="hello"):
     """The first message: the process accepts connections.
 
     `unrestricted`: the rights that it still has, because the kernel does not support the limits.
@@ -80,7 +77,7 @@ class Hello(_Message, tag="hello"):
     unrestricted: list[str] = []
 
 
-class Infer(_Message, tag="infer"):
+class Infer(Message, tag="infer"):
     """Starts a request; the fields are those of `InferRequest`.
 
     `classes`: the number of classes by output, of a classification. `placement`: outputs that the
@@ -113,7 +110,7 @@ class Infer(_Message, tag="infer"):
     template: int = 0
 
 
-class RepeatedInfer(_Message, tag="again"):
+class RepeatedInfer(Message, tag="again"):
     """Starts a request that differs from an earlier `Infer` only in its id and tensor contents.
 
     `template`: that of the `Infer`. `contents`: for each input, its bytes, or the offset of its
@@ -130,19 +127,19 @@ class RepeatedInfer(_Message, tag="again"):
     admission: int = 0
 
 
-class CancelInfer(_Message, tag="cancel"):
+class CancelInfer(Message, tag="cancel"):
     """Cancels a request: its client waits no longer. The core may have responded already."""
 
     number: int
 
 
-class ResponseAck(_Message, tag="ack"):
+class ResponseAck(Message, tag="ack"):
     """The client has taken a response that was not the last one."""
 
     number: int
 
 
-class FinishTrace(_Message, tag="trace"):
+class FinishTrace(Message, tag="trace"):
     """The frontend has finished a traced request; `started`: it has sent `Infer` with this trace.
 
     The events are those since then.
@@ -152,7 +149,7 @@ class FinishTrace(_Message, tag="trace"):
     started: bool
 
 
-class FindModel(_Message, tag="find"):
+class FindModel(Message, tag="find"):
     """Asks for the configuration of a model; the core replies at once."""
 
     number: int
@@ -160,7 +157,7 @@ class FindModel(_Message, tag="find"):
     version: int
 
 
-class AwaitModel(_Message, tag="await"):
+class AwaitModel(Message, tag="await"):
     """Waits until a model is loaded, as `Core.start_when_loaded`; `authorization` as in `Infer`.
 
     If clients need keys, the core counts the request from now on, until an `Infer` with this
@@ -175,7 +172,7 @@ class AwaitModel(_Message, tag="await"):
     authorization: bytes = b""
 
 
-class Authorize(_Message, tag="key"):
+class Authorize(Message, tag="key"):
     """Asks whether a client may send inference requests to a model; the core replies at once.
 
     `authorization`: the header of the client. Any model is "".
@@ -186,7 +183,7 @@ class Authorize(_Message, tag="key"):
     model: str
 
 
-class CallRpc(_Message, tag="rpc"):
+class CallRpc(Message, tag="rpc"):
     """Calls a gRPC method that the core answers; `data` is the request message.
 
     `authorization`: the metadata of the client with this name.
@@ -199,7 +196,7 @@ class CallRpc(_Message, tag="rpc"):
     authorization: str | None = None
 
 
-class OpenExchange(_Message, tag="http"):
+class OpenExchange(Message, tag="http"):
     """An HTTP request that the core answers: the scope of ASGI, as far as it is used.
 
     `names`: the names of the headers as the client sent them.
@@ -213,7 +210,7 @@ class OpenExchange(_Message, tag="http"):
     names: list[bytes] | None
 
 
-class ExchangeBody(_Message, tag="body"):
+class ExchangeBody(Message, tag="body"):
     """The reply to `ReceiveBody`: a part of the body. `disconnected`: the client has gone."""
 
     number: int
@@ -222,13 +219,13 @@ class ExchangeBody(_Message, tag="body"):
     disconnected: bool = False
 
 
-class ExchangeSent(_Message, tag="sent"):
+class ExchangeSent(Message, tag="sent"):
     """The reply to `SendHead` and `SendBody`: the connection takes more."""
 
     number: int
 
 
-class Cancel(_Message, tag="drop"):
+class Cancel(Message, tag="drop"):
     """Cancels what runs for `AwaitModel`, `CallRpc` or `OpenExchange`.
 
     After `AwaitModel`: no request starts with its admission.
@@ -237,7 +234,7 @@ class Cancel(_Message, tag="drop"):
     number: int
 
 
-class LogRecord(_Message, tag="log"):
+class LogRecord(Message, tag="log"):
     """A record for the log of the server; `level` is that of `logging`."""
 
     level: int
@@ -246,31 +243,31 @@ class LogRecord(_Message, tag="log"):
     text: str
 
 
-class Drained(_Message, tag="drained"):
+class Drained(Message, tag="drained"):
     """The reply to `Drain`: whether all requests were answered in time."""
 
     in_time: bool
 
 
-class OpenRequestCounts(_Message, tag="open"):
+class OpenRequestCounts(Message, tag="open"):
     """How many inference requests are open; sent each second while the process drains."""
 
     http: int
     grpc: int
 
 
-class TlsReloaded(_Message, tag="tls_done"):
+class TlsReloaded(Message, tag="tls_done"):
     """New connections use the TLS files as they are now."""
 
 
-class Pong(_Message, tag="pong"):
+class Pong(Message, tag="pong"):
     """The reply to `Ping`."""
 
 
 # Core to frontend
 
 
-class Start(_Message, tag="start"):
+class Start(Message, tag="start"):
     """The first message: the options of the server, by field.
 
     `needs_keys`: clients need API keys.
@@ -281,7 +278,7 @@ class Start(_Message, tag="start"):
     needs_keys: bool = False
 
 
-class Response(_Message, tag="response"):
+class Response(Message, tag="response"):
     """A response to `Infer`; None is an end without one. `refused`: no model has the request."""
 
     number: int
@@ -290,19 +287,19 @@ class Response(_Message, tag="response"):
     refused: bool = False
 
 
-class RequestAccepted(_Message, tag="accepted"):
+class RequestAccepted(Message, tag="accepted"):
     """The request is valid for its model."""
 
     number: int
 
 
-class RequestTaken(_Message, tag="taken"):
+class RequestTaken(Message, tag="taken"):
     """A model has the request: it no longer waits."""
 
     number: int
 
 
-class Reply(_Message, tag="reply"):
+class Reply(Message, tag="reply"):
     """The reply to `FindModel`, `AwaitModel`, `Authorize` or `CallRpc`."""
 
     number: int
@@ -310,13 +307,13 @@ class Reply(_Message, tag="reply"):
     error: WireError | None = None
 
 
-class ReceiveBody(_Message, tag="receive"):
+class ReceiveBody(Message, tag="receive"):
     """Asks for the next part of a body."""
 
     number: int
 
 
-class SendHead(_Message, tag="head"):
+class SendHead(Message, tag="head"):
     """Sends the head of an HTTP response."""
 
     number: int
@@ -324,7 +321,7 @@ class SendHead(_Message, tag="head"):
     headers: list[tuple[bytes, bytes]]
 
 
-class SendBody(_Message, tag="chunk"):
+class SendBody(Message, tag="chunk"):
     """Sends a part of the body of an HTTP response."""
 
     number: int
@@ -332,29 +329,29 @@ class SendBody(_Message, tag="chunk"):
     more: bool
 
 
-class EndExchange(_Message, tag="end"):
+class EndExchange(Message, tag="end"):
     """The core has finished with an HTTP request, completely or not."""
 
     number: int
 
 
-class ReloadTls(_Message, tag="tls"):
+class ReloadTls(Message, tag="tls"):
     """Reads the TLS files again; the process replies with `TlsReloaded`."""
 
 
-class Drain(_Message, tag="drain"):
+class Drain(Message, tag="drain"):
     """Refuses new inference requests and waits for open ones, at most `seconds`."""
 
     seconds: float
 
 
-class Stop(_Message, tag="stop"):
+class Stop(Message, tag="stop"):
     """Closes all connections, after at most `seconds` for what is still open, and ends."""
 
     seconds: float
 
 
-class Ping(_Message, tag="ping"):
+class Ping(Message, tag="ping"):
     """Asks for a `Pong`."""
 
 
@@ -398,31 +395,5 @@ ToFrontend = Union[  # noqa: UP007
     Ping,
 ]
 
-_encoder = msgspec.msgpack.Encoder()
-_to_core = msgspec.msgpack.Decoder(list[ToCore])
-_to_frontend = msgspec.msgpack.Decoder(list[ToFrontend])
-
-
-def encode_message(message: ToCore | ToFrontend) -> bytes:
-    """Encodes one message of a frame, for `join_messages` of `stub.wire.messages`.
-
-    Raises ValueError, TypeError or OverflowError.
-    """
-    return _encoder.encode(message)
-
-
-def decode_to_core(frame: bytes) -> list[ToCore]:
-    """Decodes a frame of a frontend. Raises msgspec.DecodeError if it is invalid."""
-    return _decode(_to_core, frame)
-
-
-def decode_to_frontend(frame: bytes) -> list[ToFrontend]:
-    """Decodes a frame of the core. Raises msgspec.DecodeError if it is invalid."""
-    return _decode(_to_frontend, frame)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[list[Any]], frame: bytes) -> list[Any]:
-    try:
-        return decoder.decode(frame)
-    except UnicodeDecodeError as error:  # msgspec does not convert this error
-        raise msgspec.DecodeError(str(error)) from error
+decode_to_core: Callable[[bytes], list[ToCore]] = make_decoder(ToCore)
+decode_to_frontend: Callable[[bytes], list[ToFrontend]] = make_decoder(ToFrontend)

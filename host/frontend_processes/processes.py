@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
@@ -29,7 +28,7 @@ from host.frontends.tls import TlsFiles, TlsReloader
 from host.instances.arenas import Arenas
 from host.instances.busy_polling import ConnectionHooks
 from host.instances.launchers import ChildProcess, InterpreterSpawner
-from host.instances.process import describe_exit
+from host.instances.process import RestartBackoff, describe_exit
 from host.options.options import Options
 
 _ENTRY = str(Path(__file__).with_name("__main__.py"))
@@ -48,8 +47,8 @@ _PING_SECONDS = 2.0
 _MISSED_PINGS = 5  # then the process hangs
 _RELOAD_SECONDS = 10.0  # until a process has read the TLS files again
 _STOP_SECONDS = 5.0  # beyond the time that the process has to close its connections
-_QUICK_DEATH_SECONDS = 10.0
-_MAX_PAUSE_SECONDS = 10.0  # before a process that dies again and again is started again
+_FIRST_PAUSE, _MAX_PAUSE = 1.0, 10.0  # seconds before a process that dies again is restarted
+_PROVEN_SECONDS = 10.0  # of service, after which earlier deaths no longer count
 
 _log = logging.getLogger("pbhost")
 
@@ -236,8 +235,7 @@ class _Frontend:
         self.connection: FrontendConnection | None = None
         self._child: ChildProcess | None = None
         self._exited: asyncio.Future[None] | None = None
-        self._started_at = 0.0
-        self._quick_deaths = 0
+        self._backoff = RestartBackoff(_FIRST_PAUSE, _MAX_PAUSE, _PROVEN_SECONDS)
         self._missed_pings = 0
         self._fault = ""
         self._replacing: asyncio.Task[None] | None = None
@@ -245,7 +243,8 @@ class _Frontend:
     async def start(self) -> None:
         """Starts the process; returns when it accepts connections. Raises HostError."""
         processes = self._processes
-        self._fault, self._missed_pings, self._started_at = "", 0, time.monotonic()
+        self._fault, self._missed_pings = "", 0
+        self._backoff.process_started()
         try:
             connection = processes.open_connection(self._name, self._on_fault)
         except OSError as error:
@@ -326,10 +325,8 @@ class _Frontend:
         """Starts another process: at once, or after a pause if this one died soon."""
         try:
             while not self._processes.stopping:
-                quick = time.monotonic() - self._started_at < _QUICK_DEATH_SECONDS
-                self._quick_deaths = self._quick_deaths + 1 if quick else 0
-                if self._quick_deaths > 1:
-                    await asyncio.sleep(min(2.0 ** (self._quick_deaths - 2), _MAX_PAUSE_SECONDS))
+                self._backoff.process_exited()
+                await asyncio.sleep(self._backoff.pause)
                 try:
                     await self.start()
                 except Exception as error:  # the next attempt may succeed

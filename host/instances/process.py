@@ -1,4 +1,4 @@
-"""The operating-system process of a stub: its output, its end, and how to kill it."""
+"""The operating-system process of a stub: its output, its end, and when the next one starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,3 +206,35 @@ def name_signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class RestartBackoff:
+    """Counts the ends of a process and its successors, and says when the next one starts.
+
+    At once after the first end in a row; then after `first_pause` seconds, and twice as long each
+    time, up to `max_pause`. An end after more than `proven_seconds` of service begins a new row.
+    """
+
+    def __init__(self, first_pause: float, max_pause: float, proven_seconds: float) -> None:
+        self.exits = 0  # in a row
+        self._first_pause = first_pause
+        self._max_pause = max_pause
+        self._proven_seconds = proven_seconds
+        self.process_started()
+
+    def process_started(self) -> None:
+        """Counts the time of service from now on."""
+        self._started_at = time.monotonic()
+
+    def process_exited(self) -> None:
+        """Counts an end."""
+        if time.monotonic() > self._started_at + self._proven_seconds:
+            self.exits = 0
+        self.exits += 1
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next process starts."""
+        if self.exits < 2:
+            return 0.0
+        return min(self._first_pause * 2.0 ** (self.exits - 2), self._max_pause)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 
@@ -15,7 +14,7 @@ from host.inference.call import Call, CallHolder
 from host.inference.request import ExecutionTimes, InferRequest
 from host.instances.batch import Batch
 from host.instances.instance import Instance
-from host.instances.process import StubLost
+from host.instances.process import RestartBackoff, StubLost
 from host.scheduling.rate_limiter import Permit
 from host.scheduling.scheduler import InstanceSlot, Scheduler
 
@@ -107,8 +106,7 @@ class Supervisor(InstanceSlot):
         self._mean_ns = _UNKNOWN_NS  # of recent executions
         self._returns_calls = False  # whether it has returned one, as its model waited for another
         self._prefetch_limit = 1  # number of calls that the stub may prefetch
-        self._consecutive_exits = 0
-        self._serves_since = time.monotonic()
+        self._backoff = RestartBackoff(_FIRST_BACK_OFF, _MAX_BACK_OFF, _PROVEN_SECONDS)
         self._restart: asyncio.Task[None] | None = None
         self._calls_awaiting_permit: Sequence[Call] = ()  # the batch that waits for its permit
         self._holds_resources = False  # of a batch that is done, until the instance is released
@@ -282,7 +280,7 @@ class Supervisor(InstanceSlot):
             else:
                 self.permit.finish_execution()
         if times is not None:
-            self._consecutive_exits = 0
+            self._backoff.exits = 0
             batch_ns = times.ended - times.started
             self.busy_ns += batch_ns
             self._prefetch_limit = prefetch_limit(batch_ns)
@@ -291,9 +289,7 @@ class Supervisor(InstanceSlot):
     # Restarts
 
     def _on_exit(self, reason: str) -> None:
-        if time.monotonic() > self._serves_since + _PROVEN_SECONDS:
-            self._consecutive_exits = 0
-        self._consecutive_exits += 1
+        self._backoff.process_exited()
         self.reason = reason
         self._fail_waiting(unavailable(reason))
         self._scheduler.instance_removed(self)
@@ -303,12 +299,12 @@ class Supervisor(InstanceSlot):
 
     async def _restart_until_serving(self) -> None:
         """Starts another stub, and again if it dies meanwhile."""
-        while self._consecutive_exits <= _MAX_RESTARTS:
+        while self._backoff.exits <= _MAX_RESTARTS:
             await self._back_off()
             try:
                 instance = await self._launch()
             except StubLost as error:
-                self._consecutive_exits += 1
+                self._backoff.exits += 1
                 self.reason = error.message.rstrip(".")
                 self._log_exit()
             except HostError as error:
@@ -320,14 +316,14 @@ class Supervisor(InstanceSlot):
             else:
                 self._resume(instance)
                 return
-        self._mark_failed(f"{self.reason}, {self._consecutive_exits} times in a row")
+        self._mark_failed(f"{self.reason}, {self._backoff.exits} times in a row")
 
     async def _back_off(self) -> None:
         """Waits after the second death in a row."""
-        if self._consecutive_exits < 2:
+        delay = self._backoff.pause
+        if not delay:
             return
         self.state = InstanceState.BACKING_OFF
-        delay = min(_FIRST_BACK_OFF * 2 ** (self._consecutive_exits - 2), _MAX_BACK_OFF)
         self.reason += f"; the next one starts in {delay:g} s"
         self._fail_queued_if_last(self.reason)
         await asyncio.sleep(delay)
@@ -337,7 +333,7 @@ class Supervisor(InstanceSlot):
         self.instance = instance
         self._watch(instance)
         self.state = InstanceState.SERVING
-        self._serves_since = time.monotonic()
+        self._backoff.process_started()
         self.restarts += 1
         _log.info("restarted", extra={"instance": instance.label})
         self.start_accepting()

@@ -4,21 +4,21 @@ A frame is a list of messages, so that related messages arrive together. The typ
 with the oldest Python of an execution environment, because msgspec evaluates them.
 """
 
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import msgspec
 
 from stub.wire.payload import WireRequest, WireResponse
 
 
-class _Message(msgspec.Struct, tag_field="t", array_like=True):
+class Message(msgspec.Struct, tag_field="t", array_like=True):
     """The base of all messages: encoded as an array that starts with the tag."""
 
 
 # Both directions
 
 
-class BlockRelease(_Message, tag="release"):
+class BlockRelease(Message, tag="release"):
     """Releases blocks of the receiver that the sender no longer reads: (arena, offset, count)."""
 
     blocks: List[Tuple[int, int, int]]
@@ -27,7 +27,7 @@ class BlockRelease(_Message, tag="release"):
 # Host to stub
 
 
-class OpenArena(_Message, tag="open"):
+class OpenArena(Message, tag="open"):
     """Announces an arena of another process: its file is at `path`, `limit` as for `Arena`.
 
     A client's `region` starts at `offset` of its file, has `limit` bytes, and is writable.
@@ -40,7 +40,7 @@ class OpenArena(_Message, tag="open"):
     region: bool = False
 
 
-class CloseArena(_Message, tag="close"):
+class CloseArena(Message, tag="close"):
     """Closes an arena whose process has ended; no later message refers to it."""
 
     arena: int
@@ -67,14 +67,14 @@ class PreloadJob(msgspec.Struct):
     args: Dict[str, str]
 
 
-class AutoComplete(_Message, tag="complete"):
+class AutoComplete(Message, tag="complete"):
     """Imports the model and calls its `auto_complete_config` with `config`, a JSON text."""
 
     source: ModelSource
     config: str
 
 
-class Initialize(_Message, tag="init"):
+class Initialize(Message, tag="init"):
     """Initializes the instance: imports and constructs the model, calls `initialize(args)`.
 
     `max_concurrent_batches` limits the batches that an `async def execute` works on concurrently.
@@ -95,7 +95,7 @@ class Initialize(_Message, tag="init"):
     numa_node: Optional[int] = None
 
 
-class Execute(_Message, tag="exec"):
+class Execute(Message, tag="exec"):
     """Runs one batch.
 
     `reclaimable`: return it if it arrives while `execute` waits for a response. It is not set for
@@ -107,7 +107,7 @@ class Execute(_Message, tag="exec"):
     reclaimable: bool = False
 
 
-class SequencesExpired(_Message, tag="sequences_expired"):
+class SequencesExpired(Message, tag="sequences_expired"):
     """Calls `sequences_expired`: these sequences have ended without an END.
 
     It is sent between batches, to the stub's main thread, and only if the model has the method.
@@ -116,7 +116,7 @@ class SequencesExpired(_Message, tag="sequences_expired"):
     correlation_ids: List[Union[int, str]]
 
 
-class BlsResponse(_Message, tag="bls_response"):
+class BlsResponse(Message, tag="bls_response"):
     """A response to a `BlsRequest`; None for a final message without a response."""
 
     number: int
@@ -124,14 +124,14 @@ class BlsResponse(_Message, tag="bls_response"):
     final: bool = True
 
 
-class CancelRequest(_Message, tag="cancel"):
+class CancelRequest(Message, tag="cancel"):
     """Cancels a request of a batch: its client no longer waits for it."""
 
     batch: int
     index: int
 
 
-class ResponseAck(_Message, tag="ack"):
+class ResponseAck(Message, tag="ack"):
     """Acknowledges `count` responses that the client of a request has received."""
 
     batch: int
@@ -139,7 +139,7 @@ class ResponseAck(_Message, tag="ack"):
     count: int
 
 
-class HostReply(_Message, tag="reply"):
+class HostReply(Message, tag="reply"):
     """The reply to a numbered message other than `BlsRequest`: an error text, or a value."""
 
     number: int
@@ -147,19 +147,19 @@ class HostReply(_Message, tag="reply"):
     value: Union[None, bool, int, float] = None
 
 
-class CheckReady(_Message, tag="check_ready"):
+class CheckReady(Message, tag="check_ready"):
     """Calls `is_ready`; the stub replies with `ReadinessResult`."""
 
     number: int
 
 
-class DescribeStacks(_Message, tag="describe_stacks"):
+class DescribeStacks(Message, tag="describe_stacks"):
     """Asks for the Python stacks; the stub replies with `Stacks`."""
 
     number: int
 
 
-class Finalize(_Message, tag="finalize"):
+class Finalize(Message, tag="finalize"):
     """Calls `finalize`; the stub replies with `Finalized` and exits.
 
     For coroutine functions it is sent to the service thread, as their event loop may be blocked.
@@ -169,23 +169,23 @@ class Finalize(_Message, tag="finalize"):
 # Stub to host
 
 
-class Hello(_Message, tag="hello"):
+class Hello(Message, tag="hello"):
     """The first message on each of the stub's sockets."""
 
 
-class ModelWarning(_Message, tag="warning"):
+class ModelWarning(Message, tag="warning"):
     """A warning about the files of the model, which the host logs once for all its instances."""
 
     text: str
 
 
-class AutoCompleted(_Message, tag="completed"):
+class AutoCompleted(Message, tag="completed"):
     """The completed configuration as JSON; None if the model does not define completion."""
 
     config: Optional[str]
 
 
-class Initialized(_Message, tag="initialized"):
+class Initialized(Message, tag="initialized"):
     """The instance accepts batches.
 
     `runs_coroutines`: whether the model has `async def execute`. The others: whether it has these
@@ -197,13 +197,13 @@ class Initialized(_Message, tag="initialized"):
     defines_sequences_expired: bool = False
 
 
-class LoadFailed(_Message, tag="load_failed"):
+class LoadFailed(Message, tag="load_failed"):
     """An import, a construction, an auto-completion or `initialize` failed; `text` is the error."""
 
     text: str
 
 
-class Response(_Message, tag="response"):
+class Response(Message, tag="response"):
     """One response to request `index` of `batch`."""
 
     batch: int
@@ -212,19 +212,19 @@ class Response(_Message, tag="response"):
     final: bool = True
 
 
-class InstanceReleased(_Message, tag="released"):
+class InstanceReleased(Message, tag="released"):
     """The instance is free for the next batch: `execute` continues this one as a coroutine."""
 
     batch: int
 
 
-class BatchReturned(_Message, tag="returned"):
+class BatchReturned(Message, tag="returned"):
     """The stub will not run this batch, which arrived while `execute` waits for another model."""
 
     batch: int
 
 
-class BatchDone(_Message, tag="done"):
+class BatchDone(Message, tag="done"):
     """The instance is free: `execute` has returned. Times are CLOCK_MONOTONIC nanoseconds.
 
     A batch whose requests were all cancelled before it began is not run; its times are 0. `failure`
@@ -242,7 +242,7 @@ class BatchDone(_Message, tag="done"):
     rescheduled: Tuple[int, ...] = ()
 
 
-class BlsRequest(_Message, tag="bls_request"):
+class BlsRequest(Message, tag="bls_request"):
     """A request of a model to another model (BLS); `batch` is 0 if the batch is not known.
 
     `blocking`: the thread of the batch waits, and reads the response from the work queue.
@@ -256,13 +256,13 @@ class BlsRequest(_Message, tag="bls_request"):
     decoupled: bool = False
 
 
-class CancelBls(_Message, tag="cancel_bls"):
+class CancelBls(Message, tag="cancel_bls"):
     """Cancels a `BlsRequest`: the model no longer waits for its responses."""
 
     number: int
 
 
-class LoadModel(_Message, tag="load"):
+class LoadModel(Message, tag="load"):
     """Loads a model; `config` and `files` (by path) override those of the repository.
 
     `hold`: the stub holds the model until it unloads it, or ends.
@@ -275,7 +275,7 @@ class LoadModel(_Message, tag="load"):
     hold: bool
 
 
-class UnloadModel(_Message, tag="unload"):
+class UnloadModel(Message, tag="unload"):
     """Starts to unload a model."""
 
     number: int
@@ -283,7 +283,7 @@ class UnloadModel(_Message, tag="unload"):
     dependents: bool
 
 
-class IsModelReady(_Message, tag="is_ready"):
+class IsModelReady(Message, tag="is_ready"):
     """Queries whether a version of a model is ready; "" means any version."""
 
     number: int
@@ -291,7 +291,7 @@ class IsModelReady(_Message, tag="is_ready"):
     version: str
 
 
-class NewMetricFamily(_Message, tag="family"):
+class NewMetricFamily(Message, tag="family"):
     """Registers a metric family under a number chosen by the stub.
 
     For `kind` see docs/reference/model-api.md, "Metrics".
@@ -304,7 +304,7 @@ class NewMetricFamily(_Message, tag="family"):
     kind: int
 
 
-class NewMetric(_Message, tag="metric"):
+class NewMetric(Message, tag="metric"):
     """Registers a metric of a family, also under a number chosen by the stub."""
 
     number: int
@@ -314,7 +314,7 @@ class NewMetric(_Message, tag="metric"):
     buckets: Optional[List[float]]
 
 
-class ChangeMetric(_Message, tag="change"):
+class ChangeMetric(Message, tag="change"):
     """Changes a metric's value; `operation` is increment, set or observe."""
 
     metric: int
@@ -322,21 +322,21 @@ class ChangeMetric(_Message, tag="change"):
     value: float
 
 
-class ReadMetric(_Message, tag="read"):
+class ReadMetric(Message, tag="read"):
     """Queries a metric's value."""
 
     number: int
     metric: int
 
 
-class DropMetrics(_Message, tag="drop"):
+class DropMetrics(Message, tag="drop"):
     """Releases families and metrics that the model has deleted."""
 
     families: List[int]
     metrics: List[int]
 
 
-class ReadinessResult(_Message, tag="readiness"):
+class ReadinessResult(Message, tag="readiness"):
     """The result of `is_ready`, and the reason if it is False."""
 
     number: int
@@ -344,14 +344,14 @@ class ReadinessResult(_Message, tag="readiness"):
     reason: str
 
 
-class Stacks(_Message, tag="stacks"):
+class Stacks(Message, tag="stacks"):
     """What the threads of the stub do, as lines of text."""
 
     number: int
     lines: List[str]
 
 
-class ImportedFiles(_Message, tag="imports"):
+class ImportedFiles(Message, tag="imports"):
     """The files of the modules that the model has imported, without those of installed packages.
 
     For each one its absolute path, the time of its last change in nanoseconds since 1970, and its
@@ -362,7 +362,7 @@ class ImportedFiles(_Message, tag="imports"):
     files: List[Tuple[str, int, int]]
 
 
-class LogLine(_Message, tag="log"):
+class LogLine(Message, tag="log"):
     """A log line of a model; `batch` is 0 if it is not known.
 
     For `level` see docs/reference/model-api.md, "Logger".
@@ -375,7 +375,7 @@ class LogLine(_Message, tag="log"):
     batch: int = 0
 
 
-class Finalized(_Message, tag="finalized"):
+class Finalized(Message, tag="finalized"):
     """`finalize` has returned; `error` is the text of its exception, if any."""
 
     error: Optional[str]
@@ -426,16 +426,14 @@ ToHost = Union[
 ]
 
 _encoder = msgspec.msgpack.Encoder()
-_to_stub = msgspec.msgpack.Decoder(List[ToStub])
-_to_host = msgspec.msgpack.Decoder(List[ToHost])
 
 
-def encode(messages: Sequence[Union[ToStub, ToHost]]) -> bytes:
+def encode(messages: Sequence[Message]) -> bytes:
     """Encodes messages as one frame."""
     return _encoder.encode(messages)
 
 
-def encode_message(message: Union[ToStub, ToHost]) -> bytes:
+def encode_message(message: Message) -> bytes:
     """Encodes one message of a frame, for `join_messages`."""
     return _encoder.encode(message)
 
@@ -447,17 +445,21 @@ def join_messages(messages: Sequence[bytes]) -> bytes:
     return start + b"".join(messages)
 
 
-def decode_to_stub(frame: bytes) -> List[ToStub]:
-    """Decodes a frame for a stub. Raises msgspec.DecodeError if it is invalid."""
-    try:
-        return _to_stub.decode(frame)
-    except UnicodeDecodeError as error:  # msgspec does not convert this error
-        raise msgspec.DecodeError(str(error)) from error
+def make_decoder(kinds: Any) -> Callable[[bytes], List[Any]]:
+    """Returns the function that decodes frames of a union of messages.
+
+    It raises msgspec.DecodeError if a frame is invalid.
+    """
+    decoder = msgspec.msgpack.Decoder(List[kinds])
+
+    def decode(frame: bytes) -> List[Any]:
+        try:
+            return decoder.decode(frame)
+        except UnicodeDecodeError as error:  # msgspec does not convert this error
+            raise msgspec.DecodeError(str(error)) from error
+
+    return decode
 
 
-def decode_to_host(frame: bytes) -> List[ToHost]:
-    """Decodes a frame for the host. Raises msgspec.DecodeError if it is invalid."""
-    try:
-        return _to_host.decode(frame)
-    except UnicodeDecodeError as error:  # msgspec does not convert this error
-        raise msgspec.DecodeError(str(error)) from error
+decode_to_stub: Callable[[bytes], List[ToStub]] = make_decoder(ToStub)
+decode_to_host: Callable[[bytes], List[ToHost]] = make_decoder(ToHost)

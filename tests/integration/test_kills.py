@@ -75,7 +75,7 @@ class Bench:
         """Describes every instance, to help to find the cause of a failure."""
         return [
             f"{known.instance.name}: {known.state}, {known.instance.session.protocol.state},"
-            f" {known.reason} after {known._consecutive_exits} deaths"
+            f" {known.reason} after {known._backoff.exits} deaths"
             for model in self.living_models()
             for known in model.supervisors
         ]
@@ -253,7 +253,7 @@ def test_deaths_after_long_service_do_not_count_in_a_row(
 
             for _ in range(3):
                 await kill()
-            assert known._consecutive_exits == in_a_row
+            assert known._backoff.exits == in_a_row
 
     run(main())
 
