@@ -52,7 +52,7 @@ def tensor_to_wire(
     owner = tensor._owner
     region = tensor._unsent_device_memory() if tensor._on_gpu is not None else None
     if region is not None and region.nbytes > INLINE_ALWAYS:
-        owner = memory.write_block_with(region.nbytes, tensor._copy_to_host)
+        owner = memory.own.write_with(region.nbytes, tensor._copy_to_host)
         tensor._set_wire_data(owner.data, owner)
     elif not isinstance(owner, Block):
         data = memoryview(tensor._wire_data())

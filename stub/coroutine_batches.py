@@ -15,9 +15,6 @@ from stub.wire.messages import Execute, Finalize, ToHost, ToStub
 if TYPE_CHECKING:
     import asyncio
 
-EndBatch = Callable[[List[ToHost], Callable[[], None]], None]
-"""Sends the messages of a batch that has ended, then calls the function to release its memory."""
-
 
 class CoroutineBatches:
     """Runs each batch as a task of the event loop, which reads the work of the stub itself.
@@ -33,13 +30,14 @@ class CoroutineBatches:
         memory: StubMemory,
         coroutines: CoroutineRunner,
         handle_other: Callable[[ToStub], None],
-        end_batch: EndBatch,
+        end_batch: Callable[[List[ToHost], Callable[[], None]], None],
         on_failure: Callable[[], None],
     ) -> None:
         """Stores what it works with.
 
         `handle_other` handles the messages that are no batches, on the event loop's thread.
-        `on_failure` is called after a bug of this project.
+        `end_batch` sends the messages of a batch that has ended, then calls the function to release
+        its memory. `on_failure` is called after a bug of this project.
         """
         self._executor = executor
         self._channel = channel

@@ -15,7 +15,6 @@ INSTANCE_ENDED = "the model instance has ended"
 """The error of calls that wait when their instance has been unloaded."""
 
 Value = Union[None, bool, int, float]
-MessageFactory = Callable[[int], m.ToHost]
 
 
 class _PendingCall:
@@ -46,13 +45,13 @@ class HostCalls:
         self._pending: Dict[int, _PendingCall] = {}
         self._ended = ""  # why no reply arrives any more
         self._name = ""
-        self.allowed = False
+        self._calls_allowed = False
         self.control_allowed = True
 
     def set_instance_name(self, name: str) -> None:
         """Sets the instance's name when its initialization begins, and allows calls from now on."""
         self._name = name
-        self.allowed = True
+        self._calls_allowed = True
 
     def receive_reply(self, reply: m.HostReply) -> None:
         """Passes a reply to the thread that made the call."""
@@ -75,7 +74,7 @@ class HostCalls:
         """Returns the text of an error of the host (docs/reference/model-api.md, "Metrics")."""
         return failed_call(self._name, text)
 
-    def _call(self, message: MessageFactory) -> Value:
+    def _call(self, message: Callable[[int], m.ToHost]) -> Value:
         """Sends a call and waits for the reply. Raises TritonModelException if the host refuses."""
         self._check_allowed()
         number = next(self._numbers)
@@ -91,7 +90,7 @@ class HostCalls:
         return reply.value
 
     def _check_allowed(self) -> None:
-        if not self.allowed:
+        if not self._calls_allowed:
             raise pb_utils.TritonModelException(
                 self.error_message(
                     "metrics and model control are not available before 'initialize'"

@@ -213,10 +213,6 @@ class StubMemory:
         """Writes bytes into the own arena. Raises ArenaFull."""
         return self.own.write_with(data.nbytes, lambda room: copy_into(room, data))
 
-    def write_block_with(self, size: int, fill: Callable[[memoryview], None]) -> Block:
-        """Reserves a block and lets `fill` write it. Raises ArenaFull, and what `fill` raises."""
-        return self.own.write_with(size, fill)
-
     def cancel_export(self, blocks: Iterable[Block]) -> None:
         """Reverts `export_blocks`: the message to the host was not sent."""
         for block in blocks:

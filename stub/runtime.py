@@ -11,7 +11,6 @@ from typing import (
     Dict,
     Iterator,
     List,
-    Mapping,
     Optional,
     Sequence,
     Tuple,
@@ -59,7 +58,7 @@ WireResponseReceiver = Callable[[Optional[WireResponse], bool], None]
 """Receives a response and whether it is final; called on the thread that reads responses."""
 
 
-class StubRuntime:
+class StubRuntime(HostCalls):
     """Implements `pb_utils._runtime.Runtime` over the channel; any thread may call.
 
     `handle_other` handles messages that arrive with a BLS response; `wake` wakes the service
@@ -75,7 +74,7 @@ class StubRuntime:
         handle_other: Callable[[ToStub], None],
         wake: Callable[[], None],
     ) -> None:
-        self.host_calls = HostCalls(channel.send, self.send_after_deferred)
+        super().__init__(channel.send, self.send_after_deferred)
         self._channel = channel
         self._memory = memory
         self._handle_other = handle_other
@@ -92,7 +91,6 @@ class StubRuntime:
         self._batch = 0  # the batch of the main thread, 0 between batches
         self._model_dir = ""
         self._bls_allowed = False
-        self._ended = ""  # why no response arrives any more
         self._log_budget = LogBudget()
 
     def set_model_dir(self, model_dir: str) -> None:
@@ -102,7 +100,7 @@ class StubRuntime:
     def set_instance(self, name: str, model_dir: str) -> None:
         """Sets the name of the instance and its version directory."""
         self.set_model_dir(model_dir)
-        self.host_calls.set_instance_name(name)
+        self.set_instance_name(name)
 
     def allow_bls(self, allowed: bool) -> None:
         """Allows or forbids BLS: allowed from the end of `initialize` to `finalize`."""
@@ -120,7 +118,7 @@ class StubRuntime:
     def allocate_output(self, size: int) -> Tuple[Block, memoryview]:
         """Returns a block for an output, and a writable view of it. Raises ArenaFull."""
         views: List[memoryview] = []
-        return self._memory.write_block_with(size, views.append), views[0]
+        return self._memory.own.write_with(size, views.append), views[0]
 
     def set_main_thread(self, thread: int) -> None:
         """Sets the thread that runs batches, if it is not the main thread."""
@@ -147,8 +145,7 @@ class StubRuntime:
 
         The reason of the first call of this method is the text of the errors.
         """
-        self._ended = self._ended or reason
-        self.host_calls.fail_pending_calls(self._ended)
+        super().fail_pending_calls(self._ended or reason)
         for number in list(self._bls_receivers):
             self._fail_bls_request(number)
 
@@ -293,44 +290,10 @@ class StubRuntime:
         """Returns the number of the next BLS request."""
         return next(self._bls_numbers)
 
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes], hold: bool) -> None:
-        """Loads a model. Raises TritonModelException."""
-        self.host_calls.load_model(name, config, files, hold)
-
-    def unload_model(self, name: str, dependents: bool) -> None:
-        """Starts to unload a model. Raises TritonModelException."""
-        self.host_calls.unload_model(name, dependents)
-
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Returns whether a model is ready. Raises TritonModelException."""
-        return self.host_calls.is_model_ready(name, version)
-
-    def new_metric_family(self, name: str, description: str, kind: int) -> int:
-        """Creates a metric family; returns its number. Raises TritonModelException."""
-        return self.host_calls.new_metric_family(name, description, kind)
-
-    def new_metric(
-        self, family: int, labels: Mapping[str, object], buckets: Optional[Sequence[float]]
-    ) -> int:
-        """Creates a metric; returns its number. Raises TritonModelException."""
-        return self.host_calls.new_metric(family, labels, buckets)
-
-    def change_metric(self, metric: int, change: str, value: float) -> None:
-        """Changes a metric; the next scrape of the host shows it."""
-        self.host_calls.change_metric(metric, change, value)
-
-    def read_metric(self, metric: int) -> float:
-        """Returns the value of a metric. Raises TritonModelException."""
-        return self.host_calls.read_metric(metric)
-
     def drop_metrics(self, families: Sequence[int], metrics: Sequence[int]) -> None:
         """Queues the release of metrics: a finaliser may run inside `send`, and cannot send."""
         self._deferred.append(DropMetrics(list(families), list(metrics)))
         self._wake()
-
-    def error_message(self, text: str) -> str:
-        """Returns the text of an error of the host."""
-        return self.host_calls.error_message(text)
 
     # BLS
 

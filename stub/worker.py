@@ -314,7 +314,7 @@ class Worker:
     def _finalize(self) -> None:
         self._coroutines.stop()
         self._runtime.allow_bls(False)
-        self._runtime.host_calls.control_allowed = False
+        self._runtime.control_allowed = False
         error = self._model.finalize() if self._model is not None else None
         try:
             sys.stdout.flush()
@@ -429,7 +429,7 @@ class Worker:
         elif isinstance(message, m.CancelRequest):
             self._registry.cancel_request(message.batch, message.index)
         elif isinstance(message, m.HostReply):
-            self._runtime.host_calls.receive_reply(message)
+            self._runtime.receive_reply(message)
         elif isinstance(message, m.CheckReady):
             assert self._readiness is not None
             self._readiness.start_check(message.number)

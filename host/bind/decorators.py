@@ -375,10 +375,6 @@ triton_context = decorator(_triton_context)
 """Passes the `ModelSpec` of the function as `triton_context`; None outside of a host."""
 
 
-PadFunction = Callable[[list[Any]], list[Any]]
-"""Pads the arrays of some requests to equal shapes, so that they can be joined."""
-
-
 def _group_by_keys(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     requests = requests_argument("group_by_keys", args)
     groups: dict[frozenset[str], list[int]] = {}
@@ -416,7 +412,7 @@ def _check_part(decorator_name: str, part: Any, count: int) -> None:
 
 
 def group_by_values(
-    *keys: str, pad_fn: PadFunction | None = None
+    *keys: str, pad_fn: Callable[[list[Any]], list[Any]] | None = None
 ) -> Callable[[Function], Function]:
     """Calls the function once for all samples with the same values of these inputs.
 

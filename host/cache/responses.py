@@ -71,14 +71,11 @@ def format_key(key: bytes) -> str:
 _log = logging.getLogger("pbhost")
 
 
-WriteToClientMemory = Callable[[Mapping[str, object], list[Tensor]], HostError | None]
-"""Writes outputs to the client's shared memory; returns the error if that fails."""
-
-
 class ResponseCache:
     """Answers requests from a store, and inserts the model's responses to all others.
 
-    `version` and `namespace` identify the model. Hits and misses are counted in `counters`
+    `version` and `namespace` identify the model. `deliver` writes outputs to the client's shared
+    memory; it returns the error if that fails. Hits and misses are counted in `counters`
     (docs/reference/configuration-and-scheduling.md, "Response cache").
     """
 
@@ -87,7 +84,7 @@ class ResponseCache:
         store: ResponseStore,
         version: int,
         counters: InferenceCounters,
-        deliver: WriteToClientMemory,
+        deliver: Callable[[Mapping[str, object], list[Tensor]], HostError | None],
         namespace: str = "",
     ) -> None:
         self._namespace = namespace

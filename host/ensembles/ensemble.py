@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from host.ensembles.plan import (
     EnsembleSignature,
     EnsembleStep,
     StepModel,
-    TensorMemory,
 )
 from host.errors import HostError
 from host.inference.call import Call, ComputeCallback, FailureReason
@@ -28,7 +27,6 @@ from host.inference.request import InferRequest, Tensor
 from host.inference.validation import Signature
 from host.instances.arenas import Arenas
 from host.instances.client_memory import write_outputs
-from host.instances.process_memory import arena_full_error
 from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.statistics import InferenceCounters
@@ -36,7 +34,6 @@ from host.models.draining import DrainableModel
 from host.models.loading import InstanceUpdate
 from host.models.registry import Extensions, LoadedModel, Registry
 from host.repository.repository import read_labels
-from stub.wire.arena import ArenaFull
 
 
 class Ensemble(DrainableModel):
@@ -47,7 +44,7 @@ class Ensemble(DrainableModel):
         config: ModelConfig,
         version: int,
         registry: Registry,
-        memory: TensorMemory,
+        place_tensor: Callable[[Tensor], None],
         metrics: MetricsSettings | None = None,
         labels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
@@ -62,7 +59,7 @@ class Ensemble(DrainableModel):
             config, version, self.counters, lambda: 0, metrics or MetricsSettings()
         )
         self._registry = registry
-        self._memory = memory
+        self._place_tensor = place_tensor
         self._signature = Signature(config)
         self._plan = EnsemblePlan(config)
         self._ensemble_signature = EnsembleSignature(
@@ -126,7 +123,13 @@ class Ensemble(DrainableModel):
             model.acquire()
         ended = partial(self._release_step_models, list(models.values()))
         run = EnsembleExecution(
-            self._ensemble_signature, call, route, step_models, self._memory, self._limiter, ended
+            self._ensemble_signature,
+            call,
+            route,
+            step_models,
+            self._place_tensor,
+            self._limiter,
+            ended,
         )
         self._executions[call] = run, started
         run.start()
@@ -244,7 +247,7 @@ class EnsembleLoader:
         store: ResponseStore | None = None,
     ) -> None:
         self._registry = registry
-        self._memory = _HostTensorMemory(arenas)
+        self._arenas = arenas
         self._metrics = metrics
         self._store = store
 
@@ -252,7 +255,8 @@ class EnsembleLoader:
         """Loads a version, whose step models are loaded. Raises HostError."""
         config = configuration.complete_config(loaded)
         labels = await asyncio.to_thread(read_labels, directory, config)
-        ensemble = Ensemble(config, version, self._registry, self._memory, self._metrics, labels)
+        place_tensor = self._arenas.place_tensor
+        ensemble = Ensemble(config, version, self._registry, place_tensor, self._metrics, labels)
         ensemble.metrics.set_namespace(loaded.namespace)
         if self._store is not None and config.response_cache.enable:
             ensemble.cache = ResponseCache(
@@ -265,21 +269,3 @@ class EnsembleLoader:
     ) -> InstanceUpdate | None:
         """Returns None: an ensemble has no instances, so that it is loaded again."""
         return None
-
-
-class _HostTensorMemory:
-    """Tensors of ensembles in the host's arena, and in memory of clients."""
-
-    def __init__(self, arenas: Arenas) -> None:
-        self._arenas = arenas
-
-    def move_to_shared_memory(self, tensor: Tensor) -> None:
-        """Moves a tensor to shared memory of the host. Raises HostError if that is full."""
-        try:
-            self._arenas.place_tensor(tensor)
-        except ArenaFull as full:
-            raise arena_full_error(full) from full
-
-    def write_outputs(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
-        """Writes outputs to memory of the client; returns the error if that fails."""
-        return write_outputs(slots, outputs)

@@ -15,11 +15,13 @@ from host.ensembles.plan import (
     Route,
     SequencePosition,
     StepModel,
-    TensorMemory,
 )
 from host.errors import HostError, invalid_argument, unexpected_failure
 from host.inference.call import Call, CallHolder, ComputeCallback
 from host.inference.request import InferRequest, InferResponse, Tensor
+from host.instances.client_memory import write_outputs
+from host.instances.process_memory import arena_full_error
+from stub.wire.arena import ArenaFull
 
 _log = logging.getLogger("pbhost")
 
@@ -68,7 +70,7 @@ class EnsembleExecution(CallHolder):
         call: Call,
         route: Route,
         step_models: Mapping[int, StepModel],
-        memory: TensorMemory,
+        place_tensor: Callable[[Tensor], None],
         limiter: InflightLimiter | None,
         ended: Callable[[EnsembleExecution], None],
     ) -> None:
@@ -84,7 +86,7 @@ class EnsembleExecution(CallHolder):
         self._correlation = SequencePosition(call.request.correlation_id, call.request.flags)
         self._route = route
         self._step_models = step_models
-        self._memory = memory
+        self._place_tensor = place_tensor
         self._limiter = limiter
         self._ended = ended
         self._values: dict[tuple[str, int], EnsembleTensor] = {}
@@ -144,9 +146,9 @@ class EnsembleExecution(CallHolder):
                 value.uses = uses
                 if uses > 1 and value.tensor is not None:
                     try:
-                        self._memory.move_to_shared_memory(value.tensor)
-                    except HostError as error:
-                        self._fail(error)
+                        self._place_tensor(value.tensor)
+                    except ArenaFull as full:
+                        self._fail(arena_full_error(full))
                         return
                 values[name, iteration] = value
         for name in made:
@@ -424,7 +426,7 @@ class EnsembleExecution(CallHolder):
             if value.credit is not None:
                 credits.append(value.credit)
         if request.output_placement:
-            response.error = self._memory.write_outputs(request.output_placement, response.outputs)
+            response.error = write_outputs(request.output_placement, response.outputs)
         if credits:
             self._sent[id(response)] = credits
         self._answers += 1

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol
 
 from host.config.schema import ModelConfig
 from host.ensembles.flow_control import ResponseCredit
-from host.errors import HostError, invalid_argument
+from host.errors import invalid_argument
 from host.inference.request import KnownShapes, Parameter, Tensor
 from host.models.registry import LoadedModel
 from host.repository.repository import qualified_name
@@ -218,13 +217,3 @@ class EnsembleSignature:
     batches: bool
     decoupled: bool
     ordered: bool = True
-
-
-class TensorMemory(Protocol):
-    """Memory for tensors of an ensemble."""
-
-    def move_to_shared_memory(self, tensor: Tensor) -> None:
-        """Moves a tensor to shared memory of the host. Raises HostError if that is full."""
-
-    def write_outputs(self, slots: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
-        """Writes outputs to memory of the client; returns the error if that fails."""

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from host.config.model_config import ModelConfig
 from host.config.schema import is_ensemble
 from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
@@ -494,17 +493,6 @@ class ModelLifecycle:
             await asyncio.to_thread(files.remove)
 
     # Lookups
-
-    def find_models_on_demand(self) -> set[str]:
-        """The models on disk that load on demand, by qualified name. Blocks."""
-        return self.planner.find_models_on_demand()
-
-    def read_unchecked_config(self, name: str) -> ModelConfig:
-        """The configuration file of a model, whose load parameters are valid. Blocks.
-
-        Raises HostError if the model is not on disk, or if the file is not valid.
-        """
-        return self.planner.read_unchecked_config(name)
 
     def serves(self, name: str) -> bool:
         """Whether a version of the model is ready."""

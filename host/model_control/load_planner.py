@@ -279,9 +279,6 @@ class VersionPlan:
     in_place: Mapping[int, LoadedModel]
 
 
-StepModelsOf = Callable[[str], Collection[str]]
-
-
 class LoadPlanner:
     """Plans loads from what lies in the repository or was uploaded; reads disks in threads.
 
@@ -310,7 +307,7 @@ class LoadPlanner:
         self,
         names: Mapping[str, str],
         override: Override | None,
-        step_models_of: StepModelsOf,
+        step_models_of: Callable[[str], Collection[str]],
         known: Container[str],
         if_missing: bool,
     ) -> LoadPlan:

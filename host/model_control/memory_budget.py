@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from host.config import model_config as configuration
 from host.config.model_config import ModelConfig
@@ -44,24 +43,19 @@ def gpu_name(number: int) -> str:
     return f"gpu{number}"
 
 
-class _Processes(Protocol):
-    """Knows the processes of models."""
-
-    def process_ids(self) -> dict[str, list[int]]:
-        """The process ids by the name of the model."""
-        ...
-
-
 class MemoryUsage:
     """Measures the processes of all models, with those that models have started themselves.
 
-    Belongs to the event loop. `read_gpu_memory`: None if no GPU is of interest.
+    Belongs to the event loop. `process_ids`: those of stubs by the name of the model.
+    `read_gpu_memory`: None if no GPU is of interest.
     """
 
     def __init__(
-        self, pool: _Processes, read_gpu_memory: Callable[[], Awaitable[GpuMemory]] | None
+        self,
+        process_ids: Callable[[], dict[str, list[int]]],
+        read_gpu_memory: Callable[[], Awaitable[GpuMemory]] | None,
     ) -> None:
-        self._pool = pool
+        self._process_ids = process_ids
         self._read_gpu_memory = read_gpu_memory
         self._lock = asyncio.Lock()
         self._began = 0  # when the last measurement began, in nanoseconds, monotonic
@@ -78,7 +72,7 @@ class MemoryUsage:
             if self._began <= asked:
                 began = time.monotonic_ns()
                 gpus = await self._measure_gpus()
-                stubs = self._pool.process_ids()
+                stubs = self._process_ids()
                 self.last = await asyncio.to_thread(_measure_processes, stubs, gpus)
                 self._began = began
             return self.last

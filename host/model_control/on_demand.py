@@ -154,7 +154,7 @@ class OnDemandLoads:
         found = self._repository.qualified_names(name)
         if len(found) != 1:
             raise not_found(f"{len(found)} models have this name")
-        return found[0], self._dependencies.lifecycle.read_unchecked_config(found[0])
+        return found[0], self._dependencies.lifecycle.planner.read_unchecked_config(found[0])
 
     async def _load(self, name: str, known: str) -> HostError | None:
         """Loads a model; returns the error, as several requests may want it."""

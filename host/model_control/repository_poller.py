@@ -90,7 +90,7 @@ class RepositoryPoller:
         state = await asyncio.to_thread(read_state, self._repository, self._fingerprint)
         scan = state.scan
         lifecycle = self._dependencies.lifecycle
-        on_demand = await asyncio.to_thread(lifecycle.find_models_on_demand)
+        on_demand = await asyncio.to_thread(lifecycle.planner.find_models_on_demand)
         self._registry.on_demand.clear()
         self._registry.on_demand |= on_demand
         warnings = [*scan.warnings, *state.failures]

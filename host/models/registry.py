@@ -187,10 +187,6 @@ class LoadFailure:
     counts: bool
 
 
-SplitVersions = Callable[[str, Mapping[int, LoadedModel]], SplitModel | None]
-"""Takes a qualified name and the ready versions, ascending; None: the highest one gets all."""
-
-
 class Registry:
     """Finds models for requests. Only the lifecycle changes it.
 
@@ -209,8 +205,13 @@ class Registry:
         """The qualified names of models that the next request loads if they are not loaded."""
         self.watchers: list[Callable[[], None]] = []
         """Called when requests may find other models."""
-        self.split_versions: SplitVersions | None = None
-        """Asked for each model with several ready versions: how requests without one are split."""
+        self.split_versions: (
+            Callable[[str, Mapping[int, LoadedModel]], SplitModel | None] | None
+        ) = None
+        """Asked for each model with several ready versions: how requests without one are split.
+
+        Takes a qualified name and the ready versions, ascending. None: the highest one gets all.
+        """
 
     def find(self, name: str, version: int = -1) -> LoadedModel:
         """The model for a request; version -1 is the highest ready one.

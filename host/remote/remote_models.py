@@ -37,9 +37,6 @@ _GIVE_UP_SECONDS = 5.0  # for the provider to close a request
 MadeForCall = Callable[[], Sequence[Call]]
 """The calls of other servers that were made for a call of this one."""
 
-WhyNotReady = Callable[[str, int], Awaitable[str]]
-"""Asks the other server why a version is not ready; "" if it is."""
-
 
 class RemoteModel(DrainableModel):
     """Passes requests on. The other server validates, schedules and counts them."""
@@ -48,7 +45,7 @@ class RemoteModel(DrainableModel):
         self,
         described: RemoteVersion,
         provider: RemoteModelProvider,
-        why_not_ready: WhyNotReady,
+        why_not_ready: Callable[[str, int], Awaitable[str]],
         returning: ReturningCalls,
     ) -> None:
         super().__init__()

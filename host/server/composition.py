@@ -257,7 +257,7 @@ class Composition:
     ) -> OnDemandLoads | None:
         """What loads models for requests; None if no model loads on demand."""
         mode = self._options.model_control_mode
-        found = await asyncio.to_thread(dependencies.lifecycle.find_models_on_demand)
+        found = await asyncio.to_thread(dependencies.lifecycle.planner.find_models_on_demand)
         self.registry.on_demand |= found
         if not found and mode not in ("on-demand", "poll"):
             return None
@@ -279,7 +279,9 @@ class Composition:
         limits = {HOST if gpu is None else gpu_name(gpu): size for gpu, size in budget.items()}
         return MemoryBudget(
             limits,
-            MemoryUsage(pool, None if set(budget) == {None} else read_gpu_memory).measure,
+            MemoryUsage(
+                pool.process_ids, None if set(budget) == {None} else read_gpu_memory
+            ).measure,
             Evictions(
                 self.registry,
                 dependencies,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from host.access.api_keys import ApiKeys
 from host.core import Core
@@ -76,17 +76,6 @@ class CrossOrigin:
 
 _log = logging.getLogger("pbhost")
 
-_GENERATION = {
-    routes.CHAT_COMPLETIONS: CHAT,
-    routes.COMPLETIONS: COMPLETIONS,
-    routes.RESPONSES: RESPONSES,
-}
-
-
-class _Handler(Protocol):
-    async def answer(self, exchange: HttpExchange) -> None:
-        """Answers one request. Raises OpenAIError or HostError."""
-
 
 class OpenAIApp:
     """Serves the OpenAI routes of one core. Call it in the thread of the event loop only.
@@ -113,18 +102,16 @@ class OpenAIApp:
         self._models = ModelDirectory(core)
         bodies = BodyReader(max_input_size)
         prompts = PromptRenderer(core, max_input_size, self._models.withdraw_chat)
-        self._generation = GenerationHandler(core, self._models, bodies, forwarding, prompts)
-        handlers: dict[
-            Endpoint, Callable[[Core, ModelDirectory, BodyReader, HeaderForwarding], _Handler]
-        ] = {
-            routes.EMBEDDINGS: EmbeddingsHandler,
-            routes.TRANSCRIPTIONS: TranscriptionHandler,
-            routes.IMAGES: ImageHandler,
-            routes.SPEECH: SpeechHandler,
-        }
-        self._handlers = {
-            endpoint: handler(core, self._models, bodies, forwarding)
-            for endpoint, handler in handlers.items()
+        parts = core, self._models, bodies, forwarding
+        generation = GenerationHandler(*parts, prompts)
+        self._answers: dict[Endpoint, Callable[[HttpExchange], Awaitable[None]]] = {
+            routes.CHAT_COMPLETIONS: partial(generation.answer, route=CHAT),
+            routes.COMPLETIONS: partial(generation.answer, route=COMPLETIONS),
+            routes.RESPONSES: partial(generation.answer, route=RESPONSES),
+            routes.EMBEDDINGS: EmbeddingsHandler(*parts).answer,
+            routes.TRANSCRIPTIONS: TranscriptionHandler(*parts).answer,
+            routes.IMAGES: ImageHandler(*parts).answer,
+            routes.SPEECH: SpeechHandler(*parts).answer,
         }
         origins = tuple(cors_origins)
         self._cross_origin = CrossOrigin(origins)
@@ -203,11 +190,7 @@ class OpenAIApp:
         self._open_requests.count += 1
         try:
             with exchange.count_request():
-                handler = self._handlers.get(route.endpoint)
-                if handler is not None:
-                    await handler.answer(exchange)
-                else:
-                    await self._generation.answer(exchange, _GENERATION[route.endpoint])
+                await self._answers[route.endpoint](exchange)
         finally:
             self._open_requests.request_finished()
 

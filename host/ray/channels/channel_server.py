@@ -123,7 +123,6 @@ BUFFER_BYTES = 1 << 20
 """Bytes that a connection reads ahead."""
 
 Infer = Callable[[InferRequest, Mapping[str, str]], ResponseStream]
-StartInfer = Callable[[bytes, Sequence[Header], ResponseCallback], Cancellable]
 Methods = Mapping[ReplicaMethod[Any], Callable[..., Awaitable[Any]]]
 
 
@@ -146,7 +145,12 @@ class ChannelServer:
     `host.frontends.grpc.application.GrpcApplication`. `methods`: what others may call.
     """
 
-    def __init__(self, infer: Infer, start_infer: StartInfer, methods: Methods) -> None:
+    def __init__(
+        self,
+        infer: Infer,
+        start_infer: Callable[[bytes, Sequence[Header], ResponseCallback], Cancellable],
+        methods: Methods,
+    ) -> None:
         self.infer = infer
         self.start_infer = start_infer
         self._methods = {method.name: (method, function) for method, function in methods.items()}

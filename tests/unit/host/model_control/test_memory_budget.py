@@ -9,13 +9,6 @@ from host.instances.gpu_memory import GpuMemory
 from host.model_control.memory_budget import MemoryUsage, ModelMemory
 
 
-class ThisProcess:
-    """A model whose process is that of the test."""
-
-    def process_ids(self) -> dict[str, list[int]]:
-        return {"m": [os.getpid()]}
-
-
 def test_those_who_ask_while_memory_is_measured_share_the_next_measurement() -> None:
     """A model may grow after a measurement has read it, and then ask what it uses."""
 
@@ -30,7 +23,7 @@ def test_those_who_ask_while_memory_is_measured_share_the_next_measurement() -> 
             return {os.getpid(): {0: len(began)}}
 
         first = asyncio.Event()
-        usage = MemoryUsage(ThisProcess(), read_gpu_memory)
+        usage = MemoryUsage(lambda: {"m": [os.getpid()]}, read_gpu_memory)
         asked = [asyncio.create_task(usage.measure())]
         await first.wait()
         asked += [asyncio.create_task(usage.measure()) for _ in range(2)]

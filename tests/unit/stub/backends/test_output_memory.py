@@ -32,7 +32,7 @@ class ArenaRuntime(_runtime.NoHostRuntime):
 
     def allocate_output(self, size: int) -> tuple[Block, memoryview]:
         views: list[memoryview] = []
-        return self.memory.write_block_with(size, views.append), views[0]
+        return self.memory.own.write_with(size, views.append), views[0]
 
 
 @pytest.fixture
