@@ -19,6 +19,7 @@ class ErrorCode(enum.Enum):
     UNSUPPORTED = "Unsupported"
     ALREADY_EXISTS = "Already exists"
     CANCELLED = "Cancelled"
+    DEADLINE_EXCEEDED = "Deadline exceeded"  # of clients: the server has not responded in time
     # Triton does not have these; they are errors of API keys.
     UNAUTHENTICATED = "Unauthenticated"
     PERMISSION_DENIED = "Permission denied"

@@ -1,7 +1,8 @@
 """pbhost: serves TritonPythonModel classes.
 
 `Server` runs a server in this process; `BlockingServer` does the same for code without `await`.
-`Options` configures it, and `HostError` is the error that its methods raise. `bind` serves plain
+`Options` configures it. `Client` and `AsyncClient` send requests to a running server. `HostError`
+is the error that their methods raise. `bind` serves plain
 functions, and `testing` runs a model in a test.
 """
 
@@ -13,20 +14,24 @@ from typing import TYPE_CHECKING
 from pbhost import _packages
 
 if TYPE_CHECKING:
+    from host.client.aio import AsyncClient
+    from host.client.blocking import Client
     from host.errors import ErrorCode, HostError
     from host.frontends.grpc.application import GrpcApplication, GrpcMethod, GrpcStatus
+    from host.inference.result import Result
     from host.model_control.control import ModelControlHook
     from host.options.options import Options
     from host.remote.provider import RemoteModelProvider, RemoteVersion
     from host.server.blocking import BlockingServer
     from host.server.collectors import QueueState
-    from host.server.in_process import Result
     from host.server.own_models import OwnModels
     from host.server.server import Server
     from pbhost import bind, testing
 
 __all__ = [
+    "AsyncClient",
     "BlockingServer",
+    "Client",
     "ErrorCode",
     "GrpcApplication",
     "GrpcMethod",
@@ -45,7 +50,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncClient": "host.client.aio",
     "BlockingServer": "host.server.blocking",
+    "Client": "host.client.blocking",
     "ErrorCode": "host.errors",
     "GrpcApplication": "host.frontends.grpc.application",
     "GrpcMethod": "host.frontends.grpc.application",
@@ -57,7 +64,7 @@ _HOMES = {
     "QueueState": "host.server.collectors",
     "RemoteModelProvider": "host.remote.provider",
     "RemoteVersion": "host.remote.provider",
-    "Result": "host.server.in_process",
+    "Result": "host.inference.result",
     "Server": "host.server.server",
 }
 

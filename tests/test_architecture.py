@@ -26,6 +26,7 @@ LAYERS = [
     ["host.system"],
     ["host.config"],
     ["host.inference"],
+    ["host.client"],
     ["host.recording"],
     ["host.logs"],
     ["host.crashes"],
@@ -64,6 +65,9 @@ ONE_PLACE = {
     "zmq": {"host.instances.channel", "stub.channel"},
     "grpc": {
         "host.cli.inference_clients",
+        "host.client.aio",
+        "host.client.blocking",
+        "host.client.channel",
         "host.frontends.grpc.aio",
         "host.ray.replica_port",
         "host.ray.servicer",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,25 +11,11 @@ import numpy.typing as npt
 import pb_utils
 from host.errors import invalid_argument
 from host.inference.request import InferRequest, InferResponse, Parameter, Tensor, read_bytes
+from host.inference.result import Result
 from stub.wire.datatypes import CODES, NAMES
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Arrays by input name. BYTES are object arrays of bytes or str."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """Outputs by name, as arrays with memory of their own, and the parameters of the response."""
-
-    model_name: str
-    model_version: int
-    id: str
-    outputs: dict[str, npt.NDArray[Any]]
-    parameters: dict[str, Parameter]
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """The output with this name. Raises KeyError."""
-        return self.outputs[name]
 
 
 def to_request(

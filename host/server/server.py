@@ -15,6 +15,7 @@ from host.frontend_processes.processes import FrontendProcesses
 from host.frontends.grpc.application import GrpcApplication
 from host.frontends.http.app import AsgiApplication
 from host.inference.request import InferRequest, InferResponse
+from host.inference.result import Result
 from host.instances.process import Launcher
 from host.logs.formats import format_table
 from host.logs.handler import LogHandler, LogTail, configure
@@ -27,7 +28,7 @@ from host.remote.provider import RemoteModelProvider, ReturningCalls
 from host.server.collectors import MetricsCollector, QueueState, read_queues
 from host.server.composition import Components, Composition
 from host.server.endpoints import Endpoints, wait_with_reports
-from host.server.in_process import Arrays, Result, to_request, to_result
+from host.server.in_process import Arrays, to_request, to_result
 from host.server.own_models import OwnModels
 from host.server.startup_models import StartupModels, format_model_table
 

@@ -20,6 +20,7 @@ GRPC_STATUS = {
     ErrorCode.CANCELLED: 1,
     ErrorCode.UNKNOWN: 2,
     ErrorCode.INVALID_ARG: 3,
+    ErrorCode.DEADLINE_EXCEEDED: 4,
     ErrorCode.NOT_FOUND: 5,
     ErrorCode.ALREADY_EXISTS: 6,
     ErrorCode.PERMISSION_DENIED: 7,

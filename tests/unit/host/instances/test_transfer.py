@@ -370,15 +370,16 @@ def test_request_round_trips_with_its_fields() -> None:
     with_bench(test)
 
 
-OF_API_KEYS = (
+OF_CLIENTS = (
+    ErrorCode.DEADLINE_EXCEEDED,
     ErrorCode.UNAUTHENTICATED,
     ErrorCode.PERMISSION_DENIED,
     ErrorCode.RESOURCE_EXHAUSTED,
 )
-"""Errors of frontends, which no model gets."""
+"""Errors of frontends and clients, which no model gets."""
 
 
-@pytest.mark.parametrize("code", [code for code in ErrorCode if code not in OF_API_KEYS])
+@pytest.mark.parametrize("code", [code for code in ErrorCode if code not in OF_CLIENTS])
 def test_every_error_code_round_trips(code: ErrorCode) -> None:
     def test(bench: Bench) -> None:
         response = InferResponse("m", 1, error=HostError(code, "why"))

@@ -1,0 +1,1 @@
+"""Clients of a running server: any that speaks Triton's gRPC protocol."""

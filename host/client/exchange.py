@@ -1,0 +1,667 @@
+"""What both clients do, as generators: they yield RPCs and pauses, which a client carries out.
+
+So the blocking client and that for asyncio have one implementation, without threads or an event
+loop.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc import service_pb2 as pb
+
+from host.client.channel import ChannelSettings, Metadata, to_metadata
+from host.client.shared_memory import MIN_BYTES, Region, Regions, aligned
+from host.client.signature import EncodedTensor, Signature, TensorSpec, Value, decode
+from host.errors import ErrorCode, HostError, internal, invalid_argument
+from host.inference.request import Parameter
+from host.inference.result import Result
+from stub.wire.datatypes import SIZES
+
+_UNKNOWN_MODEL = "Request for unknown model"  # how errors about models that are not loaded begin
+_UNKNOWN_REGION = "Unable to find shared memory region"
+_SMALL_REGION = "shared memory size specified with the request for output"
+_FINAL = "triton_final_response"
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+_REGION, _REGION_SIZE, _REGION_OFFSET = (
+    "shared_memory_region",
+    "shared_memory_byte_size",
+    "shared_memory_offset",
+)
+_UNCERTAIN = ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE
+"""Errors after which the server may still use the memory of a request."""
+_FIRST_PAUSE = 0.1
+_MAX_PAUSE = 5.0
+_CLOSE_SECONDS = 5.0
+_STALE_CODES = ErrorCode.INVALID_ARG, ErrorCode.NOT_FOUND
+"""Errors of requests that do not fit the model."""
+
+
+class Rpc(NamedTuple):
+    """An RPC to carry out. `timeout` in seconds; None is no limit."""
+
+    method: str
+    message: Any
+    timeout: float | None
+    metadata: Metadata
+
+
+class Pause(NamedTuple):
+    """Time to wait."""
+
+    seconds: float
+
+
+_Result = TypeVar("_Result")
+Steps = Generator[Rpc | Pause, Any, _Result]
+"""Gets the response of an RPC, or its HostError; None after a pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """All of a request but its inputs. `retried`: False for requests of sequences."""
+
+    model: str
+    version: int = -1
+    request_id: str = ""
+    outputs: Sequence[str] = ()
+    classes: Mapping[str, int] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    priority: int = 0
+    queue_timeout: float | None = None
+    timeout: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    retried: bool = True
+
+    @property
+    def written_version(self) -> str:
+        """The version as the protocol has it."""
+        return _written(self.version)
+
+
+def _written(version: int) -> str:
+    return "" if version == -1 else str(version)
+
+
+class Deadline:
+    """When the RPCs of a call must have ended."""
+
+    def __init__(self, seconds: float | None) -> None:
+        """Raises HostError INVALID_ARG."""
+        if seconds is not None and not seconds > 0:
+            raise invalid_argument(f"expected a timeout of more than 0 seconds, got {seconds!r}")
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float | None:
+        """Seconds that are left; None without a limit."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+
+class StreamRequest(NamedTuple):
+    """A request whose responses are a stream."""
+
+    rpc: Rpc
+    deadline: Deadline
+    retried: bool
+
+
+class Retries:
+    """The pauses before repetitions of one RPC."""
+
+    def __init__(self, count: int, deadline: Deadline) -> None:
+        self._left = count
+        self._deadline = deadline
+        self._pause = _FIRST_PAUSE
+
+    def next_pause(self, error: HostError) -> float | None:
+        """Seconds until the next try; None if the error is final."""
+        if error.code is not ErrorCode.UNAVAILABLE or not self._left:
+            return None
+        pause = self._pause * random.uniform(0.8, 1.2)
+        left = self._deadline.left()
+        if left is not None and pause >= left:
+            return None
+        self._left -= 1
+        self._pause = min(_MAX_PAUSE, 3 * self._pause)
+        return pause
+
+
+class Exchange:
+    """The knowledge of one client about its server, and its calls as steps."""
+
+    def __init__(
+        self, settings: ChannelSettings, timeout: float | None, retries: int, shared_memory: bool
+    ) -> None:
+        Deadline(timeout)  # checks it
+        if retries < 0:
+            raise invalid_argument(f"expected 0 or more retries, got {retries}")
+        self.settings = settings
+        self._timeout = timeout
+        self._retries = retries
+        self._regions = Regions(shared_memory)
+        self._signatures: dict[tuple[str, str], Signature] = {}
+
+    # Calls
+
+    def call(self, method: str, message: Any, timeout: float | None = None) -> Steps[Any]:
+        """Carries out an RPC that may be repeated. Raises HostError."""
+        return self._call(method, message, self._deadline(timeout), self.settings.metadata)
+
+    def is_ready(self, model: str, version: int) -> Steps[bool]:
+        """Whether the server, or a model of it, takes requests. Raises HostError."""
+        if not model:
+            return bool((yield from self.call("ServerReady", pb.ServerReadyRequest())).ready)
+        request = pb.ModelReadyRequest(name=model, version=_written(version))
+        return bool((yield from self.call("ModelReady", request)).ready)
+
+    def read_metadata(self, model: str, version: int) -> Steps[dict[str, Any]]:
+        """The metadata of the server or of a model, as JSON has them. Raises HostError."""
+        if not model:
+            return to_dict((yield from self.call("ServerMetadata", pb.ServerMetadataRequest())))
+        request = pb.ModelMetadataRequest(name=model, version=_written(version))
+        return to_dict((yield from self.call("ModelMetadata", request)))
+
+    def read_config(self, model: str, version: int) -> Steps[dict[str, Any]]:
+        """The configuration of a model, as JSON has it. Raises HostError."""
+        request = pb.ModelConfigRequest(name=model, version=_written(version))
+        return to_dict((yield from self.call("ModelConfig", request)).config)
+
+    def list_models(self) -> Steps[list[dict[str, Any]]]:
+        """Name, version, state and reason of each version in the repository. Raises HostError."""
+        answer = yield from self.call("RepositoryIndex", pb.RepositoryIndexRequest())
+        return [to_dict(model) for model in answer.models]
+
+    def load_model(
+        self, model: str, config: str, files: Mapping[str, bytes], timeout: float | None
+    ) -> Steps[None]:
+        """Loads a model. Raises HostError."""
+        request = pb.RepositoryModelLoadRequest(model_name=model)
+        if config:
+            request.parameters["config"].string_param = config
+        for path, content in files.items():
+            request.parameters[f"file:{path}"].bytes_param = content
+        yield from self.call("RepositoryModelLoad", request, timeout)
+
+    def unload_model(
+        self, model: str, unload_dependents: bool, timeout: float | None
+    ) -> Steps[None]:
+        """Unloads a model. Raises HostError."""
+        request = pb.RepositoryModelUnloadRequest(model_name=model)
+        if unload_dependents:
+            request.parameters["unload_dependents"].bool_param = True
+        yield from self.call("RepositoryModelUnload", request, timeout)
+
+    def infer(self, options: RequestOptions, values: Mapping[str, Value]) -> Steps[Result]:
+        """Sends a request to a model and returns its response. Raises HostError."""
+        deadline = self._deadline(options.timeout)
+        metadata = self._metadata(options)
+        for _ in range(2):
+            signature, inputs = yield from self._encode(options, values, deadline)
+            try:
+                result = yield from self._send(signature, inputs, options, deadline)
+            except HostError as error:
+                if error.code not in _STALE_CODES:
+                    raise
+                # The request may fit a model that has been replaced.
+                self._forget(options)
+                if not options.retried:
+                    raise
+                renewed = yield from self._read_signature(options, deadline, metadata)
+                if renewed == signature:
+                    raise
+            else:
+                if str(result.model_version) not in signature.versions:
+                    self._forget(options)
+                return result
+        raise internal(f"model '{options.model}' changes faster than a request can be sent")
+
+    def prepare_stream(
+        self, options: RequestOptions, values: Mapping[str, Value]
+    ) -> Steps[StreamRequest]:
+        """Returns the request for ModelStreamInfer. Raises HostError."""
+        deadline = Deadline(options.timeout)
+        signature, inputs = yield from self._encode(options, values, deadline)
+        message = _to_message(options, signature)
+        message.parameters[_EMPTY_FINAL].bool_param = True
+        for tensor in inputs:
+            _add_input(message, tensor)
+        # With this, an error of the model has a status.
+        metadata = (*self._metadata(options), ("triton_grpc_error", "true"))
+        rpc = Rpc("ModelStreamInfer", message, None, metadata)
+        return StreamRequest(rpc, deadline, options.retried)
+
+    def retries(self, retried: bool, deadline: Deadline) -> Retries:
+        """The repetitions of one RPC."""
+        return Retries(self._retries if retried else 0, deadline)
+
+    def close(self) -> Steps[None]:
+        """Unregisters what was registered; a server that does not respond has forgotten it."""
+        reachable = True
+        for region in self._regions.take_all():
+            if reachable:
+                message = pb.SystemSharedMemoryUnregisterRequest(name=region.name)
+                try:
+                    yield Rpc(
+                        "SystemSharedMemoryUnregister",
+                        message,
+                        _CLOSE_SECONDS,
+                        self.settings.metadata,
+                    )
+                except HostError:
+                    reachable = False
+            region.close()
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self._timeout if timeout is None else timeout)
+
+    def _metadata(self, options: RequestOptions) -> Metadata:
+        if not options.headers:
+            return self.settings.metadata
+        return (*self.settings.metadata, *to_metadata(options.headers))
+
+    def _call(
+        self,
+        method: str,
+        message: Any,
+        deadline: Deadline,
+        metadata: Metadata,
+        retried: bool = True,
+    ) -> Steps[Any]:
+        retries = None
+        while True:
+            try:
+                return (yield Rpc(method, message, deadline.left(), metadata))
+            except HostError as error:
+                retries = retries or self.retries(retried, deadline)
+                pause = retries.next_pause(error)
+                if pause is None:
+                    raise
+            yield Pause(pause)
+
+    # Metadata of models
+
+    def _encode(
+        self, options: RequestOptions, values: Mapping[str, Value], deadline: Deadline
+    ) -> Steps[tuple[Signature, list[EncodedTensor]]]:
+        """Returns the inputs as tensors; an error may be due to a model that has changed."""
+        key = options.model, options.written_version
+        known = signature = self._signatures.get(key)
+        while True:
+            if signature is None:
+                signature = yield from self._read_when_loaded(
+                    options, deadline, self._metadata(options)
+                )
+            try:
+                inputs = signature.encode(values)
+                signature.check_outputs((*options.outputs, *options.classes))
+                return signature, inputs
+            except HostError:
+                if known is None:
+                    raise
+                signature = known = None
+
+    def _forget(self, options: RequestOptions) -> None:
+        self._signatures.pop((options.model, options.written_version), None)
+
+    def _read_when_loaded(
+        self, options: RequestOptions, deadline: Deadline, metadata: Metadata
+    ) -> Steps[Signature]:
+        """As `_read_signature`; a model that loads on demand is loaded by a request it refuses."""
+        try:
+            return (yield from self._read_signature(options, deadline, metadata))
+        except HostError as error:
+            if not error.message.startswith(_UNKNOWN_MODEL):
+                raise
+            refusal = error
+        message = pb.ModelInferRequest(
+            model_name=options.model, model_version=options.written_version
+        )
+        message.inputs.add(name="an input that no model has", datatype="INT32", shape=[1])
+        message.raw_input_contents.append(bytes(4))
+        try:
+            yield from self._call("ModelInfer", message, deadline, metadata)
+        except HostError as error:
+            refusal = error
+        try:
+            return (yield from self._read_signature(options, deadline, metadata))
+        except HostError:
+            raise refusal from None
+
+    def _read_signature(
+        self, options: RequestOptions, deadline: Deadline, metadata: Metadata
+    ) -> Steps[Signature]:
+        name, version = options.model, options.written_version
+        described = yield from self._call(
+            "ModelMetadata", pb.ModelMetadataRequest(name=name, version=version), deadline, metadata
+        )
+        try:
+            answer = yield from self._call(
+                "ModelConfig", pb.ModelConfigRequest(name=name, version=version), deadline, metadata
+            )
+            config = answer.config
+        except HostError as error:
+            # Not every server shows configurations; metadata are enough, but do not say all.
+            if error.code in (ErrorCode.UNAUTHENTICATED, ErrorCode.DEADLINE_EXCEEDED):
+                raise
+            config = None
+        optional = (
+            {entry.name: entry.optional for entry in config.input} if config is not None else {}
+        )
+        signature = Signature(
+            name,
+            tuple(described.versions),
+            {
+                entry.name: TensorSpec(
+                    entry.name, entry.datatype, tuple(entry.shape), optional.get(entry.name, True)
+                )
+                for entry in described.inputs
+            },
+            {
+                entry.name: TensorSpec(entry.name, entry.datatype, tuple(entry.shape))
+                for entry in described.outputs
+            },
+            config.max_batch_size if config is not None else 0,
+        )
+        self._signatures[name, version] = signature
+        return signature
+
+    # One request
+
+    def _send(
+        self,
+        signature: Signature,
+        inputs: Sequence[EncodedTensor],
+        options: RequestOptions,
+        deadline: Deadline,
+    ) -> Steps[Result]:
+        if self._regions.usable:
+            places = _Places(signature, inputs, options)
+            region = None
+            if places.size:
+                region = yield from self._take_region(places.size, deadline)
+            if region is not None:
+                result = yield from self._send_by_region(
+                    region, places, signature, inputs, options, deadline
+                )
+                if result is not None:
+                    return result
+        message = _to_message(options, signature)
+        for tensor in inputs:
+            _add_input(message, tensor)
+        response = yield from self._call(
+            "ModelInfer", message, deadline, self._metadata(options), options.retried
+        )
+        return to_result(response)
+
+    def _send_by_region(
+        self,
+        region: Region,
+        places: _Places,
+        signature: Signature,
+        inputs: Sequence[EncodedTensor],
+        options: RequestOptions,
+        deadline: Deadline,
+    ) -> Steps[Result | None]:
+        """As `_send`; returns None if the tensors have to go in the message."""
+        message = _to_message(options, signature)
+        places.fill(message, region, inputs)
+        used = True  # also if this is interrupted: the server may still read or write
+        try:
+            response = yield from self._call(
+                "ModelInfer", message, deadline, self._metadata(options), options.retried
+            )
+            used = False
+            return to_result(response, region, places.outputs)
+        except HostError as error:
+            used = error.code in _UNCERTAIN
+            if _UNKNOWN_REGION in error.message:
+                used = True  # by no server
+                self._regions.lose(region)
+            elif _SMALL_REGION not in error.message or not options.retried:
+                raise
+            return None
+        finally:
+            if not used:
+                self._regions.give_back(region)
+
+    def _take_region(self, size: int, deadline: Deadline) -> Steps[Region | None]:
+        """Returns a registered region; None where there is none."""
+        region = self._regions.take(size) or self._regions.create(size)
+        if region is None or region.registered:
+            return region
+        message = pb.SystemSharedMemoryRegisterRequest(
+            name=region.name, key=region.key, offset=0, byte_size=region.size
+        )
+        try:
+            yield Rpc(
+                "SystemSharedMemoryRegister", message, deadline.left(), self.settings.metadata
+            )
+            region.registered = True
+            region.unlink()
+            return region
+        except HostError as error:  # as from a server on another machine
+            if error.code not in _UNCERTAIN:
+                self._regions.usable = False
+            return None
+        finally:
+            if not region.registered:
+                self._regions.remove([region])
+
+
+class _Places:
+    """Where the large tensors of a request lie in a region.
+
+    `size`: of the region, 0 for none. `outputs`: offsets and sizes by name.
+    """
+
+    def __init__(
+        self, signature: Signature, inputs: Sequence[EncodedTensor], options: RequestOptions
+    ) -> None:
+        self.size = 0
+        self._inputs: dict[str, int] = {}
+        self.outputs: dict[str, tuple[int, int]] = {}
+        for tensor in inputs:
+            size = tensor.byte_size
+            if size >= MIN_BYTES:
+                self._inputs[tensor.name] = self._reserve(size)
+        wanted = options.outputs or options.classes or signature.outputs
+        self._wanted = [name for name in signature.outputs if name in wanted]
+        for name in self._wanted:
+            size = signature.output_byte_size(name, inputs)
+            if size >= MIN_BYTES and name not in options.classes:
+                self.outputs[name] = self._reserve(size), size
+
+    def _reserve(self, size: int) -> int:
+        offset, self.size = self.size, self.size + aligned(size)
+        return offset
+
+    def fill(self, message: Any, region: Region, inputs: Sequence[EncodedTensor]) -> None:
+        """Adds the inputs to a message, and the outputs that lie in the region."""
+        for tensor in inputs:
+            offset = self._inputs.get(tensor.name)
+            if offset is None:
+                _add_input(message, tensor)
+                continue
+            region.write(offset, tensor)
+            entry = message.inputs.add(
+                name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
+            )
+            _set_place(entry, region, offset, tensor.byte_size)
+        if not self.outputs:
+            return
+        known = {entry.name: entry for entry in message.outputs}
+        for name in self._wanted:
+            entry = known.get(name) or message.outputs.add(name=name)
+            if name in self.outputs:
+                _set_place(entry, region, *self.outputs[name])
+
+
+def _set_place(entry: Any, region: Region, offset: int, size: int) -> None:
+    entry.parameters[_REGION].string_param = region.name
+    entry.parameters[_REGION_SIZE].int64_param = size
+    if offset:
+        entry.parameters[_REGION_OFFSET].int64_param = offset
+
+
+def _add_input(message: Any, tensor: EncodedTensor) -> None:
+    message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    content = tensor.content
+    message.raw_input_contents.append(content if isinstance(content, bytes) else content.tobytes())
+
+
+def _to_message(options: RequestOptions, signature: Signature) -> Any:
+    message = pb.ModelInferRequest(
+        model_name=options.model, model_version=options.written_version, id=options.request_id
+    )
+    for name, value in options.parameters.items():
+        set_parameter(message, name, value)
+    if options.priority:
+        set_parameter(message, "priority", options.priority)
+    if options.queue_timeout is not None:
+        set_parameter(message, "timeout", round(options.queue_timeout * 1_000_000))
+    for name in options.outputs:
+        message.outputs.add(name=name)
+    if options.classes:
+        if not options.outputs:
+            for name in signature.outputs:
+                message.outputs.add(name=name)
+        for entry in message.outputs:
+            if entry.name in options.classes:
+                entry.parameters["classification"].int64_param = options.classes[entry.name]
+    return message
+
+
+def set_parameter(message: Any, name: str, value: Parameter) -> None:
+    """Sets a parameter of a request. Raises HostError INVALID_ARG for an unsupported value."""
+    parameter = message.parameters[name]
+    if isinstance(value, bool):  # before int, of which it is a subclass
+        parameter.bool_param = value
+    elif isinstance(value, int) and -(2**63) <= value < 2**63:
+        parameter.int64_param = value
+    elif isinstance(value, int) and 0 <= value < 2**64:
+        parameter.uint64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    elif isinstance(value, str):
+        parameter.string_param = value
+    else:
+        raise invalid_argument(
+            f"parameter '{name}': expected a bool, an int of 64 bits, a float or a str, got"
+            f" {value!r}"
+        )
+
+
+def to_result(
+    response: Any,
+    region: Region | None = None,
+    places: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+) -> Result:
+    """Returns a response; outputs with a place in the region are copied. Raises HostError."""
+    contents = response.raw_output_contents
+    raw = iter(contents)
+    # Some servers have no entry for an output in shared memory.
+    complete = len(contents) == len(response.outputs)
+    outputs = {}
+    for output in response.outputs:
+        if region is not None and _REGION in output.parameters:
+            if complete:
+                next(raw)
+            offset, space = places[output.name]
+            size = math.prod(output.shape) * SIZES.get(output.datatype, 0)
+            content: Any = region.read(offset, min(size, space))
+        else:
+            content = next(raw, None)
+            if content is None:
+                raise internal(f"the server sent output '{output.name}' not in raw form")
+        outputs[output.name] = decode(output.name, output.datatype, output.shape, content)
+    return Result(
+        response.model_name,
+        _to_version(response.model_version),
+        response.id,
+        outputs,
+        {
+            name: getattr(value, kind)
+            for name, value in response.parameters.items()
+            if (kind := value.WhichOneof("parameter_choice")) is not None
+        },
+    )
+
+
+def _to_version(text: str) -> int:
+    return int(text) if text.isdigit() else -1
+
+
+def read_stream_response(answer: Any) -> tuple[Result | None, bool]:
+    """Returns a response of a stream, None if it is empty, and whether it is the last one.
+
+    Raises HostError if the response is an error.
+    """
+    if answer.error_message:
+        raise HostError(ErrorCode.UNKNOWN, answer.error_message)
+    response = answer.infer_response
+    final = False
+    if _FINAL in response.parameters:
+        final = response.parameters[_FINAL].bool_param
+        del response.parameters[_FINAL]
+    if final and not response.outputs:
+        return None, True
+    return to_result(response), final
+
+
+class SequenceState:
+    """The correlation id of a sequence, and which of its requests comes next."""
+
+    def __init__(self, options: RequestOptions, id: int | str) -> None:
+        self._options = replace(options, retried=False)
+        self._id = id or secrets.randbits(62) + 1
+        self._last: Mapping[str, Value] | None = None
+        self._ended = False
+
+    def next_request(
+        self,
+        end: bool,
+        request_id: str = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        timeout: float | None = None,
+    ) -> RequestOptions:
+        """Returns the options of the next request. Raises HostError after the last one."""
+        if self._ended:
+            raise invalid_argument("this sequence has ended; open another one")
+        options = self._options
+        return replace(
+            options,
+            request_id=request_id,
+            outputs=outputs,
+            parameters={
+                **(parameters or {}),
+                "sequence_id": self._id,
+                "sequence_start": self._last is None,
+                "sequence_end": end,
+            },
+            timeout=options.timeout if timeout is None else timeout,
+        )
+
+    def succeeded(self, values: Mapping[str, Value], end: bool) -> None:
+        """The server has answered a request."""
+        self._last, self._ended = values, end
+
+    def values_for_end(self) -> Mapping[str, Value] | None:
+        """Inputs for a request that ends the sequence; None if it has ended, or has not begun."""
+        return None if self._ended else self._last
+
+
+def to_dict(message: Any) -> dict[str, Any]:
+    """Returns a message with all fields, under their names in the protocol."""
+    found: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return found

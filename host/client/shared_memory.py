@@ -1,0 +1,147 @@
+"""Shared memory for large tensors, where the server is on the same machine.
+
+A region is POSIX shared memory that the server opens by its name; then the name is removed. So a
+client that is killed leaves no file. It also holds a lock (flock) of the object, by which the
+server notices that the client has gone (docs/reference/protocol.md, "Shared memory").
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import posix_ipc
+
+from host.client.signature import EncodedTensor
+from stub.wire.shared_file import Mapping
+
+MIN_BYTES = 1 << 20
+"""Smaller tensors go in the message."""
+
+_ALIGNMENT = 64
+_MAX_REGIONS = 32
+_MAX_LOSSES = 3
+
+
+def aligned(size: int) -> int:
+    """Rounds up, so that the next tensor begins where the processor likes it."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class Region:
+    """One object in shared memory. Raises OSError if it cannot be made."""
+
+    def __init__(self, size: int) -> None:
+        self.name = f"pbhost-client-{os.getpid()}-{secrets.token_hex(8)}"
+        self.key = f"/{self.name}"
+        self.size = size
+        self.registered = False
+        try:
+            memory = posix_ipc.SharedMemory(self.key, posix_ipc.O_CREX, mode=0o600)
+        except posix_ipc.Error as error:
+            raise OSError(str(error)) from error
+        self._fd = int(memory.fd)
+        self._named = True
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(self._fd, 0, size)  # a full /dev/shm is an error here, not a SIGBUS
+            self._mapping = Mapping(self._fd, size, True)
+        except BaseException:
+            self.unlink()
+            os.close(self._fd)
+            raise
+
+    def unlink(self) -> None:
+        """Removes the name; the server has opened the object, or never will."""
+        if self._named:
+            self._named = False
+            posix_ipc.unlink_shared_memory(self.key)
+
+    def write(self, offset: int, tensor: EncodedTensor) -> None:
+        """Copies the content of a tensor into the region."""
+        content = tensor.content
+        if isinstance(content, bytes):
+            self._mapping.view[offset : offset + len(content)] = content
+        else:
+            place = self._mapping.view[offset : offset + content.nbytes]
+            np.frombuffer(place, content.dtype).reshape(content.shape)[...] = content
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """The bytes of an output, as long as the region is not used again."""
+        return self._mapping.view[offset : offset + size]
+
+    def close(self) -> None:
+        """Frees the memory of this process."""
+        self.unlink()
+        self._mapping.unmap()
+        os.close(self._fd)
+
+
+class Regions:
+    """The regions of one client; any thread may call.
+
+    `usable`: whether large tensors go by shared memory. False once the server has refused a region,
+    or several times did not know one: then requests reach another server.
+    """
+
+    def __init__(self, usable: bool) -> None:
+        self.usable = usable
+        self._lock = threading.Lock()
+        self._all: set[Region] = set()
+        self._free: list[Region] = []
+        self._losses = 0
+
+    def take(self, size: int) -> Region | None:
+        """A registered region that is free and large enough."""
+        with self._lock:
+            fitting = [region for region in self._free if region.size >= size]
+            if not fitting:
+                return None
+            region = min(fitting, key=lambda region: region.size)
+            self._free.remove(region)
+            return region
+
+    def create(self, size: int) -> Region | None:
+        """A new region, to be registered; None if there is no memory for it, or there are many."""
+        with self._lock:
+            if len(self._all) >= _MAX_REGIONS:
+                return None
+            try:
+                region = Region(1 << max(size - 1, MIN_BYTES).bit_length())
+            except OSError:  # the tensors go in the message
+                return None
+            self._all.add(region)
+            return region
+
+    def give_back(self, region: Region) -> None:
+        """The server does not use the region any more."""
+        with self._lock:
+            self._free.append(region)
+
+    def lose(self, region: Region) -> None:
+        """The server does not know a region: it has been started again, or is another one."""
+        with self._lock:
+            self._losses += 1
+            if self._losses >= _MAX_LOSSES:
+                self.usable = False
+            lost, self._free = [region, *self._free], []
+        self.remove(lost)
+
+    def take_all(self) -> list[Region]:
+        """All regions, which the caller unregisters; no new ones are made."""
+        self.usable = False
+        with self._lock:
+            regions, self._free = list(self._all), []
+            self._all.clear()
+        return regions
+
+    def remove(self, regions: Sequence[Region]) -> None:
+        """Frees regions that the server does not know, or will notice to be left."""
+        with self._lock:
+            self._all.difference_update(regions)
+        for region in regions:
+            region.close()

@@ -1,0 +1,235 @@
+"""The inputs and outputs of a model, and the conversion of values into its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from host.errors import HostError, internal, invalid_argument
+from pb_utils import Tensor
+from pb_utils._bytes_codec import encode
+from pb_utils._datatypes import BF16, BYTES, NAMES, STORAGE, code_of
+from pb_utils._literals import _to_bfloat16_bits
+from stub.wire.datatypes import CODES, SIZES
+
+Value = Any
+"""An array, a number, a text, bytes, or nested lists of them."""
+
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+"""Kinds of numpy types that a list may have for a data type of each kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTensor:
+    """An input: its content is an array without gaps, or the bytes of a BYTES tensor."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    content: npt.NDArray[Any] | bytes
+
+    @property
+    def byte_size(self) -> int:
+        """Size of the content in bytes."""
+        return len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output as the server describes it; sizes of -1 are variable."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    dtype: np.dtype[Any] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", STORAGE[CODES.get(self.datatype, 0)])
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.datatype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The inputs and outputs of a model. `max_batch_size`: 0 if it does not batch."""
+
+    model: str
+    versions: tuple[str, ...]
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+    max_batch_size: int
+
+    def encode(self, values: Mapping[str, Value]) -> list[EncodedTensor]:
+        """Returns the inputs of a request. Raises HostError INVALID_ARG if they do not fit."""
+        encoded = []
+        for name, value in values.items():
+            spec = self.inputs.get(name)
+            if spec is None:
+                raise invalid_argument(
+                    f"model '{self.model}' has no input '{name}'; {_list('inputs', self.inputs)}"
+                )
+            encoded.append(self._encode(spec, value))
+        if len(encoded) < len(self.inputs):
+            missing = [
+                str(spec)
+                for name, spec in self.inputs.items()
+                if name not in values and not spec.optional
+            ]
+            if missing:
+                raise invalid_argument(
+                    f"model '{self.model}' requires more inputs: {', '.join(missing)}"
+                )
+        return encoded
+
+    def _encode(self, spec: TensorSpec, value: Value) -> EncodedTensor:
+        if type(value) is np.ndarray and value.dtype == spec.dtype and spec.datatype in SIZES:
+            array, exact = value, True
+        else:
+            try:
+                array, exact = _to_array(value, spec)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise self._mismatch(spec, str(error)) from error
+        shape = self._fit_shape(spec, array.shape, exact)
+        if spec.datatype == "BYTES":
+            return EncodedTensor(spec.name, spec.datatype, shape, encode(array))
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        return EncodedTensor(spec.name, spec.datatype, shape, array)
+
+    def _fit_shape(self, spec: TensorSpec, given: tuple[int, ...], exact: bool) -> tuple[int, ...]:
+        """Returns the shape of an input; one that is not exact may lack the batch dimension."""
+        wanted, shape = spec.shape, given
+        if not given and wanted:
+            shape = (1,) * len(wanted)
+        elif not exact and self.max_batch_size and len(given) == len(wanted) - 1:
+            shape = (1, *given)
+        fits = len(shape) == len(wanted)
+        if fits:
+            for size, expected in zip(shape, wanted, strict=True):
+                if size != expected and expected != -1:
+                    fits = False
+        if not fits:
+            raise self._mismatch(spec, f"got the shape {list(given)}")
+        if self.max_batch_size and shape[0] > self.max_batch_size:
+            raise self._mismatch(
+                spec, f"got a batch of {shape[0]}, the model takes at most {self.max_batch_size}"
+            )
+        return shape
+
+    def _mismatch(self, spec: TensorSpec, problem: str) -> HostError:
+        expected = f"expected {spec.datatype} {list(spec.shape)}"
+        return invalid_argument(
+            f"input '{spec.name}' of model '{self.model}': {expected}, {problem}"
+        )
+
+    def check_outputs(self, names: Sequence[str]) -> None:
+        """Raises HostError INVALID_ARG for an output that the model does not have."""
+        for name in names:
+            if name not in self.outputs:
+                raise invalid_argument(
+                    f"model '{self.model}' has no output '{name}'; {_list('outputs', self.outputs)}"
+                )
+
+    def output_byte_size(self, name: str, inputs: Sequence[EncodedTensor]) -> int:
+        """Size of an output in bytes if the inputs determine it, otherwise 0."""
+        spec = self.outputs[name]
+        shape = spec.shape
+        if self.max_batch_size and shape and inputs and inputs[0].shape:
+            shape = (inputs[0].shape[0], *shape[1:])
+        if not shape or min(shape) < 0:
+            return 0
+        return math.prod(shape) * SIZES.get(spec.datatype, 0)
+
+
+def _list(what: str, specs: Mapping[str, TensorSpec]) -> str:
+    known = ", ".join(map(str, specs.values()))
+    return f"its {what} are {known}" if known else f"it declares no {what}"
+
+
+def _to_array(value: Value, spec: TensorSpec) -> tuple[npt.NDArray[Any], bool]:
+    """Returns a value as an array, and whether it was one. Raises ValueError and TypeError."""
+    if spec.datatype not in CODES:
+        raise ValueError("which this client does not know")
+    exact = isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__")
+    if spec.datatype == "BYTES":
+        return _to_texts(value), exact
+    if not exact:
+        return _from_lists(value, spec), False
+    array = np.asarray(value)
+    code = code_of(array.dtype)
+    if spec.datatype == "BF16":
+        if array.dtype == np.float32:
+            return _to_bfloat16_bits(array).reshape(array.shape), True
+        if code == BF16:
+            return array, True
+    elif NAMES[code] == spec.datatype:
+        return array, True
+    got = NAMES[code] if code else str(array.dtype)
+    raise ValueError(f"got {got} {list(array.shape)}: convert it with .astype()")
+
+
+def _to_texts(value: Value) -> npt.NDArray[Any]:
+    """Returns an object array of bytes."""
+    array = np.array(value, dtype=np.object_) if not isinstance(value, np.ndarray) else value
+    elements = []
+    for element in array.ravel().tolist():
+        if isinstance(element, str):
+            element = element.encode()
+        elif not isinstance(element, bytes):
+            raise TypeError(f"got an element of type {type(element).__name__}, not str or bytes")
+        elements.append(element)
+    texts = np.empty(len(elements), dtype=np.object_)
+    texts[:] = elements
+    return texts.reshape(array.shape)
+
+
+def _from_lists(value: Value, spec: TensorSpec) -> npt.NDArray[Any]:
+    """Returns numbers in lists as the data type has them; it rounds floating-point numbers."""
+    try:
+        array = np.array(value)
+    except ValueError:  # the text of numpy is about arrays
+        raise ValueError("got lists that differ in length") from None
+    dtype = np.dtype(np.float32) if spec.datatype == "BF16" else spec.dtype
+    if array.size:
+        if array.dtype.kind not in _KINDS[dtype.kind]:
+            raise ValueError(f"got {_abbreviate(value)}")
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype.name)
+            if int(array.min()) < limits.min or int(array.max()) > limits.max:
+                raise ValueError(f"got a number outside {limits.min} to {limits.max}")
+    array = array.astype(dtype)
+    if spec.datatype == "BF16":
+        return _to_bfloat16_bits(array).reshape(array.shape)
+    return array
+
+
+def _abbreviate(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def decode(name: str, datatype: str, shape: Sequence[int], content: Any) -> npt.NDArray[Any]:
+    """Returns a received tensor as an array with memory of its own.
+
+    Raises HostError if its content does not fit its shape.
+    """
+    code = CODES.get(datatype, 0)
+    size = math.prod(shape) * SIZES.get(datatype, 0)
+    if not code or (code != BYTES and size != len(content)):
+        shown = f"{len(content)} bytes for {datatype} {list(shape)}"
+        raise internal(f"the server sent an invalid output '{name}': {shown}")
+    if code not in (BYTES, BF16):
+        array: npt.NDArray[Any] = np.frombuffer(content, STORAGE[code]).reshape(shape).copy()
+        return array
+    tensor = Tensor._from_wire(name, code, list(shape), memoryview(content), None)
+    try:
+        return tensor.as_bfloat16() if code == BF16 else tensor.as_numpy()
+    except ValueError as error:
+        raise internal(f"the server sent an invalid output '{name}': {error}") from error
