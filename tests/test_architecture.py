@@ -299,6 +299,12 @@ def test_heavy_libraries_are_not_imported_by_the_host() -> None:
     assert not loaded & {"torch", "onnxruntime", "tensorrt", "tensorflow", "opentelemetry", "ray"}
 
 
+def test_a_client_loads_no_server() -> None:
+    assert not loaded_by("import pbhost") & {"numpy", "grpc", "asyncio"}
+    loaded = loaded_by("import pbhost; pbhost.Client, pbhost.AsyncClient")
+    assert not loaded & {"uvloop", "zmq", "hpack", "jinja2", "orjson", "prometheus_client"}
+
+
 def test_names_of_shared_places_start_with_the_projects_name() -> None:
     arenas = Path(ROOT, "host/instances/arenas.py").read_text()
     link = Path(ROOT, "host/instances/link.py").read_text()

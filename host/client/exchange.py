@@ -19,8 +19,8 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2 as pb
 
 from host.client.channel import ChannelSettings, Metadata, to_metadata
-from host.client.shared_memory import MIN_BYTES, Region, Regions, aligned
-from host.client.signature import EncodedTensor, Signature, TensorSpec, Value, decode
+from host.client.shared_memory import Region, Regions, aligned
+from host.client.signature import LARGE, EncodedTensor, Signature, TensorSpec, Value, decode
 from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.inference.request import Parameter
 from host.inference.result import Result
@@ -41,6 +41,7 @@ _UNCERTAIN = ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED, ErrorCode.UNAVAIL
 _FIRST_PAUSE = 0.1
 _MAX_PAUSE = 5.0
 _CLOSE_SECONDS = 5.0
+_MAX_SIZES = 1024
 _STALE_CODES = ErrorCode.INVALID_ARG, ErrorCode.NOT_FOUND
 """Errors of requests that do not fit the model."""
 
@@ -65,7 +66,7 @@ Steps = Generator[Rpc | Pause, Any, _Result]
 """Gets the response of an RPC, or its HostError; None after a pause."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would triple the time to make one
 class RequestOptions:
     """All of a request but its inputs. `retried`: False for requests of sequences."""
 
@@ -147,6 +148,7 @@ class Exchange:
         self._timeout = timeout
         self._retries = retries
         self._regions = Regions(shared_memory)
+        self._output_sizes = _OutputSizes()
         self._signatures: dict[tuple[str, str], Signature] = {}
 
     # Calls
@@ -382,8 +384,8 @@ class Exchange:
         options: RequestOptions,
         deadline: Deadline,
     ) -> Steps[Result]:
-        if self._regions.usable:
-            places = _Places(signature, inputs, options)
+        if self._regions.usable and self._may_use_region(signature, inputs):
+            places = _Places(signature, inputs, options, self._output_sizes)
             region = None
             if places.size:
                 region = yield from self._take_region(places.size, deadline)
@@ -399,7 +401,18 @@ class Exchange:
         response = yield from self._call(
             "ModelInfer", message, deadline, self._metadata(options), options.retried
         )
-        return to_result(response)
+        result = to_result(response)
+        if self._regions.usable:
+            self._output_sizes.observe(options.model, inputs, result)
+        return result
+
+    def _may_use_region(self, signature: Signature, inputs: Sequence[EncodedTensor]) -> bool:
+        if signature.has_large_outputs or self._output_sizes.known:
+            return True
+        for tensor in inputs:
+            if tensor.byte_size >= LARGE:
+                return True
+        return False
 
     def _send_by_region(
         self,
@@ -419,7 +432,9 @@ class Exchange:
                 "ModelInfer", message, deadline, self._metadata(options), options.retried
             )
             used = False
-            return to_result(response, region, places.outputs)
+            result = to_result(response, region, places.outputs)
+            self._output_sizes.observe(options.model, inputs, result)
+            return result
         except HostError as error:
             used = error.code in _UNCERTAIN
             if _UNKNOWN_REGION in error.message:
@@ -427,7 +442,7 @@ class Exchange:
                 self._regions.lose(region)
             elif _SMALL_REGION not in error.message or not options.retried:
                 raise
-            return None
+            return None  # the response in the message also tells the size that differs
         finally:
             if not used:
                 self._regions.give_back(region)
@@ -456,6 +471,46 @@ class Exchange:
                 self._regions.remove([region])
 
 
+class _OutputSizes:
+    """Sizes of large outputs of variable shape, by the shapes of the inputs.
+
+    The place of an output has to be known before. If an output does not fit, its request is sent
+    again, so an output whose size has once differed for the same shapes goes in the message.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[str, str, tuple[tuple[int, ...], ...]], int] = {}
+        self._varying: set[tuple[str, str]] = set()
+
+    @property
+    def known(self) -> bool:
+        """Whether there are any."""
+        return bool(self._sizes)
+
+    def expect(self, model: str, name: str, inputs: Sequence[EncodedTensor]) -> int:
+        """The size of an output, 0 if it is not known."""
+        if not self._sizes or (model, name) in self._varying:
+            return 0
+        return self._sizes.get((model, name, _shapes(inputs)), 0)
+
+    def observe(self, model: str, inputs: Sequence[EncodedTensor], result: Result) -> None:
+        """Remembers the sizes of the outputs of a response."""
+        for name, array in result.outputs.items():
+            size = 0 if array.dtype.hasobject else array.nbytes
+            if size < LARGE and not self._sizes:
+                continue
+            key = model, name, _shapes(inputs)
+            known = self._sizes.get(key)
+            if known is not None and known != size:
+                self._varying.add((model, name))
+            elif known is None and size >= LARGE and len(self._sizes) < _MAX_SIZES:
+                self._sizes[key] = size
+
+
+def _shapes(inputs: Sequence[EncodedTensor]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tensor.shape for tensor in inputs)
+
+
 class _Places:
     """Where the large tensors of a request lie in a region.
 
@@ -463,20 +518,26 @@ class _Places:
     """
 
     def __init__(
-        self, signature: Signature, inputs: Sequence[EncodedTensor], options: RequestOptions
+        self,
+        signature: Signature,
+        inputs: Sequence[EncodedTensor],
+        options: RequestOptions,
+        output_sizes: _OutputSizes,
     ) -> None:
         self.size = 0
         self._inputs: dict[str, int] = {}
         self.outputs: dict[str, tuple[int, int]] = {}
         for tensor in inputs:
             size = tensor.byte_size
-            if size >= MIN_BYTES:
+            if size >= LARGE:
                 self._inputs[tensor.name] = self._reserve(size)
         wanted = options.outputs or options.classes or signature.outputs
         self._wanted = [name for name in signature.outputs if name in wanted]
         for name in self._wanted:
             size = signature.output_byte_size(name, inputs)
-            if size >= MIN_BYTES and name not in options.classes:
+            if not size and options.retried:
+                size = output_sizes.expect(options.model, name, inputs)
+            if size >= LARGE and name not in options.classes:
                 self.outputs[name] = self._reserve(size), size
 
     def _reserve(self, size: int) -> int:
@@ -571,32 +632,34 @@ def to_result(
     complete = len(contents) == len(response.outputs)
     outputs = {}
     for output in response.outputs:
-        if region is not None and _REGION in output.parameters:
+        name, datatype, shape = output.name, output.datatype, tuple(output.shape)
+        if region is not None and name in places:
             if complete:
                 next(raw)
-            offset, space = places[output.name]
-            size = math.prod(output.shape) * SIZES.get(output.datatype, 0)
+            offset, space = places[name]
+            size = math.prod(shape) * SIZES.get(datatype, 0)
             content: Any = region.read(offset, min(size, space))
         else:
             content = next(raw, None)
             if content is None:
-                raise internal(f"the server sent output '{output.name}' not in raw form")
-        outputs[output.name] = decode(output.name, output.datatype, output.shape, content)
+                raise internal(f"the server sent output '{name}' not in raw form")
+        outputs[name] = decode(name, datatype, shape, content)
+    version = response.model_version
     return Result(
         response.model_name,
-        _to_version(response.model_version),
+        int(version) if version.isdigit() else -1,
         response.id,
         outputs,
-        {
-            name: getattr(value, kind)
-            for name, value in response.parameters.items()
-            if (kind := value.WhichOneof("parameter_choice")) is not None
-        },
+        _read_parameters(response.parameters) if response.parameters else {},
     )
 
 
-def _to_version(text: str) -> int:
-    return int(text) if text.isdigit() else -1
+def _read_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
+    return {
+        name: getattr(value, kind)
+        for name, value in parameters.items()
+        if (kind := value.WhichOneof("parameter_choice")) is not None
+    }
 
 
 def read_stream_response(answer: Any) -> tuple[Result | None, bool]:

@@ -16,11 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 import posix_ipc
 
-from host.client.signature import EncodedTensor
+from host.client.signature import LARGE, EncodedTensor
 from stub.wire.shared_file import Mapping
-
-MIN_BYTES = 1 << 20
-"""Smaller tensors go in the message."""
 
 _ALIGNMENT = 64
 _MAX_REGIONS = 32
@@ -111,7 +108,7 @@ class Regions:
             if len(self._all) >= _MAX_REGIONS:
                 return None
             try:
-                region = Region(1 << max(size - 1, MIN_BYTES).bit_length())
+                region = Region(1 << max(size - 1, LARGE).bit_length())
             except OSError:  # the tensors go in the message
                 return None
             self._all.add(region)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from pb_utils._datatypes import BF16, BYTES, NAMES, STORAGE, code_of
 from pb_utils._literals import _to_bfloat16_bits
 from stub.wire.datatypes import CODES, SIZES
 
+LARGE = 1 << 20
+"""Bytes of a tensor that is worth a place in shared memory."""
+
 Value = Any
 """An array, a number, a text, bytes, or nested lists of them."""
 
@@ -24,8 +27,7 @@ _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of numpy types that a list may have for a data type of each kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedTensor:
+class EncodedTensor(NamedTuple):
     """An input: its content is an array without gaps, or the bytes of a BYTES tensor."""
 
     name: str
@@ -65,6 +67,19 @@ class Signature:
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     max_batch_size: int
+    has_large_outputs: bool = field(init=False)
+    """Whether the size of an output may be known before, and be large."""
+
+    def __post_init__(self) -> None:
+        large = any(
+            min(spec.shape[self.max_batch_size > 0 :], default=0) >= 0
+            and math.prod(spec.shape[self.max_batch_size > 0 :])
+            * max(1, self.max_batch_size)
+            * SIZES.get(spec.datatype, 0)
+            >= LARGE
+            for spec in self.outputs.values()
+        )
+        object.__setattr__(self, "has_large_outputs", large)
 
     def encode(self, values: Mapping[str, Value]) -> list[EncodedTensor]:
         """Returns the inputs of a request. Raises HostError INVALID_ARG if they do not fit."""
@@ -111,10 +126,9 @@ class Signature:
         elif not exact and self.max_batch_size and len(given) == len(wanted) - 1:
             shape = (1, *given)
         fits = len(shape) == len(wanted)
-        if fits:
-            for size, expected in zip(shape, wanted, strict=True):
-                if size != expected and expected != -1:
-                    fits = False
+        for size, expected in zip(shape, wanted):  # noqa: B905  # the slower check is above
+            if size != expected and expected != -1:
+                fits = False
         if not fits:
             raise self._mismatch(spec, f"got the shape {list(given)}")
         if self.max_batch_size and shape[0] > self.max_batch_size:

@@ -6,6 +6,7 @@ Source: docs/reference/protocol.md, "Shared memory".
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections import deque
 from collections.abc import Callable
@@ -87,6 +88,7 @@ class Region:
         self.number = number
         self.unregistered = False
         self._descriptor = descriptor
+        self._locked = self._is_locked()
         # Stubs must be able to map it.
         Mapping(descriptor, status.byte_size, True, status.offset).unmap()
         self._blocks_created = 0
@@ -96,6 +98,20 @@ class Region:
     def in_use(self) -> bool:
         """Whether a tensor in the region is in use."""
         return self._blocks_created > len(self._blocks_dropped)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether a client had locked the object when it registered it, and does not any more."""
+        return self._locked and not self._is_locked()
+
+    def _is_locked(self) -> bool:
+        """Whether a process holds a lock (flock) of the object, which the kernel ends with it."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return False
 
     def announcement(self) -> OpenArena:
         """The message that a stub gets before it gets blocks of this region."""
@@ -202,9 +218,12 @@ class Regions:
         self.close_unregistered()
 
     def close_unregistered(self) -> None:
-        """Closes unregistered regions that are no longer in use."""
+        """Closes unregistered regions that are no longer in use.
+
+        Also those of clients that have exited, so that their memory does not stay for ever.
+        """
         for name, region in list(self._regions.items()):
-            if region.unregistered and not region.in_use:
+            if (region.unregistered or region.abandoned) and not region.in_use:
                 del self._regions[name]
                 self._require_arenas().remove_region(region)
                 region.close()
