@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from host.client.blocking import Client
     from host.errors import ErrorCode, HostError
     from host.frontends.grpc.application import GrpcApplication, GrpcMethod, GrpcStatus
-    from host.inference.result import Result
+    from host.inference.request import Result
     from host.model_control.control import ModelControlHook
     from host.options.options import Options
     from host.remote.provider import RemoteModelProvider, RemoteVersion
@@ -64,7 +64,7 @@ _HOMES = {
     "QueueState": "host.server.collectors",
     "RemoteModelProvider": "host.remote.provider",
     "RemoteVersion": "host.remote.provider",
-    "Result": "host.inference.result",
+    "Result": "host.inference.request",
     "Server": "host.server.server",
 }
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from host.errors import invalid_argument
 from host.options.flags import (
+    HelpRequested,
     InvalidValue,
     check_values,
     describe_misuse,
@@ -18,6 +19,8 @@ from host.options.flags import (
     usage,
 )
 from host.options.options import Options
+
+DEFAULT_URL = "http://localhost:8000"
 
 _Options = TypeVar("_Options")
 
@@ -35,7 +38,8 @@ def parse_texts(
 ) -> tuple[list[str], _Options]:
     """Returns the positional arguments, and the flags as an instance of `owner`, a dataclass.
 
-    `synopsis`: the command, its positional arguments, and `...` if the last one may be repeated.
+    `synopsis`: the command, its positional arguments, and `...` if the last one may be repeated. A
+    `[URL]` in front of them may be left out: then it is `DEFAULT_URL`.
     Exits with status 0 after `--help`, which shows `about` too, and with 2 for an invalid command
     line.
     """
@@ -45,6 +49,10 @@ def parse_texts(
     flags = flags_of(owner)
     try:
         line = parse_flags(argv, flags)
+        if synopsis.startswith(f"{command} [URL") and _lacks_url(
+            line.positional, required, repeated
+        ):
+            line.positional.insert(0, DEFAULT_URL)
         given = len(line.positional)
         if given < len(required):
             missing = ", ".join(required[given:])
@@ -53,13 +61,20 @@ def parse_texts(
             raise InvalidValue(f"Unexpected argument: {line.positional[len(required)]}")
         options = owner(**line.values)
         check_values(options, flags)
+    except HelpRequested as asked:
+        sys.stdout.write(usage(synopsis, flags, about=about, search=asked.search))
+        sys.exit(0)
     except InvalidValue as error:
-        if not str(error):
-            sys.stdout.write(usage(synopsis, flags, about=about))
-            sys.exit(0)
         sys.stderr.write(f"{describe_misuse(command, str(error), error.advice)}\n")
         sys.exit(2)
     return list(line.positional), options
+
+
+def _lacks_url(given: Sequence[str], required: Sequence[str], repeated: bool) -> bool:
+    """Whether the arguments begin with the second one; a wrong URL alone is still a URL."""
+    if not given or len(required) == 1:
+        return not given
+    return "://" not in given[0] and (repeated or len(given) < len(required))
 
 
 def check_inputs(texts: Sequence[str]) -> None:

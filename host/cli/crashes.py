@@ -32,11 +32,11 @@ _ABOUT = """\
 Lists the records of processes of models that died: what ended them, what they ran, their Python
 stacks, and the last lines that they printed.
 
-SOURCE is the address of a running server's HTTP port, or the directory that a server was given
-with --crash-directory.
+URL is the address of a running server's HTTP port, by default http://localhost:8000; DIRECTORY is
+that which a server was given with --crash-directory.
 
 examples:
-  pbhost crashes http://localhost:8000
+  pbhost crashes
   pbhost crashes http://localhost:8000 --show=newest
   pbhost crashes /var/lib/pbhost/crashes --model=resnet
   pbhost crashes http://localhost:8000 --lift --model=resnet
@@ -67,7 +67,7 @@ class CrashesOptions:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the records and exits."""
-    (source,), options = parse_texts(arguments, "crashes SOURCE", _ABOUT, CrashesOptions)
+    (source,), options = parse_texts(arguments, "crashes [URL|DIRECTORY]", _ABOUT, CrashesOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd output
     remote = source.startswith(("http://", "https://"))
     try:

@@ -32,8 +32,9 @@ URL = re.compile(r"(https?|grpcs?)://[^/]+/?")
 
 _ABOUT = """\
 Sends one request to a model of a running server and prints the responses. URL is the address of
-the server's HTTP port (http://HOST:PORT, or https) or gRPC port (grpc://HOST:PORT, or grpcs). The
-responses of a decoupled model are printed as they arrive; they need the gRPC port.
+the server's HTTP port (http://HOST:PORT, or https) or gRPC port (grpc://HOST:PORT, or grpcs), by
+default http://localhost:8000. The responses of a decoupled model are printed as they arrive; they
+need the gRPC port.
 
 In --input NAME=VALUE, VALUE is one of
   JSON         a value or nested arrays; the server gives the data type
@@ -45,7 +46,7 @@ For a TYPE_STRING input, text that is not JSON is used as it is. A missing batch
 added, and a single number or text becomes a tensor of one element.
 
 examples:
-  pbhost infer http://localhost:8000 add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=random
+  pbhost infer add_sub --input 'INPUT0=[1, 2, 3, 4]' --input INPUT1=random
   pbhost infer grpc://localhost:8001 repeat --input IN=hello --parameter 'max_tokens=20'
   pbhost infer http://localhost:8000 classify --input IMAGE=@cat.png --header 'api-key: secret'
   pbhost infer http://localhost:8000 sum --input X=1 --parameter sequence_id=7 \\
@@ -114,7 +115,7 @@ class InferOptions:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the responses and exits."""
-    (url, model), options = parse_texts(arguments, "infer URL MODEL", _ABOUT, InferOptions)
+    (url, model), options = parse_texts(arguments, "infer [URL] MODEL", _ABOUT, InferOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
     if not URL.fullmatch(url):
         _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)

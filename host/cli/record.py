@@ -34,8 +34,8 @@ _SILENCE_SECONDS = 30.0  # after the end of the recording, until the server is t
 
 _ABOUT = f"""\
 Records requests to a model of a running server, with their tensors and their responses, into
-DIRECTORY. URL is the address of the server's HTTP port; requests over gRPC and HTTP are recorded.
-The server must run with --allow-recording=true.
+DIRECTORY. URL is the address of the server's HTTP port, by default http://localhost:8000; requests
+over gRPC and HTTP are recorded. The server must run with --allow-recording=true.
 
 The directory gets two files, which only you can read: {LINES_NAME} has a line of JSON for each
 request, and tensors.bin the bytes of all tensors. They contain what the clients sent. `pbhost
@@ -89,7 +89,7 @@ class RecordOptions:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Records and exits."""
     (url, directory), options = parse_texts(
-        arguments, "record URL DIRECTORY", _ABOUT, RecordOptions
+        arguments, "record [URL] DIRECTORY", _ABOUT, RecordOptions
     )
     if not options.model:
         sys.stderr.write("pbhost record: --model is required\n")

@@ -31,7 +31,7 @@ from host.cli.run import run_recorded
 from host.cli.server_client import HEADER_HELP, check_headers
 from host.errors import ErrorCode, HostError, not_found
 from host.logs.formats import escape_control_characters
-from host.options.flags import SWITCH, FlagGroup, InvalidValue, integer, one_of
+from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer, one_of
 from host.options.validators import not_negative
 from host.recording.recording import (
     RecordedRequest,
@@ -426,7 +426,9 @@ class ReplayOptions:
         32, "Number of requests that run at the same time, at most.", integer(1, 1024)
     )
     model: str = _group("", "Send the requests to this model instead.")
-    version: str = _group("", "Send the requests to this version of the model instead.")
+    version: int | None = _group(
+        None, "Send the requests to this version of the model instead.", SIZE
+    )
     tolerance: float = _group(
         1e-5, "Relative difference of floats that count as equal.", check=not_negative
     )
@@ -480,9 +482,10 @@ def _send(reader: RecordingReader, options: ReplayOptions) -> ReplayResult:
     """Raises HostError."""
     connect = GrpcInferenceClient if options.against.startswith("grpc") else HttpInferenceClient
     client: InferenceClient = connect(options.against, options.header, options.timeout)
+    version = "" if options.version is None else str(options.version)
     schedule = Schedule(_read_speed(options.speed), options.concurrency)
     tolerance = Tolerance(options.tolerance, options.absolute_tolerance)
-    return Replay(reader, client, tolerance, options.model, options.version).run(schedule)
+    return Replay(reader, client, tolerance, options.model, version).run(schedule)
 
 
 def _describe_result(result: ReplayResult, form: str) -> str:

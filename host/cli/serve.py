@@ -28,7 +28,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         options = parse(arguments)
     except UsageError as error:
-        log_format = _requested_format(arguments) if error.detail else ""
+        if not error.detail:  # of --help
+            sys.stdout.write(str(error))
+            sys.exit(0)
+        log_format = _requested_format(arguments)
         sys.stderr.write(_line(log_format, logging.ERROR, _describe(error)))
         sys.exit(1)
     _raise_file_limit()
@@ -38,9 +41,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _describe(error: UsageError) -> str:
-    """Returns one line about invalid options; for `--help`, the whole text."""
-    if not error.detail:
-        return str(error)
+    """Returns one line about invalid options."""
     return describe_misuse("serve", error.detail, error.advice)
 
 

@@ -20,13 +20,14 @@ from host.options.flags import FlagGroup, one_of
 
 _ABOUT = """\
 Shows what each instance of a running server does now: the requests that it runs, and the Python
-stacks of all its threads. URL is the address of the server's HTTP port.
+stacks of all its threads. URL is the address of the server's HTTP port, by
+default http://localhost:8000.
 
 A process that is stopped, or whose native code holds the lock of the Python interpreter, cannot
 answer; the output says so.
 
 examples:
-  pbhost stacks http://localhost:8000
+  pbhost stacks
   pbhost stacks http://localhost:8000 --model=resnet
 
 exit status: 0 the server has answered; 1 it has not, or has no such model; 2 the command line is
@@ -52,7 +53,7 @@ class _Answer(msgspec.Struct):
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints what the instances do and exits."""
-    (url,), options = parse_texts(arguments, "stacks URL", _ABOUT, StacksOptions)
+    (url,), options = parse_texts(arguments, "stacks [URL]", _ABOUT, StacksOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     path = f"/v2/models/{quote(options.model, safe='')}/stacks" if options.model else "/v2/stacks"
     try:

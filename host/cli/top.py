@@ -109,7 +109,8 @@ def quantile(buckets: Sequence[tuple[float, int]], wanted: float) -> float:
 
 _ABOUT = """\
 Shows the models of a running server in a table, and updates it until you press q or Ctrl-C. URL is
-the address of the server's HTTP port. Where the output is not a terminal, tables follow each other.
+the address of the server's HTTP port, by default http://localhost:8000. Where the output is not a
+terminal, tables follow each other.
 
 columns:
   INST      instances that take batches, of all instances
@@ -122,7 +123,7 @@ columns:
   RESTARTS  restarts of stub processes since the load
 
 examples:
-  pbhost top http://localhost:8000
+  pbhost top
   pbhost top http://localhost:8000 --once --sort=memory
 
 exit status: 0 it was ended, or has printed one table; 1 the server does not answer; 2 the command
@@ -175,7 +176,7 @@ class _Column:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Shows the models and exits."""
-    (url,), options = parse_texts(arguments, "top URL", _ABOUT, TopOptions)
+    (url,), options = parse_texts(arguments, "top [URL]", _ABOUT, TopOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     client = ServerClient(url, options.header)
     try:

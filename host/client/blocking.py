@@ -24,8 +24,7 @@ from host.client.exchange import (
 )
 from host.client.signature import Value
 from host.errors import HostError, unavailable
-from host.inference.request import Parameter
-from host.inference.result import Result
+from host.inference.request import Parameter, Result
 
 _Result = TypeVar("_Result")
 

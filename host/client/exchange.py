@@ -22,8 +22,7 @@ from host.client.channel import ChannelSettings, Metadata, to_metadata
 from host.client.shared_memory import Region, Regions, aligned
 from host.client.signature import LARGE, EncodedTensor, Signature, TensorSpec, Value, decode
 from host.errors import ErrorCode, HostError, internal, invalid_argument
-from host.inference.request import Parameter
-from host.inference.result import Result
+from host.inference.request import Parameter, Result
 from stub.wire.datatypes import SIZES
 
 _UNKNOWN_MODEL = "Request for unknown model"  # how errors about models that are not loaded begin

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from host.errors import HostError, invalid_argument, unsupported
 from stub.wire.payload import TraceLink
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 CHUNK_SIZE = 1 << 28
 """Maximum number of bytes copied at a time where not all are needed at once.
@@ -305,3 +308,18 @@ def _parts(request: InferRequest, context: Sequence[bytes]) -> Iterator[Buffer]:
         yield data if isinstance(data, bytes) else data.cast("B")
     for name in sorted(request.requested_outputs):
         yield name.encode()
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outputs by name, as arrays with memory of their own, and the parameters of the response."""
+
+    model_name: str
+    model_version: int
+    id: str
+    outputs: dict[str, npt.NDArray[Any]]
+    parameters: dict[str, Parameter]
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """The output with this name. Raises KeyError."""
+        return self.outputs[name]

@@ -20,6 +20,7 @@ from host.options.flags import (
     CommandLine,
     DeprecatedFlag,
     Flag,
+    HelpRequested,
     InvalidValue,
     integer,
     parse_flags,
@@ -165,9 +166,19 @@ def _line(text: str, key: str) -> int:
 _SYNOPSIS = "Usage: pbhost serve [options]; `pbhost serve --help` lists them"
 
 
-def usage() -> str:
-    """Returns the text of `--help`."""
-    return usage_text("serve", FLAGS, DEPRECATED)
+_ABOUT = """\
+Serves the models of one repository or of several over gRPC and HTTP until SIGINT or SIGTERM.
+
+examples:
+  pbhost serve models
+  pbhost serve --help=cache
+
+exit status: 0 stopped by a signal; 1 the server cannot start, or has not stopped in time"""
+
+
+def usage(search: str = "") -> str:
+    """Returns the text of `--help`, or of the flags that contain a text."""
+    return usage_text("serve [REPOSITORY ...]", FLAGS, DEPRECATED, _ABOUT, search)
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -181,10 +192,10 @@ def parse(argv: Sequence[str]) -> Options:
         line = _parse_with_sources(argv)
         _check_given(line)
         options = Options(**line.values)
+    except HelpRequested as asked:
+        raise UsageError("", usage(asked.search)) from None
     except (InvalidValue, UsageError) as error:
         detail = error.detail if isinstance(error, UsageError) else str(error)
-        if not detail:
-            raise UsageError("", usage()) from None
         raise UsageError(detail, _SYNOPSIS, error.advice) from None
     options.warnings[:0] = _deprecation_warnings(line)
     options.warnings += [
@@ -202,7 +213,10 @@ def _parse_with_sources(argv: Sequence[str]) -> CommandLine:
     values = {**parse_flags(variables, FLAGS).values, **line.values}
     path = values.get("config_file", "")
     keys = file_arguments(path, FLAGS, values) if path else []
-    return parse_flags([*keys, *variables, *argv], FLAGS, DEPRECATED)
+    line = parse_flags([*keys, *variables, *argv], FLAGS, DEPRECATED)
+    if line.positional:
+        line.values.setdefault("model_repository", []).extend(line.positional)
+    return line
 
 
 def _deprecation_warnings(line: CommandLine) -> list[str]:
@@ -221,10 +235,6 @@ def _deprecation_warnings(line: CommandLine) -> list[str]:
 
 def _check_given(line: CommandLine) -> None:
     """Checks what depends on the flags that were given, not only on their values."""
-    if line.positional:
-        path = line.positional[0]
-        meant = f"did you mean --model-repository={path}?" if os.path.isdir(path) else ""
-        raise UsageError(f"Unexpected argument: {path}", advice=meant)
     if {"response-cache-byte-size", "cache-config"} <= set(line.names):
         raise UsageError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both"

@@ -273,7 +273,17 @@ def usage_advice(flag: Flag | DeprecatedFlag) -> str:
     return f"--{flag.name} <{flag.kind.word}>: {flag.help_text}"
 
 
-_HELP = DeprecatedFlag("help", SWITCH, "Print usage", lambda _: [])
+_HELP = DeprecatedFlag(
+    "help", SWITCH, "Print usage; --help=TEXT: only the flags that have TEXT", lambda _: []
+)
+
+
+class HelpRequested(Exception):
+    """The command line asks for the usage text, of flags that contain `search`."""
+
+    def __init__(self, search: str) -> None:
+        super().__init__()
+        self.search = search
 
 
 @dataclass(slots=True)
@@ -303,13 +313,13 @@ def parse_flags(
     """Parses a command line.
 
     Accepts `--flag=value`, `--flag value`, unique prefixes, and `--` after the flags; positional
-    arguments may stand anywhere. Raises InvalidValue, with an empty text for `--help` and `-h`.
+    arguments may stand anywhere. Raises InvalidValue, and HelpRequested for `--help` and `-h`.
     """
     by_name = {flag.name: flag for flag in flags}
     line = CommandLine()
     for flag, text in _split_arguments(argv, [_HELP, *flags, *aliases], line.positional):
         if flag is _HELP:
-            raise InvalidValue("")
+            raise HelpRequested(text)
         line.names.append(flag.name)
         if isinstance(flag, Flag):
             line.set(flag, text)
@@ -351,7 +361,7 @@ def _split_arguments(
                         f"option '--{flag.name}' requires an argument", usage_advice(flag)
                     )
                 text = value
-            elif equals and not flag.kind.word:
+            elif equals and not flag.kind.word and flag is not _HELP:
                 raise InvalidValue(f"option '--{flag.name}' doesn't allow an argument")
             yield flag, text
         elif argument.startswith("-") and argument != "-":
@@ -384,9 +394,18 @@ def _suggestion(written: str, names: Iterable[str]) -> str:
 
 
 def usage(
-    synopsis: str, flags: Iterable[Flag], aliases: Iterable[DeprecatedFlag] = (), about: str = ""
+    synopsis: str,
+    flags: Iterable[Flag],
+    aliases: Iterable[DeprecatedFlag] = (),
+    about: str = "",
+    search: str = "",
 ) -> str:
-    """Returns the text of `--help`: a paragraph of `about`, all flags by group, the rest."""
+    """Returns the text of `--help`: a paragraph of `about`, all flags by group, the rest.
+
+    `search`: returns only the flags with this text in their name or description.
+    """
+    if search:
+        return _usage_of_found([*flags, *aliases], search)
     description, _, epilog = about.partition("\n\n")
     lines = [f"Usage: pbhost {synopsis} [options]", *(["", description, ""] if about else [])]
     lines += _usage_entry("help", "", _HELP.help_text)
@@ -403,6 +422,19 @@ def usage(
     for alias in aliases:
         lines += _usage_entry(alias.name, alias.kind.word, f"DEPRECATED: {alias.help_text}")
     return "\n".join([*lines, *(["", epilog] if epilog else [])]) + "\n"
+
+
+def _usage_of_found(flags: Iterable[Flag | DeprecatedFlag], search: str) -> str:
+    """Returns the usage text of the flags that contain a text, those with it in the name first."""
+    text = search.lower()
+    named = [flag for flag in flags if text in flag.name or text in getattr(flag, "also", "")]
+    told = [flag for flag in flags if flag not in named and text in flag.help_text.lower()]
+    lines = [
+        line
+        for flag in (*named, *told)
+        for line in _usage_entry(flag.name, flag.kind.word, flag.help_text)
+    ]
+    return "\n".join(lines or [f"no flag has '{search}' in its name or description"]) + "\n"
 
 
 def _usage_entry(name: str, word: str, help: str) -> list[str]:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from host.errors import unavailable
-from host.inference.result import Result
+from host.inference.request import Result
 from host.options.options import Options
 from host.server.in_process import Arrays
 from host.server.server import Server

@@ -10,8 +10,14 @@ import numpy.typing as npt
 
 import pb_utils
 from host.errors import invalid_argument
-from host.inference.request import InferRequest, InferResponse, Parameter, Tensor, read_bytes
-from host.inference.result import Result
+from host.inference.request import (
+    InferRequest,
+    InferResponse,
+    Parameter,
+    Result,
+    Tensor,
+    read_bytes,
+)
 from stub.wire.datatypes import CODES, NAMES
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -14,8 +14,7 @@ from host.errors import HostError, invalid_argument, unavailable
 from host.frontend_processes.processes import FrontendProcesses
 from host.frontends.grpc.application import GrpcApplication
 from host.frontends.http.app import AsgiApplication
-from host.inference.request import InferRequest, InferResponse
-from host.inference.result import Result
+from host.inference.request import InferRequest, InferResponse, Result
 from host.instances.process import Launcher
 from host.logs.formats import format_table
 from host.logs.handler import LogHandler, LogTail, configure

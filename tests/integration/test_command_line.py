@@ -38,8 +38,17 @@ def test_an_unknown_flag_is_a_clear_error_with_a_suggestion() -> None:
 
 def test_help_lists_the_flags() -> None:
     done = run("serve", "--help")
-    assert done.returncode == 1
-    assert "--grpc-port" in done.stdout + done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--grpc-port" in done.stdout
+
+
+def test_help_finds_flags_by_a_text() -> None:
+    done = run("serve", "--help=cache-config")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("  --cache-config <string>\n")
+    assert "--grpc-port" not in done.stdout
+    assert run("top", "--help=INTERVAL").stdout.startswith("  --interval <float>\n")
+    assert run("top", "--help=qqq").stdout == "no flag has 'qqq' in its name or description\n"
 
 
 @pytest.mark.parametrize(
@@ -81,10 +90,10 @@ def test_the_help_of_a_command_looks_like_that_of_serve(command: str) -> None:
     done = run(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: pbhost {command} ")
-    assert "  --help\n\tPrint usage\n" in done.stdout
+    assert "  --help\n\tPrint usage" in done.stdout
     flag = "  --backend-directory <string>\n\tDirectory of Python-based backends; "
     assert flag in done.stdout
-    assert flag in run("serve", "--help").stderr
+    assert flag in run("serve", "--help").stdout
     assert run(command, "-h").stdout == done.stdout
 
 

@@ -137,16 +137,12 @@ def test_unknown_flag_is_refused_with_a_suggestion() -> None:
     assert complaint("--=x") == "unrecognized option '--'"
 
 
-def test_positional_argument_is_refused() -> None:
-    assert complaint("models", "--id=x") == "Unexpected argument: models"
-    assert complaint("--", "--id=x") == "Unexpected argument: --id=x"
-    assert complaint("-") == "Unexpected argument: -"
+def test_positional_arguments_are_repositories(tmp_path: Path) -> None:
+    options = parse([str(tmp_path), "--id=x", f"--model-repository={HERE}"])
+    assert options.model_repository == [HERE, str(tmp_path)]
+    assert advice("nowhere") == "'nowhere' does not exist"
+    assert complaint("nowhere") == "repository path is not a valid directory"
     assert complaint("models", "--grpc-port=x").startswith('Bad option: "--grpc-port".')
-
-
-def test_a_directory_that_is_no_flag_is_taken_for_a_repository(tmp_path: Path) -> None:
-    assert advice(str(tmp_path)) == f"did you mean --model-repository={tmp_path}?"
-    assert advice("nowhere") == "Unexpected argument: nowhere"
 
 
 def test_the_error_for_an_invalid_value_says_what_the_flag_takes() -> None:
