@@ -193,7 +193,7 @@ async def _converse(data: bytes) -> None:
     for number, piece in enumerate(_pieces(data)):
         made.data_received(piece)
         assert len(made.streams) <= LIMITS.max_streams
-        assert len(made._reader._buffer) <= _MOST_KEPT, "more is kept than one frame"
+        assert len(made._buffer) <= _MOST_KEPT, "more is kept than one frame"
         held = sum(stream.unacknowledged_bytes for stream in made.streams.values())
         assert held <= LIMITS.connection_window, "more is held than was granted"
         if sink.closed:

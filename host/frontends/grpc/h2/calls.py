@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import Any
 
-from host.frontends.grpc.h2 import status
+from host.frontends.grpc.h2 import frames, status
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.rpc import Rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
@@ -20,6 +21,11 @@ from host.frontends.grpc.methods import (
 from host.frontends.receive_memory import Piece
 
 OK_TRAILERS = status.trailers(0)
+_HEAD, _TAIL = status.RESPONSE_HEADERS, OK_TRAILERS
+# The frames of a response, and the prefix of its message.
+_RESPONSE_START = struct.Struct(f">HBBBI{len(_HEAD)}sHBBBIBI")
+_RESPONSE_END = struct.Struct(f">HBBBI{len(_TAIL)}s")
+_END = frames.END_HEADERS | frames.END_STREAM
 _TOO_SLOW = "The request did not arrive in time"
 SERVER_STOPPED = "the server has stopped before it could answer"
 # gRPC's clients may drop a response whose fields take more than half of what they announce.
@@ -31,7 +37,6 @@ class GrpcCall(Stream):
     """Base class of unary and streaming calls: the deadline, and how a call ends."""
 
     rpc: Rpc[Any]
-    """Set by the route."""
     _running: Cancellable | None = None
     _deadline: asyncio.TimerHandle | None = None
     _headers_sent = False
@@ -109,11 +114,25 @@ class GrpcCall(Stream):
             self._deadline = None
 
 
+def encode_response(stream: int, message: bytes) -> bytes:
+    """Encodes a whole response, neither compressed nor too long for a frame."""
+    length = len(message)
+    size = length + 5
+    return b"%b%b%b" % (
+        _RESPONSE_START.pack(
+            *(0, len(_HEAD), frames.HEADERS, frames.END_HEADERS, stream, _HEAD),
+            *(size >> 8, size & 255, frames.DATA, 0, stream, 0, length),
+        ),
+        message,
+        _RESPONSE_END.pack(0, len(_TAIL), frames.HEADERS, _END, stream, _TAIL),
+    )
+
+
 class RefusedCall(Stream):
     """A request that is answered with an error before its data is read."""
 
-    def __init__(self, connection: StreamConnection, stream_id: int, block: bytes) -> None:
-        super().__init__(connection, stream_id)
+    def __init__(self, block: bytes, connection: StreamConnection, stream_id: int) -> None:
+        super().__init__(None, None, connection, stream_id)
         self._block = block
 
     def on_opened(self) -> None:

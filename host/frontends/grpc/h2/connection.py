@@ -30,7 +30,7 @@ _MAX_SETTINGS = 128  # per frame
 _MIN_REQUEST_BYTES = 48  # bytes; smaller inputs are control frames
 
 
-class H2Connection(asyncio.Protocol):
+class H2Connection(FrameReader, asyncio.Protocol):
     """The server's end of an HTTP/2 connection. It raises no exception into the event loop.
 
     Args:
@@ -53,20 +53,22 @@ class H2Connection(asyncio.Protocol):
         on_activity: Callable[[], None],
         receive_budget: ReceiveBudget,
     ) -> None:
-        self.limits = limits
+        super().__init__(limits)
         self.receive_budget = receive_budget
         self.streams: dict[int, Stream] = {}
         self.send_buffer = SendBuffer(limits)
-        self.last_received_at = 0.0  # seconds, by the clock of the loop
         self.loop = asyncio.get_running_loop()
+        # Times in seconds, by the clock of the loop:
+        self.last_received_at = 0.0
+        self.empty_since = self.loop.time()  # if no stream is open
         self._on_opened = on_opened
         self._on_closed = on_closed
         self._on_activity = on_activity
-        self._reader = FrameReader(self, limits)
         self._header_decoder = HeaderDecoder(route, limits.header_list_hard_limit)
+        self._known_blocks = self._header_decoder.known
         self._ping_policy = PingPolicy(options)
         self._timers = ConnectionTimers(self, options, limits)
-        self._min_data_rate = MinDataRate(self.streams, self._reader, limits)
+        self._min_data_rate = MinDataRate(self.streams, self, limits)
         self._transport: asyncio.Transport | None = None
         self._last_stream = 0
         self._recv_window = frames.DEFAULT_WINDOW
@@ -109,17 +111,19 @@ class H2Connection(asyncio.Protocol):
         self._feed(data)
 
     def _feed(self, data: bytes) -> None:
-        self.send_buffer.corked = True
+        send_buffer = self.send_buffer
+        send_buffer.corked = True
         try:
-            self._reader.feed(data)
+            self.feed(data)
         except H2ConnectionError as fault:
             self._close_with_error(fault.code, fault.text)
         except Exception:  # a bug must close this connection only
             _log.exception("unexpected failure of a gRPC connection")
             self._close_with_error(H2ErrorCode.INTERNAL_ERROR, "unexpected failure")
-        self.send_buffer.corked = False
-        self.send_buffer.flush()
-        if self._reader.paused and not self._turn_over:
+        send_buffer.corked = False
+        if send_buffer.buffered_bytes:
+            send_buffer.flush()
+        if self.paused and not self._turn_over:
             self._end_turn()
 
     def _end_turn(self) -> None:
@@ -160,19 +164,17 @@ class H2Connection(asyncio.Protocol):
             self.send_buffer.write(frames.window_update(0, self._window_increment))
             self._window_increment = 0
 
-    def stream_finished(self, stream: Stream) -> None:
-        """Removes a stream whose response is sent; tells a client that still sends to stop."""
-        if not stream.remote_ended:
-            self.send_buffer.write(frames.rst_stream(stream.id, H2ErrorCode.NO_ERROR))
-            self._remember_reset_stream(stream.id)
-        self._remove_stream(stream)
+    def stop_request(self, stream: Stream) -> None:
+        """Tells a client that still sends its request to stop, as the response is sent."""
+        self.send_buffer.write(frames.rst_stream(stream.id, H2ErrorCode.NO_ERROR))
+        self._remember_reset_stream(stream.id)
 
     def reset_stream(self, stream_id: int, code: H2ErrorCode) -> None:
         """Resets a stream at once."""
         self.send_buffer.write(frames.rst_stream(stream_id, code))
         self._remember_reset_stream(stream_id)
         if (stream := self.streams.get(stream_id)) is not None:
-            self._remove_stream(stream)
+            self.remove_stream(stream)
             stream.on_aborted()
 
     @property
@@ -264,15 +266,16 @@ class H2Connection(asyncio.Protocol):
 
     def _abort_streams(self) -> None:
         for stream in list(self.streams.values()):
-            self._remove_stream(stream)
+            self.remove_stream(stream)
             stream.on_aborted()
 
-    def _remove_stream(self, stream: Stream) -> None:
+    def remove_stream(self, stream: Stream) -> None:
+        """Removes a stream that is complete, or reset."""
         self.streams.pop(stream.id, None)
         self.send_buffer.waiting_streams.pop(stream, None)
         stream.mark_closed()
         if not self.streams:
-            self._timers.all_streams_closed()
+            self.empty_since = self.loop.time()
             if self._refusing_streams:
                 self._close_if_drained()
 
@@ -292,19 +295,22 @@ class H2Connection(asyncio.Protocol):
             self._on_trailers(stream, known, block, end)
             return
         self._last_stream = stream
-        try:
-            route = self._header_decoder.decode_request(block)
-        except MalformedRequest:
-            self.on_stream_error(stream, H2ErrorCode.PROTOCOL_ERROR)
-            return
+        route = self._known_blocks.get(block)
+        if route is None:
+            try:
+                route = self._header_decoder.decode_request(block)
+            except MalformedRequest:
+                self.on_stream_error(stream, H2ErrorCode.PROTOCOL_ERROR)
+                return
         if self._refusing_streams or len(self.streams) >= self.limits.max_streams:
             self.on_stream_error(stream, H2ErrorCode.REFUSED_STREAM)
             return
-        opened = self.streams[stream] = route.open_stream(self, stream)
-        opened.remote_ended = end
-        opened.on_opened()
-        if end and not opened.closed:
-            self._end_request(opened)
+        opened = self.streams[stream] = route.stream(self, stream)
+        if end or route.acts_at_once:
+            opened.remote_ended = end
+            opened.on_opened()
+            if end and not opened.closed:
+                self._end_request(opened)
 
     def _on_trailers(self, stream: int, known: Stream | None, block: bytes, end: bool) -> None:
         if known is None:
@@ -423,7 +429,7 @@ class H2Connection(asyncio.Protocol):
                 self._check_not_idle(stream, "RST_STREAM")
             self._reset_streams.pop(stream, None)
             return
-        self._remove_stream(known)
+        self.remove_stream(known)
         known.on_aborted()
 
     def on_goaway(self, code: int) -> None:

@@ -36,24 +36,24 @@ class HeaderDecoder(Generic[T]):
 
     Some clients send equal blocks again. A block that does not change the dynamic table means the
     same until the table changes, so its result is cached when it recurs.
+
+    Attributes:
+        known: The results of blocks that have recurred.
     """
 
     def __init__(self, parse: Callable[[Fields, int], T], max_size: int) -> None:
         self._parse = parse
         self._decoder = HpackDecoder(max_size)
-        self._cache: dict[bytes, T] = {}  # of blocks that have recurred
+        self.known: dict[bytes, T] = {}
         self._recent: deque[int] = deque(maxlen=_RECENT_BLOCKS)  # hashes of blocks that have not
         self._table_changes = 0  # up to which the cache is valid
 
     def decode_request(self, block: bytes) -> T:
-        """Decodes the block of a request and returns the result of `parse`.
+        """Decodes the block of a request that is not known and returns the result of `parse`.
 
         Raises MalformedRequest, or H2ConnectionError if the block cannot be decoded or its list is
         larger than `max_size` bytes.
         """
-        known = self._cache.get(block)
-        if known is not None:
-            return known
         before = self._table_changes
         fields, size = self._decode(block)
         _check_request(fields)
@@ -80,7 +80,7 @@ class HeaderDecoder(Generic[T]):
             raise H2ConnectionError(code, f"header block: {error}") from None
         if self._decoder.table_changes != self._table_changes:
             self._table_changes = self._decoder.table_changes
-            self._cache.clear()
+            self.known.clear()
         return decoded
 
     def _remember(self, block: bytes, understood: T) -> None:
@@ -88,9 +88,9 @@ class HeaderDecoder(Generic[T]):
         if number not in self._recent:
             self._recent.append(number)
             return
-        if len(self._cache) >= _CACHE_SIZE:
-            self._cache.clear()
-        self._cache[block] = understood
+        if len(self.known) >= _CACHE_SIZE:
+            self.known.clear()
+        self.known[block] = understood
 
 
 def _check_request(fields: Fields) -> None:

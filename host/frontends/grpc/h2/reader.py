@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import (
@@ -29,51 +29,18 @@ _SETTING = struct.Struct(">HI")
 _REQUEST_COST = 256  # of opening a stream, in bytes of header blocks that take as long to decode
 
 
-class FrameHandler(Protocol):
-    """Handles parsed frames. May raise H2ConnectionError, which `feed` passes on."""
+class FrameReader(ABC):
+    """Splits received bytes into frames, and calls an `on_` method for each.
 
-    def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
-        """Called with data of a DATA frame, maybe a part; `size` counts against the window."""
-
-    def on_headers(self, stream: int, block: bytes, end: bool) -> None:
-        """Called with a complete header block."""
-
-    def on_settings(self, values: list[tuple[int, int]]) -> None:
-        """Called with the client's settings."""
-
-    def on_settings_ack(self) -> None:
-        """Called when the client acknowledges the server's settings."""
-
-    def on_ping(self, data: bytes, ack: bool) -> None:
-        """Called with the eight bytes of a PING or of the answer to one."""
-
-    def on_window_update(self, stream: int, increment: int) -> None:
-        """Called with a window increment of a stream, or of the connection if `stream` is 0."""
-
-    def on_rst_stream(self, stream: int) -> None:
-        """Called when the client resets a stream."""
-
-    def on_goaway(self, code: int) -> None:
-        """Called when the client will open no more streams."""
-
-    def on_no_op_frame(self) -> None:
-        """Called for a frame without effect."""
-
-    def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
-        """Called for a frame that breaks a rule of its stream."""
-
-
-class FrameReader:
-    """Splits received bytes into frames, and calls a FrameHandler for each.
+    These methods may raise H2ConnectionError, which `feed` passes on.
 
     DATA is passed on as it arrives. Other frames are buffered until they are complete, so the
     reader holds at most one frame and one header block, and the rest of what it was fed when it
     pauses. It pauses after as many requests as one turn of the event loop may handle.
     """
 
-    def __init__(self, handler: FrameHandler, limits: ConnectionLimits) -> None:
-        self._handler = handler
-        self._limits = limits
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
         self._buffer = bytearray()  # an incomplete frame, or the incomplete preface
         self._min_buffered = len(PREFACE)  # bytes needed before the buffer is parsed
         self.bytes_received = 0
@@ -114,8 +81,8 @@ class FrameReader:
             position = self._min_buffered
             self._preface_received = True
         self._min_buffered = FRAME_HEADER_SIZE
-        handler, max_frame = self._handler, self._limits.max_frame
-        max_turn = self._limits.max_turn_cost
+        limits = self.limits
+        max_frame, max_turn = limits.max_frame, limits.max_turn_cost
         while end - position >= FRAME_HEADER_SIZE:
             high, low, kind, flags, stream = FRAME_HEADER.unpack_from(data, position)
             length = high << 8 | low
@@ -133,7 +100,7 @@ class FrameReader:
                 if length == 4 and stop <= end:
                     increment = _NUMBER.unpack_from(data, start)[0] & _STREAM_BITS
                     if increment:
-                        handler.on_window_update(stream, increment)
+                        self.on_window_update(stream, increment)
                         position = stop
                         continue
             elif kind > HEADERS or not stream:
@@ -143,15 +110,15 @@ class FrameReader:
                     self._start_data_frame(stream, flags, _slice(data, start, end), length)
                     return
                 piece = data[start:stop] if length < _MIN_VIEW_BYTES else _slice(data, start, stop)
-                handler.on_data(stream, piece, length, bool(flags & 1))
+                self.on_data(stream, piece, length, bool(flags & 1))
             elif stop > end:
                 self._min_buffered = FRAME_HEADER_SIZE + length
                 break
             elif kind == HEADERS and flags & _HEADERS_FLAGS == END_HEADERS:
-                if length > self._limits.max_header_block:
+                if length > limits.max_header_block:
                     self._check_header_block_size(length)
                 self._turn_cost += _REQUEST_COST + length
-                handler.on_headers(stream, data[start:stop], bool(flags & 1))
+                self.on_headers(stream, data[start:stop], bool(flags & 1))
             else:
                 self._handle_frame(kind, flags, stream, data[start:stop])
             position = stop
@@ -190,14 +157,14 @@ class FrameReader:
         self._data_end = bool(flags & frames.END_STREAM)
         self._data_left = length - len(piece)
         if piece:
-            self._handler.on_data(stream, piece, len(piece), False)
+            self.on_data(stream, piece, len(piece), False)
 
     def _continue_data_frame(self, data: bytes) -> int:
         """Passes on data of the incomplete DATA frame; returns how many bytes."""
         size = min(self._data_left, len(data))
         self._data_left -= size
         end = self._data_end and not self._data_left
-        self._handler.on_data(self._data_stream, _slice(data, 0, size), size, end)
+        self.on_data(self._data_stream, _slice(data, 0, size), size, end)
         return size
 
     def _handle_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
@@ -207,28 +174,28 @@ class FrameReader:
             self._window_update(stream, payload)
         elif kind == frames.DATA:
             bare = _strip_padding(payload)
-            self._handler.on_data(stream, bare, len(payload), bool(flags & frames.END_STREAM))
+            self.on_data(stream, bare, len(payload), bool(flags & frames.END_STREAM))
         elif kind == frames.CONTINUATION:
             if not self._block_stream:
                 raise _connection_error(H2ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
             self._continue_header_block(flags, payload)
         elif kind == frames.RST_STREAM:
             _check_length(4, "RST_STREAM", payload)
-            self._handler.on_rst_stream(stream)
+            self.on_rst_stream(stream)
         elif kind == frames.SETTINGS:
             self._settings(flags, payload)
         elif kind == frames.PING:
-            self._handler.on_ping(_check_length(8, "PING", payload), bool(flags & frames.ACK))
+            self.on_ping(_check_length(8, "PING", payload), bool(flags & frames.ACK))
         elif kind == frames.GOAWAY:
             if len(payload) < 8:
                 raise _connection_error(H2ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of less than 8 bytes")
-            self._handler.on_goaway(_NUMBER.unpack_from(payload, 4)[0])
+            self.on_goaway(_NUMBER.unpack_from(payload, 4)[0])
         elif kind == frames.PUSH_PROMISE:
             raise _connection_error(H2ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
         else:  # PRIORITY, which is deprecated, and unknown kinds
-            self._handler.on_no_op_frame()
+            self.on_no_op_frame()
             if kind == frames.PRIORITY and len(payload) != 5:
-                self._handler.on_stream_error(stream, H2ErrorCode.FRAME_SIZE_ERROR)
+                self.on_stream_error(stream, H2ErrorCode.FRAME_SIZE_ERROR)
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
         if flags & frames.PADDED:
@@ -243,7 +210,7 @@ class FrameReader:
         if flags & frames.END_HEADERS:
             self._check_header_block_size(len(payload))
             self._turn_cost += _REQUEST_COST + len(payload)
-            self._handler.on_headers(stream, payload, end)
+            self.on_headers(stream, payload, end)
             return
         self._block_stream, self._block_end, self._block = stream, end, []
         self._continue_header_block(flags, payload)
@@ -251,28 +218,28 @@ class FrameReader:
     def _continue_header_block(self, flags: int, payload: bytes) -> None:
         self._block.append(payload)
         self._check_header_block_size(sum(map(len, self._block)))
-        if len(self._block) > self._limits.max_continuations + 1:
+        if len(self._block) > self.limits.max_continuations + 1:
             raise _connection_error(H2ErrorCode.ENHANCE_YOUR_CALM, "too many CONTINUATION frames")
         if flags & frames.END_HEADERS:
             stream, self._block_stream = self._block_stream, 0
             block, self._block = b"".join(self._block), []
             self._turn_cost += _REQUEST_COST + len(block)
-            self._handler.on_headers(stream, block, self._block_end)
+            self.on_headers(stream, block, self._block_end)
 
     def _check_header_block_size(self, size: int) -> None:
-        if size > self._limits.max_header_block:
+        if size > self.limits.max_header_block:
             raise _connection_error(
                 H2ErrorCode.ENHANCE_YOUR_CALM,
-                f"header block of more than {self._limits.max_header_block} bytes",
+                f"header block of more than {self.limits.max_header_block} bytes",
             )
 
     def _window_update(self, stream: int, payload: bytes) -> None:
         (increment,) = _NUMBER.unpack(_check_length(4, "WINDOW_UPDATE", payload))
         increment &= _STREAM_BITS
         if increment:
-            self._handler.on_window_update(stream, increment)
+            self.on_window_update(stream, increment)
         elif stream:
-            self._handler.on_stream_error(stream, H2ErrorCode.PROTOCOL_ERROR)
+            self.on_stream_error(stream, H2ErrorCode.PROTOCOL_ERROR)
         else:
             raise _connection_error(H2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
 
@@ -283,14 +250,54 @@ class FrameReader:
                     H2ErrorCode.PROTOCOL_ERROR, "the first SETTINGS was an answer"
                 )
             _check_length(0, "acknowledging SETTINGS", payload)
-            self._handler.on_settings_ack()
+            self.on_settings_ack()
             return
         if len(payload) % _SETTING.size:
             raise _connection_error(
                 H2ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes"
             )
         self._settings_received = True
-        self._handler.on_settings(list(_SETTING.iter_unpack(payload)))
+        self.on_settings(list(_SETTING.iter_unpack(payload)))
+
+    @abstractmethod
+    def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
+        """Called with data of a DATA frame, maybe a part; `size` counts against the window."""
+
+    @abstractmethod
+    def on_headers(self, stream: int, block: bytes, end: bool) -> None:
+        """Called with a complete header block."""
+
+    @abstractmethod
+    def on_settings(self, values: list[tuple[int, int]]) -> None:
+        """Called with the client's settings."""
+
+    @abstractmethod
+    def on_settings_ack(self) -> None:
+        """Called when the client acknowledges the server's settings."""
+
+    @abstractmethod
+    def on_ping(self, data: bytes, ack: bool) -> None:
+        """Called with the eight bytes of a PING or of the answer to one."""
+
+    @abstractmethod
+    def on_window_update(self, stream: int, increment: int) -> None:
+        """Called with a window increment of a stream, or of the connection if `stream` is 0."""
+
+    @abstractmethod
+    def on_rst_stream(self, stream: int) -> None:
+        """Called when the client resets a stream."""
+
+    @abstractmethod
+    def on_goaway(self, code: int) -> None:
+        """Called when the client will open no more streams."""
+
+    @abstractmethod
+    def on_no_op_frame(self) -> None:
+        """Called for a frame without effect."""
+
+    @abstractmethod
+    def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
+        """Called for a frame that breaks a rule of its stream."""
 
 
 _STREAM_FRAMES = frozenset(

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from host.frontends.grpc.h2 import status
 from host.frontends.grpc.h2.calls import RefusedCall
 from host.frontends.grpc.h2.headers import Fields
 from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.grpc.h2.rpc import Rpc, parse_rpc
+from host.frontends.grpc.h2.rpc import parse_rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
-from host.frontends.grpc.h2.stream import Route, Stream, StreamConnection
+from host.frontends.grpc.h2.stream import Route
 from host.frontends.grpc.h2.stream_call import StreamCall
 from host.frontends.grpc.h2.unary_call import UnaryCall
 from host.frontends.grpc.methods import GrpcOptions, Method, Services, StreamMethod
 
 _GRPC = b"application/grpc"
-
-
-@dataclass(slots=True)
-class _CallRoute:
-    rpc: Rpc[Any]
-    call: type[UnaryCall | StreamCall]
-    content_length: int | None
-
-    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
-        call = self.call(connection, stream_id)
-        call.rpc = self.rpc
-        if self.content_length is not None:
-            call.remaining_length = self.content_length
-        return call
-
-
-@dataclass(frozen=True, slots=True)
-class _RefusedRoute:
-    block: bytes
-
-    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
-        return RefusedCall(connection, stream_id, self.block)
 
 
 class Router:
@@ -60,9 +37,9 @@ class Router:
         """
         known = dict(fields)
         if known[b":method"] != b"POST":
-            return _RefusedRoute(status.http_error_headers(405))
+            return _refused(status.http_error_headers(405))
         if not _is_grpc(known.get(b"content-type", b"")):
-            return _RefusedRoute(status.http_error_headers(415))
+            return _refused(status.http_error_headers(415))
         try:
             if size > self._max_header_list:
                 text = f"received metadata of {size} bytes, the limit is {self._max_header_list}"
@@ -70,13 +47,17 @@ class Router:
             rpc = parse_rpc(fields, self._methods, self._compression_level)
         except RpcError as fault:
             end = status.trailers(fault.code, fault.message)
-            return _RefusedRoute(status.RESPONSE_HEADERS + status.ACCEPT_ENCODING + end)
+            return _refused(status.RESPONSE_HEADERS + status.ACCEPT_ENCODING + end)
         length = known.get(b"content-length")
-        return _CallRoute(
-            rpc,
-            StreamCall if isinstance(rpc.method, StreamMethod) else UnaryCall,
-            int(length) if length else None,
+        call = StreamCall if isinstance(rpc.method, StreamMethod) else UnaryCall
+        return Route(
+            partial(call, rpc, int(length) if length else None),
+            acts_at_once=call is StreamCall or rpc.timeout is not None,
         )
+
+
+def _refused(block: bytes) -> Route:
+    return Route(partial(RefusedCall, block), acts_at_once=True)
 
 
 def _is_grpc(content_type: bytes) -> bool:

@@ -50,12 +50,12 @@ class SendBuffer:
         # Streams with pending data and a send window, in the order of their turns.
         self.waiting_streams: dict[SendingStream, None] = {}
         self.corked = False
+        self.buffered_bytes = 0
         self._limits = limits
         self._transport: asyncio.Transport | None = None
         self._write_small: Callable[[Piece], None]
         self._loop = asyncio.get_running_loop()
         self._buffers: list[Piece] = []
-        self._buffered_bytes = 0
         self._flush_due = False
         self._unsent_control = 0
 
@@ -75,7 +75,7 @@ class SendBuffer:
     def write(self, data: Piece) -> None:
         """Adds bytes of a frame; the next flush sends them."""
         self._buffers.append(data)
-        self._buffered_bytes += len(data)
+        self.buffered_bytes += len(data)
 
     def write_control_frame(self, frame: bytes) -> None:
         """Adds the answer to a control frame.
@@ -90,12 +90,12 @@ class SendBuffer:
 
     def flush(self) -> None:
         """Writes all frames to the transport, unless the buffer is corked."""
-        if self._buffers and not self.corked:
-            self._write_buffers()
-
-    def _write_buffers(self) -> None:
-        buffers = self._buffers
-        size, self._buffers, self._buffered_bytes = self._buffered_bytes, [], 0
+        if self.corked:
+            return
+        buffers, size = self._buffers, self.buffered_bytes
+        if not buffers:
+            return
+        self._buffers, self.buffered_bytes = [], 0
         if self._transport is None:
             return
         if size < len(buffers) * _MAX_JOINED_MEAN:
@@ -105,13 +105,19 @@ class SendBuffer:
         else:
             self._transport.writelines(buffers)
 
+    def _flush_large(self) -> None:
+        """Writes all frames, so that the transport can pause writing."""
+        corked, self.corked = self.corked, False
+        self.flush()
+        self.corked = corked
+
     def flush_soon(self) -> None:
         """Flushes at the end of this iteration of the event loop, together with later frames.
 
         Large amounts are written at once, even if corked, so that the transport can pause writing.
         """
-        if self._buffered_bytes >= _QUANTUM:
-            self._write_buffers()
+        if self.buffered_bytes >= _QUANTUM:
+            self._flush_large()
         elif not self._flush_due and not self.corked:
             self._flush_due = True
             self._loop.call_soon(self._flush_now)
@@ -191,8 +197,8 @@ class SendBuffer:
             stream.send_pending(_QUANTUM)
             if stream.pending_bytes and stream.send_window > 0:
                 waiting[stream] = None  # behind the others
-            if self._buffered_bytes >= _QUANTUM:  # lets the transport pause writing
-                self._write_buffers()
+            if self.buffered_bytes >= _QUANTUM:
+                self._flush_large()
 
     def _flush_now(self) -> None:
         self._flush_due = False

@@ -9,7 +9,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import H2ErrorCode
@@ -38,8 +39,11 @@ class StreamConnection(Protocol):
     def acknowledge_received_data(self, size: int) -> None:
         """Acknowledges received bytes, so that the client may send as many again."""
 
-    def stream_finished(self, stream: Stream) -> None:
-        """Removes a stream that has sent its whole response."""
+    def stop_request(self, stream: Stream) -> None:
+        """Tells a client that still sends its request to stop, as the response is sent."""
+
+    def remove_stream(self, stream: Stream) -> None:
+        """Removes a stream that is complete, or reset."""
 
     def reset_stream(self, stream_id: int, code: H2ErrorCode) -> None:
         """Sends RST_STREAM."""
@@ -48,14 +52,20 @@ class StreamConnection(Protocol):
         """Resets a stream because the client has broken a rule."""
 
 
-class Route(Protocol):
-    """Opens the stream for a kind of request."""
+@dataclass(slots=True)
+class Route:
+    """How a kind of request is handled.
 
-    def open_stream(self, connection: StreamConnection, stream_id: int) -> Stream:
-        """Returns the stream that handles the request."""
+    `stream`: makes the stream that handles the request. `acts_at_once`: whether its `on_opened`
+    does anything.
+    """
+
+    stream: Callable[[StreamConnection, int], Stream]
+    acts_at_once: bool
 
 
-_JOIN_UP_TO = 4096  # bytes; copying less than this is cheaper than one more buffer
+JOIN_UP_TO = 4096
+"""Bytes; copying less than this is cheaper than one more buffer."""
 
 
 class Stream(ABC):
@@ -77,7 +87,17 @@ class Stream(ABC):
     """Called once, when the pending data is within `max_send_queue`."""
     _window_increment = 0  # bytes of the next WINDOW_UPDATE
 
-    def __init__(self, connection: StreamConnection, stream_id: int) -> None:
+    def __init__(
+        self,
+        rpc: Any,
+        content_length: int | None,
+        connection: StreamConnection,
+        stream_id: int,
+    ) -> None:
+        """`rpc`: the parsed header of the request; None if it is refused."""
+        self.rpc = rpc
+        if content_length is not None:
+            self.remaining_length = content_length
         self.connection = connection
         self.id = stream_id
         self.send_window = connection.send_buffer.stream_window
@@ -136,7 +156,7 @@ class Stream(ABC):
         send_buffer.window -= size
         send_buffer.data_frames_sent += 1
         head = frames.FRAME_HEADER.pack(size >> 8, size & 255, frames.DATA, 0, self.id)
-        if size < _JOIN_UP_TO:
+        if size < JOIN_UP_TO:
             send_buffer.write(b"%b%b%b" % (head, prefix, body))
         else:
             send_buffer.write(head + prefix)
@@ -152,41 +172,10 @@ class Stream(ABC):
         send_buffer = self.connection.send_buffer
         send_buffer.data_frames_sent += 1
         send_buffer.write(frames.headers(self.id, block, True, send_buffer.max_frame))
-        self.connection.stream_finished(self)
-
-    def send_response(self, head: bytes, prefix: bytes, body: bytes, tail: bytes) -> None:
-        """Sends a whole response, in one write if it is small and nothing is in its way."""
-        send_buffer = self.connection.send_buffer
-        size = len(prefix) + len(body)
-        if (
-            size > _JOIN_UP_TO
-            or size > self.send_window
-            or size > send_buffer.window
-            or send_buffer.writing_paused
-            or send_buffer.waiting_streams
-            or self.closed
-        ):
-            self.send_headers(head)
-            self.send_data(prefix, body)
-            self.send_trailers(tail)
-            return
-        send_buffer.window -= size
-        send_buffer.data_frames_sent += 1
-        pack, number = frames.FRAME_HEADER.pack, self.id
-        send_buffer.write(
-            b"".join(
-                (
-                    pack(0, len(head), frames.HEADERS, frames.END_HEADERS, number),
-                    head,
-                    pack(size >> 8, size & 255, frames.DATA, 0, number),
-                    prefix,
-                    body,
-                    pack(0, len(tail), frames.HEADERS, 5, number),  # END_HEADERS | END_STREAM
-                    tail,
-                )
-            )
-        )
-        self.connection.stream_finished(self)
+        connection = self.connection
+        if not self.remote_ended:
+            connection.stop_request(self)
+        connection.remove_stream(self)
 
     def reset(self, code: H2ErrorCode) -> None:
         """Resets the stream and drops its pending data."""
@@ -241,18 +230,21 @@ class Stream(ABC):
     def mark_closed(self) -> None:
         """Drops the pending data and acknowledges received data; called by the connection."""
         self.closed = True
-        if self._pending is not None:
-            self._pending, self._pending_trailers, self.pending_bytes = None, None, 0
+        self.drop_pending()
         self.on_writable = None
         if self.unacknowledged_bytes:
             self.connection.acknowledge_received_data(self.unacknowledged_bytes)
             self.unacknowledged_bytes = 0
 
+    def drop_pending(self) -> None:
+        """Drops the data that was not sent yet."""
+        self._pending, self._pending_trailers, self.pending_bytes = None, None, 0
+
     def _queue_data(self, prefix: bytes, body: bytes) -> None:
         if self._pending is None:
             self._pending = deque()
         size = len(prefix) + len(body)
-        if size < _JOIN_UP_TO:
+        if size < JOIN_UP_TO:
             self._pending.append(prefix + body)
         else:
             self._pending.append(prefix)

@@ -23,6 +23,10 @@ class TimedConnection(Protocol):
         """When the connection last received bytes."""
 
     @property
+    def empty_since(self) -> float:
+        """When the last stream was closed, if none is open."""
+
+    @property
     def open_streams(self) -> int:
         """The number of open streams."""
 
@@ -65,7 +69,6 @@ class ConnectionTimers:
         self._ping_sent_at = 0.0
         self._pings_without_data = 0  # sent since the last data frame
         self._last_data_frames_sent = 0
-        self._empty_since = 0.0
 
     def connection_opened(self) -> None:
         """Starts the timers of a new connection."""
@@ -84,14 +87,8 @@ class ConnectionTimers:
         self._cancel_timer("handshake")
         self._schedule_keepalive(self._keepalive_time)
         self._check_data_rate()
-        self.all_streams_closed()
-
-    def all_streams_closed(self) -> None:
-        """Starts the idle timer."""
         if self._limits.idle_timeout:
-            self._empty_since = self._loop.time()
-            if "idle" not in self._timers:
-                self._set_timer("idle", self._limits.idle_timeout, self._check_idle)
+            self._set_timer("idle", self._limits.idle_timeout, self._check_idle)
 
     def ping_acknowledged(self, data: bytes) -> None:
         """Handles the answer to a PING."""
@@ -162,13 +159,13 @@ class ConnectionTimers:
             self._connection.abort()
 
     def _check_idle(self) -> None:
-        if self._connection.open_streams:
-            return  # `all_streams_closed` will restart the timer
-        left = self._empty_since + self._limits.idle_timeout - self._loop.time()
+        connection, left = self._connection, self._limits.idle_timeout
+        if not connection.open_streams:
+            left += connection.empty_since - self._loop.time()
         if left > 0:
             self._set_timer("idle", left, self._check_idle)
         else:
-            self._connection.drain("idle")
+            connection.drain("idle")
 
     def _max_age_reached(self) -> None:
         self._connection.drain("max_age")

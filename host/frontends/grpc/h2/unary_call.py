@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable
 
 from host.errors import HostError
-from host.frontends.grpc.h2 import status
-from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall
+from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall, encode_response
 from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, decompress
 from host.frontends.grpc.h2.rpc import Rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
+from host.frontends.grpc.h2.stream import JOIN_UP_TO
 from host.frontends.grpc.methods import UnaryMethod
 from host.frontends.receive_memory import Piece, ReservedBytes
 
@@ -36,8 +36,10 @@ class UnaryCall(GrpcCall):
 
     def mark_closed(self) -> None:
         """Drops the pending data, the message and the deadline."""
-        super().mark_closed()
+        self.closed = True
         self._reserved = None
+        if self._pending is not None:
+            self.drop_pending()
         if self._reader is not None:
             self._reader.discard()
         if self._deadline is not None:
@@ -45,16 +47,15 @@ class UnaryCall(GrpcCall):
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Starts the call when its message is complete."""
-        (self.connection if end else self).acknowledge_received_data(size)
+        connection = self.connection
+        (connection if end else self).acknowledge_received_data(size)
         reader = self._reader
         if reader is None:
             if end and len(piece) >= PREFIX.size:  # nearly always, one piece is the whole message
                 flag, length = PREFIX.unpack_from(piece)
                 if length == len(piece) - PREFIX.size:
-                    message = bytes(piece[PREFIX.size :])
-                    self._handle_message(flag, message, None)
+                    self._handle_message(flag, bytes(piece[PREFIX.size :]), None)
                     return
-            connection = self.connection
             reader = self._reader = MessageReader(
                 connection.limits.max_message_size,
                 connection.receive_budget,
@@ -114,24 +115,47 @@ class UnaryCall(GrpcCall):
             self._send_error(error)
 
     def _done(self, result: bytes | HostError) -> None:
+        """Sends the response, in one write if it is small and nothing is in its way."""
         self._running = None
         if self.closed:
             return
-        if isinstance(result, HostError):
+        if not isinstance(result, bytes):
             self._send_error(result)
-        elif self.rpc.response_encoding:
-            task = asyncio.ensure_future(self._send_compressed(result))
-            self._running = task
-        else:
-            self._send_message(PREFIX.pack(0, len(result)), result)
+            return
+        if self.rpc.response_encoding:
+            self._running = asyncio.ensure_future(self._send_compressed(result))
+            return
+        connection = self.connection
+        send_buffer = connection.send_buffer
+        length = len(result)
+        size = PREFIX.size + length
+        if (
+            size > JOIN_UP_TO
+            or size > self.send_window
+            or size > send_buffer.window
+            or send_buffer.writing_paused
+            or send_buffer.waiting_streams
+        ):
+            self._send_message(PREFIX.pack(0, length), result)
+            return
+        send_buffer.window -= size
+        send_buffer.data_frames_sent += 1
+        send_buffer.write(encode_response(self.id, result))
+        if not self.remote_ended:
+            connection.stop_request(self)
+        connection.remove_stream(self)
+        self._flush()
 
     async def _send_compressed(self, message: bytes) -> None:
         self._send_message(*await compress(message, self.rpc.response_encoding))
 
     def _send_message(self, prefix: bytes, body: bytes) -> None:
-        encoding = self.rpc.response_encoding
-        head = status.response_headers(encoding) if encoding else status.RESPONSE_HEADERS
-        self.send_response(head, prefix, body, OK_TRAILERS)
+        self._send_response_headers()
+        self.send_data(prefix, body)
+        self.send_trailers(OK_TRAILERS)
+        self._flush()
+
+    def _flush(self) -> None:
         # Other calls may be answered in this iteration too: send their responses together.
         if self.connection.streams:
             self.connection.send_buffer.flush_soon()

@@ -28,10 +28,11 @@ from tests.unit.host.frontends.grpc.h2.h2_peer import PREFACE, TestService, grpc
 LIMITS = ConnectionLimits(max_frame=16384, no_op_frame_rate=(1 << 30, 1), reset_rate=(1 << 30, 1))
 
 
-class Recorded:
-    """Fulfils FrameHandler; pieces of one DATA frame are put together again."""
+class Recorded(FrameReader):
+    """Records frames; pieces of one DATA frame are put together again."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ConnectionLimits = LIMITS) -> None:
+        super().__init__(limits)
         self.events: list[Any] = []
 
     def on_data(self, stream: int, piece: Piece, size: int, end: bool) -> None:
@@ -41,8 +42,32 @@ class Recorded:
         elif piece or end or size:
             self.events.append(("data", stream, bytes(piece), size, end))
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self.events.append((name, *arguments))
+    def on_headers(self, stream: int, block: bytes, end: bool) -> None:
+        self.events.append(("headers", stream, block, end))
+
+    def on_settings(self, values: list[tuple[int, int]]) -> None:
+        self.events.append(("settings", values))
+
+    def on_settings_ack(self) -> None:
+        self.events.append(("settings_ack",))
+
+    def on_ping(self, data: bytes, ack: bool) -> None:
+        self.events.append(("ping", data, ack))
+
+    def on_window_update(self, stream: int, increment: int) -> None:
+        self.events.append(("window_update", stream, increment))
+
+    def on_rst_stream(self, stream: int) -> None:
+        self.events.append(("rst_stream", stream))
+
+    def on_goaway(self, code: int) -> None:
+        self.events.append(("goaway", code))
+
+    def on_no_op_frame(self) -> None:
+        self.events.append(("no_op_frame",))
+
+    def on_stream_error(self, stream: int, code: H2ErrorCode) -> None:
+        self.events.append(("stream_error", stream, code))
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -76,16 +101,15 @@ def split(data: bytes, cuts: list[int]) -> Iterator[bytes]:
 def read(
     pieces: Iterator[bytes] | list[bytes], limits: ConnectionLimits = LIMITS
 ) -> tuple[list[Any], H2ErrorCode | None]:
-    recorded = Recorded()
-    reader = FrameReader(recorded, limits)
+    reader = Recorded(limits)
     try:
         for piece in pieces:
             reader.feed(piece)
             while reader.paused:
                 reader.feed(b"")
     except H2ConnectionError as fault:
-        return recorded.events, fault.code
-    return recorded.events, None
+        return reader.events, fault.code
+    return reader.events, None
 
 
 @given(anything, st.lists(st.integers(0, 10000), max_size=20))
@@ -107,17 +131,16 @@ def test_frames_do_not_depend_on_the_turns_in_which_they_are_read(
 
 def test_the_reader_pauses_after_the_requests_of_one_turn() -> None:
     requests = [frame(1, 5, 2 * number + 1, REQUEST_BLOCK) for number in range(100)]
-    recorded = Recorded()
-    reader = FrameReader(recorded, replace(LIMITS, max_turn_cost=10 * 256))
+    reader = Recorded(replace(LIMITS, max_turn_cost=10 * 256))
     reader.feed(PREFACE + SETTINGS)
-    recorded.events.clear()
+    reader.events.clear()
     counts = []
     reader.feed(b"".join(requests))
     while reader.paused:
-        counts.append(len(recorded.events))
+        counts.append(len(reader.events))
         reader.feed(b"")
     assert counts == list(range(counts[0], 100, counts[0])) and 5 < counts[0] <= 10
-    assert [event[1] for event in recorded.events] == list(range(1, 200, 2))
+    assert [event[1] for event in reader.events] == list(range(1, 200, 2))
 
 
 def test_other_connections_have_their_turn_while_many_requests_are_read() -> None:
@@ -235,12 +258,11 @@ def test_a_client_that_sends_much_and_finishes_nothing_takes_little_memory() -> 
 
 def test_large_frames_are_not_copied_over_and_over() -> None:
     """Bytes copied while a frame of one MiB arrives in pieces of 64 KiB: by their peak."""
-    recorded = Recorded()
-    reader = FrameReader(recorded, ConnectionLimits())
+    reader = Recorded(ConnectionLimits())
     payload = bytes(1 << 20)
     data = PREFACE + SETTINGS + frame(0, 1, 1, payload)
     pieces: list[int] = []
-    recorded.on_data = lambda stream, piece, size, end: pieces.append(size)  # type: ignore[method-assign]  # of this object
+    reader.on_data = lambda stream, piece, size, end: pieces.append(size)  # type: ignore[method-assign]  # of this object
     for start in range(0, len(data), 65536):
         reader.feed(data[start : start + 65536])
     assert sum(pieces) == len(payload) and len(pieces) == 17
@@ -248,7 +270,7 @@ def test_large_frames_are_not_copied_over_and_over() -> None:
 
 @pytest.mark.parametrize("most", [100, 16384])
 def test_frames_may_be_as_large_as_the_limit_and_no_larger(most: int) -> None:
-    reader = FrameReader(Recorded(), ConnectionLimits(max_frame=most))
+    reader = Recorded(ConnectionLimits(max_frame=most))
     reader.feed(PREFACE + SETTINGS + frame(0, 0, 1, bytes(most)))
     with pytest.raises(H2ConnectionError):
         reader.feed(frame(0, 0, 1, bytes(most + 1)))
