@@ -146,7 +146,9 @@ class Core:
         """
         if not self._state.started:
             raise unavailable("Server not ready")
-        model = self._registry.find(request.model_name, request.model_version)
+        model = self._registry.served.get((request.model_name, request.model_version))
+        if model is None:
+            model = self._registry.find(request.model_name, request.model_version)
         if unary and model.config.model_transaction_policy.decoupled:
             raise unsupported(
                 "ModelInfer RPC doesn't support models with decoupled transaction policy"

@@ -287,11 +287,12 @@ class Admission:
 class _CountedCall:
     """Passes on what a model learns about a call, and counts the end of the call."""
 
-    __slots__ = ("_client", "_listener")
+    __slots__ = ("_client", "_listener", "observes_responses")
 
     def __init__(self, client: Client, listener: CallListener | None) -> None:
         self._client = client
         self._listener = listener
+        self.observes_responses = listener is not None and listener.observes_responses
 
     def call_responded(self, call: Call, response: InferResponse) -> None:
         if self._listener is not None:

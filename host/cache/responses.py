@@ -196,11 +196,12 @@ class _CachedCall:
     cache: ResponseCache
     lookup_ns: int = 0
     listener: CallListener | None = None
+    observes_responses: bool = True
 
     def call_responded(self, call: Call, response: InferResponse) -> None:
         """Stores the response."""
         self.cache.store_response(self, response)
-        if self.listener is not None:
+        if self.listener is not None and self.listener.observes_responses:
             self.listener.call_responded(call, response)
 
     def call_finished(self, call: Call) -> None:

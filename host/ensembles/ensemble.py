@@ -58,6 +58,7 @@ class Ensemble(DrainableModel):
         self.metrics = ModelMetrics(
             config, version, self.counters, lambda: 0, metrics or MetricsSettings()
         )
+        self.observes_responses = self.metrics.latencies is not None
         self._registry = registry
         self._place_tensor = place_tensor
         self._signature = Signature(config)

@@ -32,6 +32,10 @@ ResponseCallback = Callable[[InferResponse | None, bool], None]
 """Called with a response (None for an end without one), and whether it is the last one."""
 
 
+ResultCallback = Callable[[InferResponse | HostError], None]
+"""Called with the only response of a unary call, or with its error."""
+
+
 ComputeCallback = Callable[[int, int, int], None]
 """Called with nanoseconds that an execution spent on inputs, inference and outputs."""
 
@@ -103,7 +107,13 @@ class CallHolder:
 
 
 class CallListener(Protocol):
-    """What a model learns about its calls."""
+    """What a model learns about its calls.
+
+    Attributes:
+        observes_responses: Whether `call_responded` does anything.
+    """
+
+    observes_responses: bool
 
     def call_responded(self, call: Call, response: InferResponse) -> None:
         """Called before a response is passed on; may change it."""
@@ -140,6 +150,7 @@ class Call:
         "on_computed",
         "on_response_acknowledged",
         "_callback",
+        "_on_result",
         "_responses",
         "_waiter",
     )
@@ -158,6 +169,7 @@ class Call:
         self.on_computed: ComputeCallback | None = None  # may be called after the last response
         self.on_response_acknowledged: Callable[[InferResponse], None] | None = None
         self._callback: ResponseCallback | None = None
+        self._on_result: ResultCallback | None = None  # in its place, for a unary call
         self._responses: deque[tuple[InferResponse | None, bool]] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
@@ -190,7 +202,7 @@ class Call:
             if response is not None:
                 if response.error is not None:
                     self.failed = True
-                if listener is not None:
+                if listener is not None and listener.observes_responses:
                     listener.call_responded(self, response)
                 self.responded = True
             request = self.request
@@ -206,6 +218,19 @@ class Call:
                     listener.call_finished(self)
         except Exception as error:
             response, final = self._end_with_exception(error), True
+        on_result = self._on_result
+        if on_result is not None:
+            self._on_result = None
+            if not final:
+                self.cancel()
+            try:
+                if response is not None and response.error is None and final:
+                    on_result(response)
+                else:
+                    on_result(_single_result(response, final))
+            except Exception as error:
+                on_result(_single_result(self._end_with_exception(error), True))
+            return
         callback = self._callback
         if callback is not None:
             if final:
@@ -349,33 +374,18 @@ class Call:
         if not self.finished:
             self._callback = callback
 
-    def subscribe_single(self, callback: Callable[[InferResponse | HostError], None]) -> None:
+    def subscribe_single(self, callback: ResultCallback) -> None:
         """Calls `callback` once, with the only response of a unary call or with its error.
 
         The error is INTERNAL if there was no response, or several; the call is cancelled then.
         """
-        told = False
-
-        def deliver(response: InferResponse | None, final: bool) -> None:
-            nonlocal told
-            if told:
-                return
-            told = True
+        if self._responses:
+            response, final = self._responses.popleft()
             if not final:
                 self.cancel()
-            try:
-                if response is not None and response.error is None and final:
-                    callback(response)
-                else:
-                    callback(_single_result(response, final))
-            except Exception:  # of any kind, raised again
-                told = False  # `respond` reports the failure to the callback
-                raise
-
-        if self._responses or self.state is _FINISHED:
-            self.subscribe(deliver)
-        else:
-            self._callback = deliver
+            callback(_single_result(response, final))
+        elif self.state is not _FINISHED:
+            self._on_result = callback
 
     def undelivered_responses(self) -> list[InferResponse]:
         """The responses that are here already, and that the caller has not taken yet."""

@@ -13,15 +13,16 @@ from host.inference.request import ExecutionTimes
 class Batch(msgspec.Struct, eq=False):
     """Calls that run together.
 
-    `on_released`: called once the instance can take the next batch, unless its stub dies first.
-    `on_done`: called at the end, with the batch and its times, or None if the stub died.
+    `on_released`: called if the instance can take the next batch before the end of this one.
+    `on_done`: called at the end, with the batch and its times, None if it has none; and whether the
+    instance can take the next batch from now on.
     `report`: counts the batch, after its responses. `on_returned`: called if the stub returns a
     prefetched call without running it; None if the call was not sent to be returned.
     """
 
     calls: Sequence[Call]
     on_released: Callable[[], None]
-    on_done: Callable[[Batch, ExecutionTimes | None], None]
+    on_done: Callable[[Batch, ExecutionTimes | None, bool], None]
     report: Callable[[Batch, ExecutionTimes], None]
     on_returned: Callable[[Call], None] | None = None
     number: int = 0

@@ -219,8 +219,10 @@ class StubSession:
                 failed[call] = unexpected_failure(error)
         if failed:
             batch.calls = [call for call in calls if call not in failed]
+        if requests or not self.running:
+            self._number = batch.number = self._number + 1
+            self._batches[batch.number] = batch
         if requests:
-            self._add_batch(batch)
             if transfer.dropped and (releases := transfer.collect_releases()) is not None:
                 frame.append(releases)
             reclaimable = batch.on_returned is not None
@@ -233,21 +235,15 @@ class StubSession:
         else:
             if frame:  # arenas that count as announced
                 self.send_work(frame)
-            if not self.running:
-                self._add_batch(batch)
+            if batch.number:
                 asyncio.get_running_loop().call_soon(self._end_unsent, batch)
         for call, failure in failed.items():
             call.fail(failure)
 
-    def _add_batch(self, batch: Batch) -> None:
-        self._number = batch.number = self._number + 1
-        self._batches[batch.number] = batch
-
     def _end_unsent(self, batch: Batch) -> None:
         """Ends a batch whose calls could not be sent, unless the stub has died since."""
         if self._batches.pop(batch.number, None) is not None:
-            batch.on_done(batch, None)
-            self._release_instance(batch)
+            self._end_batch(batch)
 
     def accepts_prefetch(self, call: Call) -> bool:
         """Whether the call may be sent while another batch runs."""
@@ -341,7 +337,6 @@ class StubSession:
                 for call in batch.calls:
                     if call.on_computed is not None or call.request.trace is not None:
                         call.record_compute_times(batch.times)
-                batch.on_done(batch, batch.times)
             except Exception:  # a defect of ours
                 self._log_failure()
         if len(responses) > 1:
@@ -354,7 +349,7 @@ class StubSession:
                 self._log_failure()
         for batch in ended:
             try:
-                self._release_instance(batch)
+                self._end_batch(batch)
             except Exception:  # a defect of ours
                 self._log_failure()
         if len(responses) == 1:
@@ -462,10 +457,10 @@ class StubSession:
         batch.rescheduled = message.rescheduled
         batch.again = [i for i in message.rescheduled if batch.calls[i].try_reschedule()]
 
-    def _release_instance(self, batch: Batch) -> None:
-        if not batch.instance_free:
-            batch.instance_free = True
-            batch.on_released()
+    def _end_batch(self, batch: Batch) -> None:
+        released = not batch.instance_free
+        batch.instance_free = True
+        batch.on_done(batch, batch.times, released)
         if self._on_idle is not None:
             self._notify_if_idle()
 
@@ -564,7 +559,7 @@ class StubSession:
             if not batch.deferred:
                 for call in batch.calls:
                     call.record_compute_times(None)
-                batch.on_done(batch, None)
+                batch.on_done(batch, None, False)
         self._notify_if_idle()
         self.bls_requests.cancel_all()
 

@@ -109,7 +109,6 @@ class Supervisor(InstanceSlot):
         self._backoff = RestartBackoff(_FIRST_BACK_OFF, _MAX_BACK_OFF, _PROVEN_SECONDS)
         self._restart: asyncio.Task[None] | None = None
         self._calls_awaiting_permit: Sequence[Call] = ()  # the batch that waits for its permit
-        self._holds_resources = False  # of a batch that is done, until the instance is released
         self._on_lethal_request = on_lethal_request
         self._watch(instance)
 
@@ -267,24 +266,20 @@ class Supervisor(InstanceSlot):
     def _on_released(self) -> None:
         if self.state is InstanceState.SERVING:
             self._scheduler.instance_ready(self)
-        if self.permit is not None and self._holds_resources:
-            self._holds_resources = False
-            self.permit.finish_execution()
 
-    def _on_batch_done(self, batch: Batch, times: ExecutionTimes | None) -> None:
-        if self.permit is not None:
-            # First the instance requests its next execution, which may have a lower rank than
-            # the others that wait.
-            if times is not None and not batch.instance_free:
-                self._holds_resources = True
-            else:
-                self.permit.finish_execution()
+    def _on_batch_done(self, batch: Batch, times: ExecutionTimes | None, released: bool) -> None:
         if times is not None:
             self._backoff.exits = 0
             batch_ns = times.ended - times.started
             self.busy_ns += batch_ns
             self._prefetch_limit = prefetch_limit(batch_ns)
             self._mean_ns += (batch_ns - self._mean_ns) * _WEIGHT
+        if released and self.state is InstanceState.SERVING:
+            self._scheduler.instance_ready(self)
+        if self.permit is not None:
+            # After the instance has requested its next execution, which may have a lower rank than
+            # the others that wait.
+            self.permit.finish_execution()
 
     # Restarts
 

@@ -115,7 +115,10 @@ class TensorTransfer(ProcessMemory):
 
     def fits_inline(self, request: InferRequest) -> bool:
         """Whether no tensor of the request needs shared memory of the host."""
-        size = _movable_bytes(request.inputs)
+        size = 0
+        for tensor in request.inputs:
+            if not isinstance(tensor.owner, Block):
+                size += len(tensor.data)
         return size <= INLINE_ALWAYS or size <= self._inline_limit()
 
     def encode_response(

@@ -11,6 +11,8 @@ from host.inference.metadata import BatchStatistics, Duration, InferenceStatisti
 from host.inference.request import ExecutionTimes
 from host.metrics.latency import LatencyCounts
 
+_MAX_DURATIONS = 1000  # that are put into the counts of latencies together
+
 
 class LatencyRecorder(Protocol):
     """Receives the latency of every request."""
@@ -37,7 +39,6 @@ class InferenceCounters:
     __slots__ = (
         "failures",
         "latencies",
-        "latency_counts",
         "quarantined",
         "_name",
         "_version",
@@ -58,12 +59,13 @@ class InferenceCounters:
         "_misses",
         "_miss_ns",
         "_batches",
+        "_latency_counts",
+        "_durations",
     )
 
     def __init__(self, name: str, version: str) -> None:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.latencies: LatencyRecorder | None = None
-        self.latency_counts = LatencyCounts()  # of successful requests
         self.quarantined = 0  # requests that were refused as they ended processes
         self._name = name
         self._version = version
@@ -74,6 +76,18 @@ class InferenceCounters:
         self._computed = self._input_ns = self._infer_ns = self._output_ns = 0
         self._hits = self._hit_ns = self._misses = self._miss_ns = 0
         self._batches: dict[int, list[int]] = {}  # size: count, input, infer and output ns
+        self._latency_counts = LatencyCounts()
+        self._durations: list[int] = []  # of successful requests that are not in these counts yet
+
+    @property
+    def latency_counts(self) -> LatencyCounts:
+        """The counts of successful requests by their latency."""
+        self._count_durations()
+        return self._latency_counts
+
+    def _count_durations(self) -> None:
+        self._latency_counts.add_latencies(self._durations)
+        self._durations.clear()
 
     def record_batch(self, calls: Sequence[Call], times: ExecutionTimes, late: int = 0) -> None:
         """Records an execution that has ended, and its calls that did not fail.
@@ -88,26 +102,27 @@ class InferenceCounters:
         output_ns = times.ended - times.outputs_begin
         now = time.monotonic_ns()
         size = late
-        durations: list[int] = []
-        inferences = queue_ns = 0
+        durations = self._durations
+        answered = inferences = total_ns = queue_ns = 0
         for call in calls:
             elements = call.request.batch_size
             size += elements
             if not call.failed:
                 inferences += elements
-                durations.append(now - call.received_ns)
+                answered += 1
+                took = now - call.received_ns
+                total_ns += took
+                durations.append(took)
                 waited = started - (call.queued_ns or call.received_ns)
                 if waited > 0:
                     queue_ns += waited
                 if self.latencies is not None:
-                    self.latencies.record_success(
-                        now - call.received_ns, waited, input_ns, infer_ns, output_ns
-                    )
-        answered = len(durations)
-        self.latency_counts.add_latencies(durations)
+                    self.latencies.record_success(took, waited, input_ns, infer_ns, output_ns)
+        if len(durations) > _MAX_DURATIONS:
+            self._count_durations()
         self._inferences += inferences
         self._success += answered
-        self._success_ns += sum(durations)
+        self._success_ns += total_ns
         self._queue_ns += queue_ns
         self._computed += answered
         self._input_ns += input_ns * answered
@@ -142,7 +157,7 @@ class InferenceCounters:
         self._inferences += batch_size
         self._success += 1
         self._success_ns += total_ns
-        self.latency_counts.add_latencies((total_ns,))
+        self._durations.append(total_ns)
         if queue_ns > 0:
             self._queue_ns += queue_ns
         self._computed += 1
@@ -179,7 +194,7 @@ class InferenceCounters:
         """Records a request that was answered from the response cache, without an inference."""
         self._success += 1
         self._success_ns += total_ns
-        self.latency_counts.add_latencies((total_ns,))
+        self._durations.append(total_ns)
         self._queue_ns += queue_ns
         self._hits += 1
         self._hit_ns += lookup_ns

@@ -20,6 +20,9 @@ class DrainableModel(ABC):
     version: int
     metrics: ModelMetrics
 
+    observes_responses: bool
+    """Whether the first responses of calls are measured."""
+
     def __init__(self) -> None:
         self.cache: ResponseCache | None = None
         self.quarantine: Quarantine | None = None

@@ -57,8 +57,9 @@ class PythonModel(DrainableModel):
         self.environment: Environment | None = None  # of its stubs; released at the end
         self.prepared: PreparedModel | None = None  # its stubs are forks of this
         self.signature = Signature(config)
-        # Replaced while the quarantine refuses a request, so that it costs nothing otherwise.
-        self._validate_request = self.signature.validate_request
+        # Requests of a shape that this has accepted are valid. Another object while the quarantine
+        # refuses a request, so that it costs nothing otherwise.
+        self._trusted: object = self.signature
         self.scheduler = make_scheduler(config, self.signature, states)
         self.scheduler.may_recover = self._can_recover
         self._new_call = call_type(config)
@@ -70,12 +71,17 @@ class PythonModel(DrainableModel):
             lambda: self.scheduler.queued,
             metrics or MetricsSettings(),
         )
+        self.observes_responses = self.metrics.latencies is not None
         self._awaits_sequences = False  # as well as calls, in `drain`
         self._late: dict[Call, ExecutionTimes] = {}  # calls whose batch ended before they did
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid, or if no instance can run it."""
-        self._validate_request(request)
+        shape = request.shape
+        if shape is not None and shape.accepted_by is self._trusted:
+            request.batch_size = shape.batch_size
+        else:
+            self._validate_request(request)
         if not self.scheduler.instances or self._drained is not None:
             self._raise_if_unrecoverable(request)
         if self.cache is not None or request.trace is not None:
@@ -132,13 +138,11 @@ class PythonModel(DrainableModel):
 
     def _on_quarantine_changed(self) -> None:
         active = self.quarantine is not None and self.quarantine.active
-        self._validate_request = (
-            self._validate_with_quarantine if active else self.signature.validate_request
-        )
+        self._trusted = self.quarantine if active else self.signature
 
-    def _validate_with_quarantine(self, request: InferRequest) -> None:
+    def _validate_request(self, request: InferRequest) -> None:
         self.signature.validate_request(request)
-        if self.quarantine is None:
+        if self._trusted is self.signature or self.quarantine is None:
             return
         refusal = self.quarantine.find_refusal(request)
         if refusal is not None:
@@ -284,7 +288,9 @@ class PythonModel(DrainableModel):
             )
         elif times is not None:
             self.counters.record_late_success(call, times)
-        self._release_call(call)
+        self._calls.discard(call)
+        if self._drained is not None:
+            self._signal_if_drained()
 
     def _failure_reason(self, call: Call) -> FailureReason:
         if call.failure_reason is not None:

@@ -200,7 +200,8 @@ class Registry:
         self._remote: dict[str, ModelEntry] = {}
         self.failures: dict[str, LoadFailure] = {}
         self._ready: dict[tuple[str, int], LoadedModel] = {}
-        self._named = self._ready
+        self.served = self._ready
+        """The models that requests find, by name and version; -1 is the highest ready one."""
         self.on_demand: set[str] = set()
         """The qualified names of models that the next request loads if they are not loaded."""
         self.watchers: list[Callable[[], None]] = []
@@ -218,7 +219,7 @@ class Registry:
 
         Raises NotServedError with the texts of docs/reference/protocol.md, "Model lookup".
         """
-        model = self._named.get((name, version))
+        model = self.served.get((name, version))
         if model is not None:
             return model
         return self._pick(self.resolve_name(name), name, version)
@@ -275,7 +276,7 @@ class Registry:
 
     def list_named_versions(self) -> list[tuple[str, int]]:
         """The (name, version) pairs that are ready and found by name, in order."""
-        return sorted((name, number) for name, number in self._named if number != -1)
+        return sorted((name, number) for name, number in self.served if number != -1)
 
     def namespace_of(self, known: str) -> str:
         """The repository of a model, "" without namespaces."""
@@ -367,15 +368,15 @@ class Registry:
                 if split is not None:
                     ready[(name, -1)], splits[(name, -1)] = split.stable, split
         self._ready = ready
-        self._named = {**ready, **splits} if splits else ready
+        self.served = {**ready, **splits} if splits else ready
         if self._namespaces:
             present = (
                 known for known, entry in self._entries.items() if entry.is_served_or_loading
             )
             names = Counter(map(self.name_of, present))
-            self._named = {
+            self.served = {
                 (self.name_of(known), number): model
-                for (known, number), model in self._named.items()
+                for (known, number), model in self.served.items()
                 if names[self.name_of(known)] == 1
             }
         for watcher in self.watchers:

@@ -131,7 +131,7 @@ async def _execute(
     open_calls = set(calls)
     answered = asyncio.Event()
 
-    def done(_: Batch, times: ExecutionTimes | None) -> None:
+    def done(_: Batch, times: ExecutionTimes | None, free: bool) -> None:
         released.set()  # also if the process has died
 
     def responder(call: Call) -> Callable[[InferResponse | None, bool], None]:

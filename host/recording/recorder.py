@@ -159,6 +159,8 @@ class Recording:
 class RecordedCall(CallListener):
     """A request that is recorded, and its responses as they arrive. `size`: tensors in bytes."""
 
+    observes_responses = True
+
     def __init__(
         self, recording: Recording, request: InferRequest, inputs: list[Tensor], size: int
     ) -> None:

@@ -59,6 +59,7 @@ class RemoteModel(DrainableModel):
         self.metrics = ModelMetrics(
             config, self.version, self.counters, lambda: 0, MetricsSettings()
         )
+        self.observes_responses = self.metrics.latencies is not None
         self.described = described
         self._provider = provider
         self._why_not_ready = why_not_ready

@@ -11,7 +11,7 @@ from itertools import takewhile
 from operator import attrgetter
 
 from host.errors import HostError, unavailable
-from host.inference.call import Call
+from host.inference.call import Call, CallState
 from host.scheduling.queue import FifoQueue, InstanceQueue, start_batch
 from host.scheduling.scheduler import Clock, InstanceSlot, LoopClock, Timer
 
@@ -45,6 +45,7 @@ class DirectScheduler(InstanceQueue):
         self._clock = LoopClock() if clock is None else clock
         self._useful = max(1, cpus - 1)  # busy instances, besides which no other finds a core
         self._recent: InstanceSlot | None = None  # the one that was given work last, if it is busy
+        self._single = False  # whether no instance besides the only one is being replaced
         self._ahead: dict[InstanceSlot, deque[Call]] = {}  # the prefetched calls, where they are
         # Busy instances that may get their next call in advance, the first to have started first.
         # One that refuses a call is asked again when it has started another one.
@@ -81,7 +82,8 @@ class DirectScheduler(InstanceQueue):
 
     def instance_ready(self, instance: InstanceSlot) -> None:
         """Gives the instance the oldest call, or keeps the instance for the next one."""
-        self._add_instance(instance)
+        if instance not in self._members:
+            self._add_instance(instance)
         if instance in self._ahead:
             self._start_prefetched(instance)
         else:
@@ -98,6 +100,7 @@ class DirectScheduler(InstanceQueue):
         Prefetched calls that cannot be reclaimed run where they are, unless that instance has died.
         """
         super().instance_removed(instance)
+        self._single = False
         calls = self._reclaim(instance) if self.instances else []
         while instance in self._ahead:
             self._start_prefetched(instance)
@@ -164,7 +167,9 @@ class DirectScheduler(InstanceQueue):
         ahead = self._ahead.get(instance)
         prefetched = len(ahead) if ahead else 0
         if len(self.instances) == 1:
-            accepts = not self.may_recover() and instance.accepts_prefetch(call, prefetched)
+            if not self._single:
+                self._single = not self.may_recover()
+            accepts = self._single and instance.accepts_prefetch(call, prefetched)
         else:
             busy = len(self.instances) - len(self._free)
             accepts = instance.accepts_reclaimable(call, prefetched, busy < self._useful)
@@ -212,7 +217,7 @@ class DirectScheduler(InstanceQueue):
             instance.run_reclaimable(call, self._on_returned)
             if self._timer is None:
                 self._timer = self._clock.call_later(_RECLAIM_INTERVAL_NS, self._check_progress)
-        if call.finished:  # it could not be sent
+        if call.state is CallState.FINISHED:  # it could not be sent
             self._remove_prefetched(instance, call)
         else:
             self._without_next.pop(instance, None)
@@ -225,7 +230,7 @@ class DirectScheduler(InstanceQueue):
         if not ahead:
             del self._ahead[instance]
             self._without_next[instance] = None
-        if not begun.finished:
+        if begun.state is not CallState.FINISHED:
             begun.holder = instance
 
     def _check_progress(self) -> None:

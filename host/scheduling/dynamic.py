@@ -120,7 +120,8 @@ class DynamicScheduler(InstanceQueue):
 
     def instance_ready(self, instance: InstanceSlot) -> None:
         """Gives the instance a batch if one is due."""
-        self._add_instance(instance)
+        if instance not in self._members:
+            self._add_instance(instance)
         self._free.append(instance)
         if not self._queue:
             return

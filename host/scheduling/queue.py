@@ -379,9 +379,8 @@ class InstanceQueue(Scheduler):
         call.fail(error)
 
     def _add_instance(self, instance: InstanceSlot) -> None:
-        if instance not in self._members:
-            self._members.add(instance)
-            self.instances.append(instance)
+        self._members.add(instance)
+        self.instances.append(instance)
 
 
 def start_batch(instance: InstanceSlot, calls: list[Call]) -> None:

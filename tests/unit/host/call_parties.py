@@ -28,6 +28,8 @@ class RecordingHolder(CallHolder):
 class RecordingListener:
     """Records responses and ends. `on_finish` is called at the end of a call."""
 
+    observes_responses = True
+
     def __init__(self, on_finish: Callable[[Call], None] | None = None) -> None:
         self.responses: list[InferResponse] = []
         self.finished: list[Call] = []

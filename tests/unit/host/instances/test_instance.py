@@ -6,13 +6,12 @@ import asyncio
 import errno
 import gc
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 import pytest
 
 from host.errors import ErrorCode, HostError
 from host.inference.call import Call
-from host.inference.request import InferRequest, InferResponse, Tensor
+from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
 from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
@@ -73,7 +72,7 @@ def execute(instance: Instance, *inputs: bytes) -> list[Call]:
     for call in calls:
         call.holder = RecordingHolder(True, instance.session.cancel_call)
     instance.session.run_batch(
-        Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
+        Batch(calls, lambda: None, lambda *end: None, lambda batch, times: None)
     )
     return calls
 
@@ -173,19 +172,19 @@ def test_call_that_does_not_fit_into_memory_fails_and_the_others_run() -> None:
 def test_batch_of_which_nothing_fits_into_memory_is_not_sent_and_ends() -> None:
     async def test(setup: Setup) -> None:
         instance = await setup.start()
-        events: list[str] = []
+        events: list[object] = []
         call = Call(InferRequest("m", [Tensor("x", "UINT8", [1], bytes(ARENA_LIMIT + 1))]))
         instance.session.run_batch(
             Batch(
                 [call],
-                lambda: events.append("released"),
-                lambda batch, times: events.append("done"),
+                lambda: None,
+                lambda batch, times, released: events.append(("done", released)),
                 lambda batch, times: events.append("counted"),
             )
         )
         assert events == []  # the scheduler that called `run_batch` gets no call back from inside
         await refusal(call)
-        await eventually(lambda: events == ["done", "released"], "the end of the batch")
+        await eventually(lambda: events == [("done", True)], "the end of the batch")
         assert not any(isinstance(message, m.Execute) for message in setup.peer.received)
 
     with_peer(test)
@@ -198,10 +197,13 @@ def test_prefetched_batch_that_cannot_be_sent_does_not_free_the_instance() -> No
 
         def batch(datatype: str, name: str) -> tuple[Batch, Call]:
             call = Call(InferRequest("m", [Tensor("x", datatype, [1], b"a")]))
-            released, done = partial(events.append, f"{name} released"), f"{name} done"
-            return Batch(
-                [call], released, lambda *end: events.append(done), lambda *end: None
-            ), call
+
+            def done(batch: Batch, times: ExecutionTimes | None, released: bool) -> None:
+                events.append(f"{name} done")
+                if released:
+                    events.append(f"{name} released")
+
+            return Batch([call], lambda: None, done, lambda *end: None), call
 
         first, second, third = (
             batch(datatype, name)
@@ -449,7 +451,7 @@ def test_defect_while_a_frame_is_handled_ends_the_calls_of_the_stub_with_an_inte
             *([Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")]))] if prefix else []),
         ]
         instance.session.run_batch(
-            Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
+            Batch(calls, lambda: None, lambda *end: None, lambda batch, times: None)
         )
         await setup.peer.receives(m.Execute)
         response = m.Response(1, 0, WireResponse([], {}))
@@ -476,7 +478,7 @@ def test_request_that_cannot_be_encoded_fails_with_an_internal_error_and_the_oth
             Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")])),
         ]
         instance.session.run_batch(
-            Batch(calls, lambda: None, lambda batch, times: None, lambda batch, times: None)
+            Batch(calls, lambda: None, lambda *end: None, lambda batch, times: None)
         )
         error = await refusal(calls[0])
         assert error.code is ErrorCode.INTERNAL
@@ -496,7 +498,7 @@ def test_arena_is_announced_although_no_request_of_its_batch_can_be_encoded() ->
         for inputs in ([foreign, broken], [foreign]):
             call = Call(InferRequest("m", inputs))
             instance.session.run_batch(
-                Batch([call], lambda: None, lambda batch, times: None, lambda batch, times: None)
+                Batch([call], lambda: None, lambda *end: None, lambda batch, times: None)
             )
         await setup.peer.receives(m.Execute)
         announced = [one.arena for one in setup.peer.received if isinstance(one, m.OpenArena)]

@@ -172,8 +172,10 @@ class Run(logging.Handler):
             "asked", bls_request.number, bls_request.request.model_name, inputs, batch, flags
         )
 
-    def done(self, batch: Batch, times: ExecutionTimes | None) -> None:
+    def done(self, batch: Batch, times: ExecutionTimes | None, released: bool) -> None:
         self.event("done", times)
+        if released:
+            self.released()
 
     def released(self) -> None:
         self.event("released")

@@ -86,12 +86,17 @@ class Tracked:
         batch = Batch(
             calls,
             lambda: self.events.append("released"),
-            lambda batch, times: self.events.append("done" if times else "lost"),
+            self.batch_done,
             lambda batch, times: self.events.append("counted"),
             on_returned,
         )
         self.session.run_batch(batch)
         return batch, calls
+
+    def batch_done(self, _: Batch, times: ExecutionTimes | None, released: bool) -> None:
+        self.events.append("done" if times else "lost")
+        if released:
+            self.events.append("released")
 
     def receive(self, *messages: m.ToHost) -> None:
         """Handles a frame with these messages, which keeps to the protocol."""
@@ -157,7 +162,7 @@ def test_several_responses_are_delivered_before_the_instance_is_free() -> None:
         for call in calls:
             call.subscribe(lambda response, final: t.events.append("response"))
         t.receive(m.Response(1, 0, output()), m.Response(1, 1, output()), done(1))
-        assert t.events == ["done", "response", "response", "released", "counted"]
+        assert t.events == ["response", "response", "done", "released", "counted"]
 
     tracked(test)
 
@@ -264,7 +269,7 @@ def test_rescheduled_request_that_its_scheduler_takes_back_stays_open() -> None:
 
     def test(t: Tracked) -> None:
         call = Iterating(InferRequest("m", []))
-        batch = Batch([call], lambda: None, lambda batch, times: None, lambda batch, times: None)
+        batch = Batch([call], lambda: None, lambda *end: None, lambda batch, times: None)
         t.session.run_batch(batch)
         t.receive(done(1, rescheduled=(0,)))
         assert not call.finished and t.logged == []
@@ -513,15 +518,15 @@ def test_batch_that_could_not_be_sent_ends_and_frees_the_instance() -> None:
         ended = asyncio.Event()
         call = Call(InferRequest("m", [Tensor("x", "NO_SUCH_TYPE", [1], b"a")]))
 
-        def released() -> None:
-            t.events.append("released")
+        def done(batch: Batch, times: ExecutionTimes | None, released: bool) -> None:
+            t.batch_done(batch, times, released)
             ended.set()
 
         t.session.run_batch(
             Batch(
                 [call],
-                released,
-                lambda batch, times: t.events.append("done" if times else "lost"),
+                lambda: None,
+                done,
                 lambda batch, times: t.events.append("counted"),
             )
         )
