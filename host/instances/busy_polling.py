@@ -63,7 +63,9 @@ class BusyPoller:
             if self._answered_at:
                 self._client_is_quick = self.clock() - self._answered_at < self.seconds
                 self._answered_at = 0.0
-            self._on_activity(source)
+            self._last_source = source
+            if source.woken or (source.repeats >= _REPEATS_BEFORE_WAKE and not self._polls_to_skip):
+                self._wake_early(source)
 
         return on_activity
 
@@ -74,22 +76,14 @@ class BusyPoller:
         """
         return Doorbell(self, event, on_full)
 
-    def _on_activity(self, source: _WorkSource) -> None:
-        self._last_source = source
+    def _wake_early(self, source: _WorkSource) -> None:
+        """Wakes the stub that gets the work of this source, if it is always the same one."""
         if source.woken:  # without need
             source.woken = False
             source.repeats = 0
         elif source.repeats >= _REPEATS_BEFORE_WAKE and not self._polls_to_skip:
             assert source.doorbell is not None
             source.woken = source.doorbell.wake_early()
-
-    def _on_work_sent(self, doorbell: Doorbell, source: _WorkSource) -> None:
-        self._last_source = None
-        source.woken = False
-        if source.doorbell is doorbell:
-            source.repeats += 1
-        else:
-            source.doorbell, source.repeats = doorbell, 1
 
     def _on_stub_answered(self, now: float) -> None:
         self._answered_at = now
@@ -173,7 +167,12 @@ class Doorbell:
         busy_poller = self._busy_poller
         source = busy_poller._last_source
         if source is not None:
-            busy_poller._on_work_sent(self, source)
+            busy_poller._last_source = None
+            source.woken = False
+            if source.doorbell is self:
+                source.repeats += 1
+            else:
+                source.doorbell, source.repeats = self, 1
         self._unannounced += number
         if not self._sent_at:
             self._write_event()
@@ -213,7 +212,8 @@ class Doorbell:
             self._sent_at = 0.0
             if self._is_quick:
                 busy_poller._on_stub_answered(now)
-        busy_poller._on_activity(self._source)
+        busy_poller._last_source = self._source
+        busy_poller._wake_early(self._source)
 
     def wake_early(self) -> bool:
         """Wakes the stub if it sleeps and is fast; returns whether it was woken."""

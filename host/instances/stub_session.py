@@ -243,7 +243,8 @@ class StubSession:
     def _end_unsent(self, batch: Batch) -> None:
         """Ends a batch whose calls could not be sent, unless the stub has died since."""
         if self._batches.pop(batch.number, None) is not None:
-            self._end_batch(batch)
+            batch.on_done(batch, None, True)
+            self._notify_if_idle()
 
     def accepts_prefetch(self, call: Call) -> bool:
         """Whether the call may be sent while another batch runs."""
@@ -349,9 +350,13 @@ class StubSession:
                 self._log_failure()
         for batch in ended:
             try:
-                self._end_batch(batch)
+                released = not batch.instance_free
+                batch.instance_free = True
+                batch.on_done(batch, batch.times, released)
             except Exception:  # a defect of ours
                 self._log_failure()
+        if self._on_idle is not None:
+            self._notify_if_idle()
         if len(responses) == 1:
             call, response, final = responses[0]
             call.respond(response, final)
@@ -456,13 +461,6 @@ class StubSession:
         # Before the instance is free, as rescheduled calls may be in its next batch.
         batch.rescheduled = message.rescheduled
         batch.again = [i for i in message.rescheduled if batch.calls[i].try_reschedule()]
-
-    def _end_batch(self, batch: Batch) -> None:
-        released = not batch.instance_free
-        batch.instance_free = True
-        batch.on_done(batch, batch.times, released)
-        if self._on_idle is not None:
-            self._notify_if_idle()
 
     def _fail_unanswered(self, batch: Batch) -> None:
         """Ends the calls that the batch has neither answered nor kept."""

@@ -72,7 +72,8 @@ class H2Connection(FrameReader, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._last_stream = 0
         self._recv_window = frames.DEFAULT_WINDOW
-        self._window_increment = 0
+        self._most_unacknowledged = limits.connection_window // 2
+        self.unacknowledged_bytes = 0
         self._reset_streams: dict[int, None] = {}
         self._reset_bucket = TokenBucket(*limits.reset_rate)
         self._no_op_frames = TokenBucket(*limits.no_op_frame_rate)
@@ -105,12 +106,10 @@ class H2Connection(FrameReader, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        self.last_received_at = self.loop.time()
-        if len(data) >= _MIN_REQUEST_BYTES:
-            self._on_activity()
-        self._feed(data)
-
-    def _feed(self, data: bytes) -> None:
+        if data:  # otherwise the rest of what came before
+            self.last_received_at = self.loop.time()
+            if len(data) >= _MIN_REQUEST_BYTES:
+                self._on_activity()
         send_buffer = self.send_buffer
         send_buffer.corked = True
         try:
@@ -121,6 +120,8 @@ class H2Connection(FrameReader, asyncio.Protocol):
             _log.exception("unexpected failure of a gRPC connection")
             self._close_with_error(H2ErrorCode.INTERNAL_ERROR, "unexpected failure")
         send_buffer.corked = False
+        if self.unacknowledged_bytes >= self._most_unacknowledged:
+            self.acknowledge_received_data(0)
         if send_buffer.buffered_bytes:
             send_buffer.flush()
         if self.paused and not self._turn_over:
@@ -135,8 +136,7 @@ class H2Connection(FrameReader, asyncio.Protocol):
 
     def _continue_reading(self) -> None:
         self._turn_over = False
-        if not self._closing:
-            self._feed(b"")
+        self.data_received(b"")
         transport = self._transport
         if not self._turn_over and transport is not None and not transport.is_closing():
             transport.resume_reading()
@@ -157,12 +157,12 @@ class H2Connection(FrameReader, asyncio.Protocol):
 
     def acknowledge_received_data(self, size: int) -> None:
         """Acknowledges received bytes to the window of the connection."""
-        self._window_increment += size
-        if self._window_increment >= self.limits.connection_window // 2:
-            self._recv_window += self._window_increment
+        self.unacknowledged_bytes += size
+        if self.unacknowledged_bytes >= self._most_unacknowledged:
+            self._recv_window += self.unacknowledged_bytes
             self.send_buffer.data_frames_sent += 1
-            self.send_buffer.write(frames.window_update(0, self._window_increment))
-            self._window_increment = 0
+            self.send_buffer.write(frames.window_update(0, self.unacknowledged_bytes))
+            self.unacknowledged_bytes = 0
 
     def stop_request(self, stream: Stream) -> None:
         """Tells a client that still sends its request to stop, as the response is sent."""

@@ -26,13 +26,15 @@ ENCODINGS = {"gzip": 31, "deflate": zlib.MAX_WBITS}
 
 _MIN_THREAD_BYTES = 1 << 18  # bytes; compressing more would block the event loop for ms
 
+ReceivedMessage = tuple[int, bytes, ReservedBytes | None]
+"""Whether it is compressed, its bytes, and its reserved memory; None if it came in one piece."""
+
 
 class MessageReader:
     """Assembles messages from the pieces of a stream's data.
 
     Attributes:
-        messages: Complete messages: whether each is compressed, its bytes, and its reserved memory,
-            which is None if it arrived in one piece.
+        messages: Complete messages.
         bytes_received: The number of bytes of all pieces.
     """
 
@@ -55,7 +57,7 @@ class MessageReader:
 
         Such a message may be a PlacedMessage.
         """
-        self.messages: deque[tuple[int, bytes, ReservedBytes | None]] = deque()
+        self.messages: deque[ReceivedMessage] = deque()
         self.bytes_received = 0
         self._budget = budget
         self._max_size = max_size

@@ -28,6 +28,8 @@ class StreamConnection(Protocol):
         receive_budget: Limits the memory of incoming messages.
         send_buffer: Sends the frames of all streams.
         streams: The open streams, by id.
+        unacknowledged_bytes: Received bytes that the next WINDOW_UPDATE acknowledges. It is sent at
+            the end of an input, or by `acknowledge_received_data`, if there are enough.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -35,6 +37,7 @@ class StreamConnection(Protocol):
     receive_budget: ReceiveBudget
     send_buffer: SendBuffer
     streams: dict[int, Stream]
+    unacknowledged_bytes: int
 
     def acknowledge_received_data(self, size: int) -> None:
         """Acknowledges received bytes, so that the client may send as many again."""

@@ -7,7 +7,13 @@ from collections.abc import Awaitable
 
 from host.errors import HostError
 from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall, encode_response
-from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, decompress
+from host.frontends.grpc.h2.messages import (
+    PREFIX,
+    MessageReader,
+    ReceivedMessage,
+    compress,
+    decompress,
+)
 from host.frontends.grpc.h2.rpc import Rpc
 from host.frontends.grpc.h2.status import RpcError, StatusCode
 from host.frontends.grpc.h2.stream import JOIN_UP_TO
@@ -47,34 +53,22 @@ class UnaryCall(GrpcCall):
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Starts the call when its message is complete."""
-        connection = self.connection
-        (connection if end else self).acknowledge_received_data(size)
-        reader = self._reader
-        if reader is None:
-            if end and len(piece) >= PREFIX.size:  # nearly always, one piece is the whole message
-                flag, length = PREFIX.unpack_from(piece)
-                if length == len(piece) - PREFIX.size:
-                    self._handle_message(flag, bytes(piece[PREFIX.size :]), None)
-                    return
-            reader = self._reader = MessageReader(
-                connection.limits.max_message_size,
-                connection.receive_budget,
-                self.rpc.method.reserve_block,
-            )
-        try:
-            reader.feed(piece)
-            if len(reader.messages) > 1 or (reader.messages and not reader.at_message_boundary):
-                raise RpcError(StatusCode.INTERNAL, "more than one message in a unary call")
-            if end:
-                if not reader.messages or not reader.at_message_boundary:
-                    raise RpcError(
-                        StatusCode.INTERNAL, "a unary call ended without a whole message"
-                    )
-                self._handle_message(*reader.messages.popleft())
-        except RpcError as fault:
-            self._send_error(fault)
-
-    def _handle_message(self, flag: int, message: bytes, reserved: ReservedBytes | None) -> None:
+        flag, length = -1, 0
+        if end and self._reader is None and len(piece) >= PREFIX.size:
+            flag, length = PREFIX.unpack_from(piece)
+        if flag >= 0 and length == len(piece) - PREFIX.size:  # nearly always, this is all of it
+            self.connection.unacknowledged_bytes += size
+            message, reserved = bytes(piece[PREFIX.size :]), None
+        else:
+            (self.connection if end else self).acknowledge_received_data(size)
+            try:
+                read = self._read_message(piece, end)
+            except RpcError as fault:
+                self._send_error(fault)
+                return
+            if read is None:
+                return
+            flag, message, reserved = read
         method = self.rpc.method
         if flag:
             self._run_task(self._decompress_and_handle(message, reserved))
@@ -90,6 +84,25 @@ class UnaryCall(GrpcCall):
             return
         if not self.closed:
             self._running = running
+
+    def _read_message(self, piece: Piece, end: bool) -> ReceivedMessage | None:
+        """Returns the message when it is complete. Raises RpcError if it is not the only one."""
+        reader = self._reader
+        if reader is None:
+            connection = self.connection
+            reader = self._reader = MessageReader(
+                connection.limits.max_message_size,
+                connection.receive_budget,
+                self.rpc.method.reserve_block,
+            )
+        reader.feed(piece)
+        if len(reader.messages) > 1 or (reader.messages and not reader.at_message_boundary):
+            raise RpcError(StatusCode.INTERNAL, "more than one message in a unary call")
+        if not end:
+            return None
+        if not reader.messages or not reader.at_message_boundary:
+            raise RpcError(StatusCode.INTERNAL, "a unary call ended without a whole message")
+        return reader.messages.popleft()
 
     async def _decompress_and_handle(self, message: bytes, reserved: ReservedBytes | None) -> bytes:
         connection = self.connection
@@ -137,27 +150,24 @@ class UnaryCall(GrpcCall):
             or send_buffer.waiting_streams
         ):
             self._send_message(PREFIX.pack(0, length), result)
-            return
-        send_buffer.window -= size
-        send_buffer.data_frames_sent += 1
-        send_buffer.write(encode_response(self.id, result))
-        if not self.remote_ended:
-            connection.stop_request(self)
-        connection.remove_stream(self)
-        self._flush()
+        else:
+            send_buffer.window -= size
+            send_buffer.data_frames_sent += 1
+            send_buffer.write(encode_response(self.id, result))
+            if not self.remote_ended:
+                connection.stop_request(self)
+            connection.remove_stream(self)
+        # Other calls may be answered in this iteration too: send their responses together.
+        if connection.streams:
+            send_buffer.flush_soon()
+        else:
+            send_buffer.flush()
 
     async def _send_compressed(self, message: bytes) -> None:
         self._send_message(*await compress(message, self.rpc.response_encoding))
+        self.connection.send_buffer.flush()
 
     def _send_message(self, prefix: bytes, body: bytes) -> None:
         self._send_response_headers()
         self.send_data(prefix, body)
         self.send_trailers(OK_TRAILERS)
-        self._flush()
-
-    def _flush(self) -> None:
-        # Other calls may be answered in this iteration too: send their responses together.
-        if self.connection.streams:
-            self.connection.send_buffer.flush_soon()
-        else:
-            self.connection.send_buffer.flush()
