@@ -31,6 +31,7 @@ from host.frontends.grpc.parameters import (
     shared_memory_part,
 )
 from host.frontends.grpc.placed_message import PlacedMessage
+from host.frontends.grpc.varints import LONGEST_LENGTH, read_varint
 from host.frontends.inference_core import RegionLookup
 from host.inference.request import Buffer, Classification, InferRequest, Tensor
 from host.instances.regions import RegionPart
@@ -128,7 +129,6 @@ def parse_infer_request(
 
 def _parse_fields(data: bytes, blocks: dict[int, Block]) -> InferMessage:
     """Parses the top-level fields. Raises LookupError, ValueError or DecodeError for others."""
-    # Lengths are decoded inline, without a call for each field: most new requests pass here.
     name = version = request_id = ""
     inputs: list[ParsedInput] = []
     outputs: list[ParsedOutput] = []
@@ -140,18 +140,8 @@ def _parse_fields(data: bytes, blocks: dict[int, Block]) -> InferMessage:
         tag = data[position]
         length = data[position + 1]
         position += 2
-        if length > 127:  # a varint of more than one byte
-            length &= 127
-            shift = 7
-            while True:
-                byte = data[position]
-                position += 1
-                length |= (byte & 127) << shift
-                if byte < 128:
-                    break
-                shift += 7
-                if shift > 28:
-                    raise ValueError("a length of more than five bytes")
+        if length > 127:
+            length, position = read_varint(data, position - 1, LONGEST_LENGTH)
         start = position
         if blocks and (block := blocks.get(start)) is not None:
             raw.append(block)

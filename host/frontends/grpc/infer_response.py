@@ -13,6 +13,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, internal, invalid_argument
+from host.frontends.grpc.varints import SINGLE_BYTES, encode_varint
 from host.inference.request import Buffer, InferResponse, Parameter, read_bytes
 
 MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX, the limit of gRPC
@@ -42,31 +43,48 @@ _INFER_RESPONSE_TAG = _tag(pb.ModelStreamInferResponse, "infer_response")
 _FINAL_FLAGS = {None: b"", False: _final_flag(False), True: _final_flag(True)}
 
 
-def encode_infer_response(response: InferResponse) -> bytes:
+def encode_infer_response(response: InferResponse, stream_final: bool | None = None) -> bytes:
     """Encodes a ModelInferResponse; `raw_output_contents` has one entry for each output.
 
-    Raises HostError INVALID_ARG if it is larger than gRPC allows (docs/reference/protocol.md,
-    "ModelInferResponse").
+    `stream_final`: encodes a ModelStreamInferResponse with it; this is its response parameter
+    `triton_final_response`. The response has no error. Raises HostError INVALID_ARG if it is larger
+    than gRPC allows (docs/reference/protocol.md, "ModelInferResponse").
     """
-    parts, size = _encode_parts(response)
+    try:
+        described: list[Any] = [response.model_name, response.model_version]
+        parts: list[Buffer] = [b"", b""]
+        size = 0
+        for tensor in response.outputs:
+            described += (tensor.name, tensor.datatype, tuple(tensor.shape))
+            data = tensor.data
+            if type(data) is bytes:
+                length = len(data)
+            else:
+                data = read_bytes(data)
+                length = memoryview(data).nbytes  # of items that may be larger than a byte
+            tag = _RAW_TAGS[length] if length < 128 else _RAW_TAG + encode_varint(length)
+            parts += (tag, data)
+            size += len(tag) + length
+        head = _describe(*described)
+        if response.id:
+            request_id = response.id.encode("utf-8", "replace")  # surrogates become question marks
+            length = len(request_id)
+            tag = _ID_TAGS[length] if length < 128 else _ID_TAG + encode_varint(length)
+            head = b"%b%b%b" % (head, tag, request_id)
+        if response.parameters:
+            head += _parameters(response.parameters)
+    except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
+        raise internal(
+            f"response of model '{response.model_name}' cannot be sent: {error}"
+        ) from None
+    parts[1] = head
+    size += len(head)
+    if stream_final is not None:
+        flag = _FINAL_FLAGS[stream_final]
+        parts[0] = start = _INFER_RESPONSE_TAG + encode_varint(size + len(flag)) + flag
+        size += len(start)
     if size > MAX_MESSAGE_BYTES:
         raise _too_large(size)
-    return b"".join(parts)
-
-
-def encode_stream_response(response: InferResponse, final: bool) -> bytes:
-    """Encodes a ModelStreamInferResponse with a response that has no error.
-
-    `final`: the response parameter `triton_final_response`. Raises HostError INVALID_ARG if it is
-    larger than gRPC allows.
-    """
-    parts, size = _encode_parts(response)
-    flag = _FINAL_FLAGS[final]
-    prefix = _INFER_RESPONSE_TAG + _varint(size + len(flag)) + flag
-    size += len(prefix)
-    if size > MAX_MESSAGE_BYTES:
-        raise _too_large(size)
-    parts.insert(0, prefix)
     return b"".join(parts)
 
 
@@ -93,38 +111,9 @@ def encode_empty_stream_response(
     return (
         _string_field(_ERROR_MESSAGE_TAG, error_message)
         + _INFER_RESPONSE_TAG
-        + _varint(len(answer))
+        + encode_varint(len(answer))
         + answer
     )
-
-
-def _encode_parts(response: InferResponse) -> tuple[list[Buffer], int]:
-    """The parts of a ModelInferResponse, and their total size in bytes."""
-    try:
-        described: list[Any] = [response.model_name, response.model_version]
-        raw: list[Buffer] = []
-        size = 0
-        for tensor in response.outputs:
-            described += (tensor.name, tensor.datatype, tuple(tensor.shape))
-            data = tensor.data
-            if type(data) is bytes:
-                length = len(data)
-            else:
-                data = read_bytes(data)
-                length = memoryview(data).nbytes  # of items that may be larger than a byte
-            tag = _SHORT_RAW_TAGS[length] if length < 128 else _RAW_TAG + _varint(length)
-            raw += (tag, data)
-            size += len(tag) + length
-        head = _describe(*described)
-        if response.id:
-            head += _string_field(_ID_TAG, response.id)
-        if response.parameters:
-            head += _parameters(response.parameters)
-    except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
-        raise internal(
-            f"response of model '{response.model_name}' cannot be sent: {error}"
-        ) from None
-    return [head, *raw], size + len(head)
 
 
 @functools.lru_cache(_CACHE_SIZE)
@@ -155,24 +144,11 @@ def _parameters(parameters: dict[str, Parameter]) -> bytes:
 def _string_field(tag: bytes, text: str) -> bytes:
     """A string field; surrogates, which protobuf cannot carry, become question marks."""
     data = text.encode("utf-8", "replace")
-    return tag + _varint(len(data)) + data if data else b""
+    return tag + encode_varint(len(data)) + data if data else b""
 
 
-def _varint(value: int) -> bytes:
-    if value < 128:
-        return _SINGLE_BYTES[value]
-    if value < 16384:
-        return bytes((value & 127 | 128, value >> 7))
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_SINGLE_BYTES = tuple(bytes((value,)) for value in range(128))
-_SHORT_RAW_TAGS = tuple(_RAW_TAG + length for length in _SINGLE_BYTES)
+_RAW_TAGS = tuple(_RAW_TAG + length for length in SINGLE_BYTES)
+_ID_TAGS = tuple(_ID_TAG + length for length in SINGLE_BYTES)
 
 
 def _too_large(size: int) -> HostError:

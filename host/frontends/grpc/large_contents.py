@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, invalid_argument
 from host.frontends.grpc.contents import ContentsConverter
+from host.frontends.grpc.varints import encode_varint, read_varint
 from host.inference.request import Buffer
 
 MIN_LARGE_INPUT_BYTES = 1 << 16
@@ -145,7 +146,7 @@ def _split_packed(tag: int, contents: Buffer, position: int, end: int) -> Iterat
             while part_end < end and contents[part_end - 1] > 127:
                 part_end += 1
         payload = contents[position:part_end]
-        yield b"".join((bytes((tag,)), _varint(len(payload)), payload))
+        yield b"".join((bytes((tag,)), encode_varint(len(payload)), payload))
         position = part_end
 
 
@@ -154,13 +155,13 @@ def _skip_field(data: Buffer, position: int) -> tuple[int, int, int]:
 
     Raises IndexError if the field runs past the end, or is a group.
     """
-    tag, position = _read_varint(data, position)
+    tag, position = read_varint(data, position)
     wire_type = tag & 7
     if wire_type == _LENGTH_DELIMITED:
-        length, position = _read_varint(data, position)
+        length, position = read_varint(data, position)
         end = position + length
     elif wire_type == _VARINT:
-        end = _read_varint(data, position)[1]
+        end = read_varint(data, position)[1]
     elif wire_type in _FIXED_BYTES:
         end = position + _FIXED_BYTES[wire_type]
     else:
@@ -168,28 +169,3 @@ def _skip_field(data: Buffer, position: int) -> tuple[int, int, int]:
     if end > len(data):
         raise IndexError(end)
     return tag, position, end
-
-
-def _read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """A varint, and its end."""
-    byte = data[position]
-    position += 1
-    value = byte & 127
-    shift = 7
-    while byte > 127:
-        if shift > 63:
-            raise IndexError(position)
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        shift += 7
-    return value, position
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 127:
-        encoded.append(value & 127 | 128)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

@@ -14,6 +14,7 @@ from google.protobuf.descriptor import Descriptor
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, invalid_argument
+from host.frontends.grpc.varints import read_varint
 
 MAX_FIELDS = 2048
 """The maximum number of fields of each name in a message. For inputs and outputs, a model that has
@@ -101,7 +102,7 @@ def _check_message(
         tag = data[position]
         position += 1
         if tag > 127:
-            tag, position = _read_varint(data, tag, position)
+            tag, position = read_varint(data, position - 1)
         number, wire_type = tag >> 3, tag & 7
         if number not in kind.fields:
             number = 0
@@ -115,7 +116,7 @@ def _check_message(
             length = data[position]
             position += 1
             if length > 127:
-                length, position = _read_varint(data, length, position)
+                length, position = read_varint(data, position - 1)
             if placed and position in placed:
                 continue
             start, position = position, position + length
@@ -150,15 +151,3 @@ def _too_many_fields(kind: _MessageType, number: int, limit: int) -> HostError:
         f"expected at most {limit} '{kind.fields.get(number, _UNKNOWN)}' fields in {kind.name},"
         " but got more"
     )
-
-
-def _read_varint(data: bytes, first: int, position: int) -> tuple[int, int]:
-    """Returns a varint of several bytes, and its end."""
-    value, shift = first & 127, 7
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128 or shift > 63:
-            return value, position
-        shift += 7

@@ -23,6 +23,7 @@ from host.frontends.grpc.infer_request import (
 )
 from host.frontends.grpc.parameters import SEQUENCE_PARAMETERS, apply_parameters
 from host.frontends.grpc.placed_message import PlacedMessage
+from host.frontends.grpc.varints import LONGEST_LENGTH, read_varint
 from host.inference.request import Buffer, InferRequest, RequestShape, Tensor
 from stub.wire.arena import Block
 
@@ -278,7 +279,7 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
             length = data[position + 1]
             position += 2
             if length > 127:
-                length, position = _read_long_length(data, length, position)
+                length, position = read_varint(data, position - 1, LONGEST_LENGTH)
             block = blocks.get(position)
             if block is not None:
                 inputs.append(Tensor(name, datatype, dims[:], block.data, block))
@@ -375,20 +376,8 @@ def _field_end(data: bytes, position: int) -> int:
     length = data[position + 1]
     position += 2
     if length > 127:
-        length, position = _read_long_length(data, length, position)
+        length, position = read_varint(data, position - 1, LONGEST_LENGTH)
     return position + length
-
-
-def _read_long_length(data: bytes, length: int, position: int) -> tuple[int, int]:
-    """Reads the rest of a varint; returns the length and its end."""
-    length &= 127
-    for shift in (7, 14, 21, 28):
-        byte = data[position]
-        position += 1
-        length |= (byte & 127) << shift
-        if byte < 128:
-            break
-    return length, position
 
 
 def _field_size(length: int) -> int:

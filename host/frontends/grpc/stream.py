@@ -14,7 +14,7 @@ from typing import Protocol
 from host.errors import HostError, internal
 from host.frontends.classification import classify
 from host.frontends.grpc.infer_request import InferMessage
-from host.frontends.grpc.infer_response import encode_empty_stream_response, encode_stream_response
+from host.frontends.grpc.infer_response import encode_empty_stream_response, encode_infer_response
 from host.frontends.grpc.methods import RpcContext, StreamWriter, retry_milliseconds
 from host.frontends.receive_memory import ReservedBytes
 from host.inference.call import Call
@@ -289,7 +289,7 @@ class InferStream:
         else:
             try:
                 classes = pending.call.request.classification if pending.call is not None else None
-                return encode_stream_response(
+                return encode_infer_response(
                     classify(answer, classes) if classes else answer, final
                 )
             except HostError as unsendable:

@@ -13,7 +13,6 @@ from host.frontends.grpc import infer_response
 from host.frontends.grpc.infer_response import (
     encode_empty_stream_response,
     encode_infer_response,
-    encode_stream_response,
 )
 from host.inference.request import InferResponse, Tensor
 
@@ -65,7 +64,7 @@ def test_a_streamed_response_says_whether_it_is_the_last(
     response: InferResponse, final: bool
 ) -> None:
     response.parameters.pop("triton_final_response", None)
-    message = pb.ModelStreamInferResponse.FromString(encode_stream_response(response, final))
+    message = pb.ModelStreamInferResponse.FromString(encode_infer_response(response, final))
     assert message.error_message == ""
     expected = message_of(response)
     expected.parameters["triton_final_response"].bool_param = final
@@ -77,7 +76,7 @@ def test_an_output_of_wide_items_counts_bytes() -> None:
     response = InferResponse("m", 1, outputs=[Tensor("o", "INT32", [3], data)])
     message = pb.ModelInferResponse.FromString(encode_infer_response(response))
     assert message.raw_output_contents[0] == data.tobytes()
-    streamed = pb.ModelStreamInferResponse.FromString(encode_stream_response(response, True))
+    streamed = pb.ModelStreamInferResponse.FromString(encode_infer_response(response, True))
     assert streamed.infer_response.raw_output_contents[0] == data.tobytes()
 
 
@@ -94,7 +93,7 @@ def test_a_response_that_grpc_cannot_carry() -> None:
         f"Response has byte size {size} which exceeds gRPC's byte size limit 2147483647."
     )
     with pytest.raises(HostError, match="exceeds gRPC's byte size limit"):
-        encode_stream_response(response, True)
+        encode_infer_response(response, True)
 
 
 def test_the_size_limit_is_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +121,7 @@ def test_responses_that_cannot_be_encoded_are_an_internal_error(response: InferR
         encode_infer_response(response)
     assert caught.value.code is ErrorCode.INTERNAL
     with pytest.raises(HostError):
-        encode_stream_response(response, True)
+        encode_infer_response(response, True)
 
 
 def test_an_early_error_carries_the_id_only() -> None:

@@ -18,6 +18,7 @@ from host.frontends.grpc.infer_request import parse_infer_request, to_request
 from host.frontends.grpc.large_contents import MIN_LARGE_INPUT_BYTES, split_contents
 from host.frontends.grpc.methods import EmptyContext
 from host.frontends.grpc.service import GrpcService
+from host.frontends.grpc.varints import encode_varint
 from host.inference.request import InferRequest, Tensor
 from host.instances.regions import Regions
 from tests.conftest import DEADLINE
@@ -52,7 +53,7 @@ def invalid(message: Any) -> str:
 
 
 def field(number: int, value: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + large_contents._varint(len(value)) + value
+    return bytes([number << 3 | 2]) + encode_varint(len(value)) + value
 
 
 VALUES = {
