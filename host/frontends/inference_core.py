@@ -122,7 +122,12 @@ class OpenRequests:
     def request_finished(self) -> None:
         """Decrements `count` after a request was answered."""
         self.count -= 1
-        if self.draining and not self.count:
+        if self.draining:
+            self.signal_if_drained()
+
+    def signal_if_drained(self) -> None:
+        """Ends the wait of `drain` if no request is open."""
+        if not self.count:
             self._all_answered.set()
 
     async def drain(self, timeout: float) -> bool:

@@ -25,7 +25,7 @@ from host.instances.services import HostServices
 from host.instances.stub_log import StubLog
 from host.instances.transfer import WORK, TensorTransfer
 from stub.wire import messages as m
-from stub.wire.arena import ArenaFull
+from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import INLINE_ALWAYS, WireRequest, WireResponse
 from stub.wire.session import TRANSITIONS, ProtocolError, Session, State
 
@@ -247,8 +247,15 @@ class StubSession:
             self._notify_if_idle()
 
     def accepts_prefetch(self, call: Call) -> bool:
-        """Whether the call may be sent while another batch runs."""
-        return not self.decoupled and self.transfer.fits_inline(call.request)
+        """Whether the call may be sent while another batch runs.
+
+        None may that needs shared memory of the host.
+        """
+        size = 0
+        for tensor in call.request.inputs:
+            if not isinstance(tensor.owner, Block):
+                size += len(tensor.data)
+        return not self.decoupled and (size <= INLINE_ALWAYS or size <= self.link.inline_limit())
 
     def accepts_reclaimable(self, call: Call) -> bool:
         """Whether the call may be sent and reclaimed later: its message refers to no memory.

@@ -113,14 +113,6 @@ class TensorTransfer(ProcessMemory):
             request.max_outstanding_responses,
         )
 
-    def fits_inline(self, request: InferRequest) -> bool:
-        """Whether no tensor of the request needs shared memory of the host."""
-        size = 0
-        for tensor in request.inputs:
-            if not isinstance(tensor.owner, Block):
-                size += len(tensor.data)
-        return size <= INLINE_ALWAYS or size <= self._inline_limit()
-
     def encode_response(
         self, response: InferResponse, ring: str, frame: list[ToStub]
     ) -> WireResponse:

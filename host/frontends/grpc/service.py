@@ -46,7 +46,6 @@ from host.frontends.request_headers import (
 )
 from host.inference.call import Call
 from host.inference.request import (
-    Classification,
     InferRequest,
     InferResponse,
     RequestTrace,
@@ -181,18 +180,25 @@ class GrpcService:
             call = self._submit_request(request, context, True, admitted)
         else:
             call = self._core.infer(request, True)
-        self._open_requests.count += 1
+        open_requests = self._open_requests
+        open_requests.count += 1
 
         def finish(response: InferResponse | HostError) -> None:
-            answer = _encode_result(response, request.classification)
-            if (
-                data
-                and isinstance(response, InferResponse)
-                and response.cache_hit is not None
-                and isinstance(answer, bytes)
-            ):
-                self._cached_responses.remember(data, request, response, answer)
-            self._open_requests.request_finished()
+            answer: bytes | HostError
+            try:
+                if isinstance(response, HostError):
+                    answer = response
+                else:
+                    if request.classification is not None:
+                        response = classify(response, request.classification)
+                    answer = encode_infer_response(response)
+                    if data and response.cache_hit is not None:
+                        self._cached_responses.remember(data, request, response, answer)
+            except HostError as error:
+                answer = error
+            open_requests.count -= 1
+            if open_requests.draining:
+                open_requests.signal_if_drained()
             if request.trace is None:
                 done(answer)
             else:
@@ -447,14 +453,3 @@ def _send_traced(trace: RequestTrace, done: ResponseCallback, answer: bytes | Ho
     done(answer)
     trace.record_event("GRPC_SEND_END")
     trace.finish_response()
-
-
-def _encode_result(
-    response: InferResponse | HostError, classes: Classification | None
-) -> bytes | HostError:
-    if isinstance(response, HostError):
-        return response
-    try:
-        return encode_infer_response(classify(response, classes) if classes else response)
-    except HostError as error:
-        return error

@@ -471,11 +471,14 @@ def test_prefetched_batches_do_not_block_the_instance() -> None:
 
 
 def test_only_small_requests_of_a_model_that_is_not_decoupled_are_prefetched() -> None:
-    def call(size: int) -> Call:
-        return Call(InferRequest("m", [Tensor("x", "UINT8", [size], bytes(size))]))
+    def call(*sizes: int) -> Call:
+        return Call(InferRequest("m", [Tensor("x", "UINT8", [n], bytes(n)) for n in sizes]))
 
     def test(t: Tracked) -> None:
+        half = INLINE_LIMIT // 2
         assert t.session.accepts_prefetch(call(INLINE_LIMIT))
+        assert t.session.accepts_prefetch(call(half, half))
+        assert not t.session.accepts_prefetch(call(half, half + 1))
         assert not t.session.accepts_prefetch(call(INLINE_LIMIT + 1))
         t.session.decoupled = True
         assert not t.session.accepts_prefetch(call(1))
