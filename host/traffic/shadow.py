@@ -118,6 +118,8 @@ class ShadowVersion:
 class _Comparison:
     """The responses to one request, instead of the listener of the client's call."""
 
+    observes_responses = True
+
     __slots__ = (
         "responses",
         "shadow_responses",
