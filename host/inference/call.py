@@ -157,8 +157,7 @@ class Call:
 
     def __init__(self, request: InferRequest) -> None:
         self.request = request
-        self.received_ns = time.monotonic_ns()
-        self.queued_ns = 0
+        self.received_ns = self.queued_ns = time.monotonic_ns()
         self.state = _RUNNING
         self.failed = False  # it ended, or will end, with an error
         self.responded = False  # a response was passed on

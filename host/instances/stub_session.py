@@ -26,7 +26,7 @@ from host.instances.stub_log import StubLog
 from host.instances.transfer import WORK, TensorTransfer
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull, Block
-from stub.wire.payload import INLINE_ALWAYS, WireRequest, WireResponse
+from stub.wire.payload import INLINE_ALWAYS, WireRequest
 from stub.wire.session import TRANSITIONS, ProtocolError, Session, State
 
 _log = logging.getLogger("pbhost")
@@ -398,15 +398,31 @@ class StubSession:
         call = batch.calls[index]
         if not final and not self.decoupled:
             raise ValueError("several responses of a model that is not decoupled")
-        response = message.response
-        answer = None if response is None else self._decode_response(call, response)
+        request, response = call.request, message.response
+        answer: InferResponse | None = None
+        if response is not None:
+            answer = InferResponse(request.model_name, self.version, request.id)
+            try:
+                if response.error is not None:
+                    raise self.transfer.decode_error(response.error)
+                wanted = request.output_placement or request.output_placement_hints
+                answer.outputs = self.transfer.decode_outputs(response.outputs, wanted)
+                answer.parameters = response.parameters
+            except HostError as error:
+                answer.error = error.with_traceback(None)  # which refers to the response, so blocks
+            if (
+                request.output_placement
+                or call.prepares_responses
+                or self.restore_shape is not None
+            ):
+                self._prepare_response(call, answer)
+            call.failed = call.failed or answer.error is not None
         if final:
             batch.answered.add(index)
             if batch.deferred and len(batch.answered) == len(batch.calls):
                 del self._batches[batch.number]
                 self._notify_if_idle()
         elif call.on_response_acknowledged is None:
-            request = call.request
             # Outputs in memory of the client do not count as bytes here.
             single = request.output_placement or request.max_outstanding_responses == 1
             limit = 1 if single else min(ACK_COUNT, max(1, self.max_outstanding_responses // 2))
@@ -414,29 +430,16 @@ class StubSession:
             call.on_response_acknowledged = acks.count_response
         self._results.responses.append((call, answer, final))
 
-    def _decode_response(self, call: Call, response: WireResponse) -> InferResponse:
-        request = call.request
-        answer = InferResponse(request.model_name, self.version, request.id)
-        if response.error is not None:
-            answer.error = self.transfer.decode_error(response.error)
-            call.failed = True
-            return answer
-        wanted = request.output_placement or request.output_placement_hints
-        try:
-            answer.outputs = self.transfer.decode_outputs(response.outputs, wanted)
-        except HostError as error:
-            answer.error = error.with_traceback(None)  # it refers to the response, and so to blocks
-            call.failed = True
-            return answer
+    def _prepare_response(self, call: Call, answer: InferResponse) -> None:
+        """Gives outputs the client's shape and its memory, and lets the call change them."""
+        if answer.error is not None:
+            return
         if self.restore_shape is not None:
             answer.outputs = [self.restore_shape(output) for output in answer.outputs]
-        answer.parameters = response.parameters
         if call.prepares_responses:
             call.prepare_response(answer)
-        if answer.error is None and request.output_placement:
-            answer.error = write_outputs(request.output_placement, answer.outputs)
-        call.failed = call.failed or answer.error is not None
-        return answer
+        if answer.error is None and call.request.output_placement:
+            answer.error = write_outputs(call.request.output_placement, answer.outputs)
 
     def _on_batch_done(self, message: m.BatchDone) -> None:
         """`execute` has returned."""

@@ -24,6 +24,7 @@ _FIRST_BACK_OFF, _MAX_BACK_OFF = 0.5, 30.0  # seconds before the second restart,
 _MAX_RESTARTS = 10  # in a row, without a batch that ended well
 _PROVEN_SECONDS = 600.0  # of service, after which earlier deaths no longer count
 _PREFETCH_NS, _MAX_PREFETCH = 4_000_000, 64  # work that a stub may prefetch, and calls at most
+_SHORT_NS = _PREFETCH_NS // _MAX_PREFETCH  # of a batch, so that a stub may prefetch so many calls
 
 
 class InstanceState(enum.Enum):
@@ -272,7 +273,9 @@ class Supervisor(InstanceSlot):
             self._backoff.exits = 0
             batch_ns = times.ended - times.started
             self.busy_ns += batch_ns
-            self._prefetch_limit = prefetch_limit(batch_ns)
+            self._prefetch_limit = (
+                _MAX_PREFETCH if batch_ns <= _SHORT_NS else prefetch_limit(batch_ns)
+            )
             self._mean_ns += (batch_ns - self._mean_ns) * _WEIGHT
         if released and self.state is InstanceState.SERVING:
             self._scheduler.instance_ready(self)

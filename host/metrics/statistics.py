@@ -128,21 +128,24 @@ class InferenceCounters:
         self._input_ns += input_ns * answered
         self._infer_ns += infer_ns * answered
         self._output_ns += output_ns * answered
-        self.record_execution(size, input_ns, infer_ns, output_ns)
+        self._executions += 1
+        self._last_inference = time.time_ns() // 1_000_000
+        batch = self._batches.get(size)
+        if batch is None:
+            batch = self._batches[size] = [0, 0, 0, 0]
+        batch[0] += 1
+        batch[1] += input_ns
+        batch[2] += infer_ns
+        batch[3] += output_ns
 
     def record_execution(
         self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
         """Records an execution with `batch_size` elements, without its requests."""
-        self._executions += 1
-        self._last_inference = time.time_ns() // 1_000_000
-        batch = self._batches.get(batch_size)
-        if batch is None:
-            batch = self._batches[batch_size] = [0, 0, 0, 0]
-        batch[0] += 1
-        batch[1] += input_ns
-        batch[2] += infer_ns
-        batch[3] += output_ns
+        inferred = input_ns + infer_ns
+        self.record_batch(
+            (), ExecutionTimes(0, input_ns, inferred, inferred + output_ns), batch_size
+        )
 
     def record_success(
         self,

@@ -92,7 +92,6 @@ class DrainableModel(ABC):
 
     def _track_call(self, call: Call) -> None:
         """Counts a call that has been accepted."""
-        call.queued_ns = call.received_ns
         call.listener = self
         self._calls.add(call)
         trace = call.request.trace

@@ -87,7 +87,11 @@ class PythonModel(DrainableModel):
         if self.cache is not None or request.trace is not None:
             self._copy_inspected_inputs(request)
         call = self._new_call(request)
-        self._track_call(call)
+        if request.trace is None:
+            call.listener = self
+            self._calls.add(call)
+        else:
+            self._track_call(call)
         if self.cache is not None:
             self.scheduler.reserve(call)
             self.cache.serve(call, self._submit)

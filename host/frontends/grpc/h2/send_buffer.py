@@ -77,6 +77,17 @@ class SendBuffer:
         self._buffers.append(data)
         self.buffered_bytes += len(data)
 
+    def send_small(self, data: bytes, soon: bool) -> None:
+        """Adds a few frames and flushes; `soon`: at the end of this iteration of the loop."""
+        if soon or self.corked or self._buffers:
+            self.write(data)
+            if soon:
+                self.flush_soon()
+            else:
+                self.flush()
+        elif self._transport is not None:
+            self._write_small(data)
+
     def write_control_frame(self, frame: bytes) -> None:
         """Adds the answer to a control frame.
 

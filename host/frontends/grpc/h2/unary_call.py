@@ -142,6 +142,7 @@ class UnaryCall(GrpcCall):
         send_buffer = connection.send_buffer
         length = len(result)
         size = PREFIX.size + length
+        several = len(connection.streams) > 1
         if (
             size > JOIN_UP_TO
             or size > self.send_window
@@ -150,18 +151,19 @@ class UnaryCall(GrpcCall):
             or send_buffer.waiting_streams
         ):
             self._send_message(PREFIX.pack(0, length), result)
-        else:
-            send_buffer.window -= size
-            send_buffer.data_frames_sent += 1
-            send_buffer.write(encode_response(self.id, result))
-            if not self.remote_ended:
-                connection.stop_request(self)
-            connection.remove_stream(self)
-        # Other calls may be answered in this iteration too: send their responses together.
-        if connection.streams:
+            if several:
+                send_buffer.flush_soon()
+            else:
+                send_buffer.flush()
+            return
+        send_buffer.window -= size
+        send_buffer.data_frames_sent += 1
+        # Other calls may be answered in this iteration too: their responses are sent together.
+        send_buffer.send_small(encode_response(self.id, result), several)
+        if not self.remote_ended:
+            connection.stop_request(self)
             send_buffer.flush_soon()
-        else:
-            send_buffer.flush()
+        connection.remove_stream(self)
 
     async def _send_compressed(self, message: bytes) -> None:
         self._send_message(*await compress(message, self.rpc.response_encoding))
