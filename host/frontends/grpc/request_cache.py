@@ -132,7 +132,7 @@ class RequestCache:
         try:
             model = data[: data[1] + 2]
             misses = self._misses.get(model, 0)
-            if not _is_tried(misses):
+            if misses and not _is_tried(misses):
                 self._misses[model] = misses + 1
                 return None
             template = self._last_by_model.get(model)
