@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Container, Sequence
+from functools import partial
 
 from host.errors import HostError, internal, unavailable
 from host.frontends.classification import classify
 from host.frontends.compression import choose_encoding
 from host.frontends.http.exchange import BINARY, HTTP_STATUS, JSON
-from host.frontends.http.infer import binary_outputs
 from host.frontends.http.infer_request import to_request
 from host.frontends.http.infer_response import encode_infer_response
 from host.frontends.http.inference_header import MAX_INLINE_BYTES, InferenceHeaderReader
@@ -39,9 +39,6 @@ _MAX_BODY_BYTES = MAX_INLINE_BYTES
 _HEAD_TEMPLATE = b"%bcontent-type: %b\r\ncontent-length: "
 _JSON_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], JSON)
 _BINARY_HEAD = _HEAD_TEMPLATE % (STATUS_LINES[200], BINARY)
-
-_Submitted = tuple[Call, Classification | None, Container[str], tuple[str, ...]]
-"""The call, its classification, the binary outputs, and the outputs in shared memory."""
 
 
 class FastInference:
@@ -92,61 +89,32 @@ class FastInference:
             version = parse_version(route.version)
         except HostError:
             return None
-        return _FastInferHandler(self, route, version, int(header_length)).start_request
+        return partial(self._start_request, route, version, int(header_length))
 
-    def submit_request(
-        self, route: Route, version: int, header_length: int, body: bytes
-    ) -> _Submitted | None:
-        """Starts a request; None if the full endpoint must handle it or report its error."""
-        if self._core.request_tracer is not None or self._open_requests.draining:
+    def _start_request(
+        self, route: Route, version: int, header_length: int, body: bytes, done: ResponseCallback
+    ) -> Call | None:
+        """Starts one request; `done` gets the response. None if it needs the full endpoint."""
+        core, open_requests = self._core, self._open_requests
+        if core.request_tracer is not None or open_requests.draining:
             return None
         try:
             head = self._header_reader.read(body[:header_length])
-            request = to_request(
-                head, route.resource, version, body, header_length, self._core.regions
-            )
+            request = to_request(head, route.resource, version, body, header_length, core.regions)
             outputs_in_shared_memory = tuple(request.output_placement or ())
-            call = self._core.infer(request, unary=True)
+            call = core.infer(request, True)
         except HostError:
             return None
-        self._open_requests.count += 1
-        return call, request.classification, binary_outputs(head), outputs_in_shared_memory
-
-    def request_finished(self) -> None:
-        """Counts a submitted request as finished."""
-        self._open_requests.request_finished()
-
-
-class _FastInferHandler:
-    """Handles all requests with the same head."""
-
-    __slots__ = ("_header_length", "_inference", "_route", "_version")
-
-    def __init__(
-        self, inference: FastInference, route: Route, version: int, header_length: int
-    ) -> None:
-        self._inference = inference
-        self._route = route
-        self._version = version
-        self._header_length = header_length
-
-    def start_request(self, body: bytes, done: ResponseCallback) -> Call | None:
-        """Starts one request; `done` gets the response. None if it needs the full endpoint."""
-        inference = self._inference
-        submitted = inference.submit_request(self._route, self._version, self._header_length, body)
-        if submitted is None:
-            return None
-        call, classes, binary_names, outputs_in_shared_memory = submitted
+        open_requests.count += 1
+        classes = request.classification
 
         def finish(response: InferResponse | HostError) -> None:
-            inference.request_finished()
-            ended = call.cancelled and isinstance(response, HostError)
-            answer = _encode_answer(
-                unavailable("Server exiting") if ended else response,
-                classes,
-                binary_names,
-                outputs_in_shared_memory,
-            )
+            open_requests.count -= 1
+            if open_requests.draining:
+                open_requests.signal_if_drained()
+            if isinstance(response, HostError) and call.cancelled:
+                response = unavailable("Server exiting")
+            answer = _encode_answer(response, classes, head.binary_names, outputs_in_shared_memory)
             _send_in_turns(answer, done)
 
         call.subscribe_single(finish)
@@ -173,37 +141,26 @@ def _encode_answer(
     try:
         if isinstance(response, HostError):
             return _encode_error(response)
-        return (
-            yield from _encode_response(response, classes, binary_names, outputs_in_shared_memory)
+        if classes is not None:
+            response = classify(response, classes)
+        json, chunks = yield from encode_infer_response(
+            response, binary_names, outputs_in_shared_memory
         )
+        if not chunks:
+            return b"%b%d\r\n" % (_JSON_HEAD, len(json)), (json,)
+        parts: list[Body] = [json]
+        size = len(json)
+        for chunk in chunks:
+            part = chunk if type(chunk) is bytes else memoryview(chunk).cast("B")
+            size += len(part)
+            parts.append(part)
+        head = b"%b%d\r\n%b: %d\r\n" % (_BINARY_HEAD, size, _HEADER_LENGTH_NAME, len(json))
+        return head, parts
     except HostError as error:
         return _encode_error(error)
     except Exception:  # a defect of ours; the client must get an answer
         _log.exception("unexpected failure of an HTTP request")
         return _encode_error(internal("unexpected failure"))
-
-
-def _encode_response(
-    response: InferResponse,
-    classes: Classification | None,
-    binary_names: Container[str],
-    outputs_in_shared_memory: Container[str],
-) -> Steps[_Answer]:
-    if classes is not None:
-        response = classify(response, classes)
-    json, chunks = yield from encode_infer_response(
-        response, binary_names, outputs_in_shared_memory
-    )
-    if not chunks:
-        return b"%b%d\r\n" % (_JSON_HEAD, len(json)), (json,)
-    parts: list[Body] = [json]
-    size = len(json)
-    for chunk in chunks:
-        part = chunk if type(chunk) is bytes else memoryview(chunk).cast("B")
-        size += len(part)
-        parts.append(part)
-    head = b"%b%d\r\n%b: %d\r\n" % (_BINARY_HEAD, size, _HEADER_LENGTH_NAME, len(json))
-    return head, parts
 
 
 def _encode_error(error: HostError) -> _Answer:

@@ -19,7 +19,7 @@ from host.frontends.compression import (
 from host.frontends.http.exchange import BINARY, JSON, MAX_BYTES, Header, HttpExchange
 from host.frontends.http.infer_request import raw_request, to_request
 from host.frontends.http.infer_response import ALL_NAMES, encode_infer_response
-from host.frontends.http.inference_header import InferenceHeader, InferenceHeaderReader
+from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.json_body import json_too_large
 from host.frontends.http.routes import Route
 from host.frontends.http.steps import run_in_turns
@@ -82,7 +82,7 @@ class InferHandler:
             request = to_request(
                 head, route.resource, version, body, header_length, self._core.regions
             )
-            binary_names = binary_outputs(head)
+            binary_names = head.binary_names
         if self._forwarding:
             request.parameters.update(self._forwarding.to_parameters(exchange.raw_headers()))
         del body  # the request holds the parts that it needs
@@ -187,15 +187,3 @@ def _check_header_size(size: int | None, whole: int) -> None:
         raise invalid_argument(
             f"inference header size should be in range (0, {whole}), got: {size}"
         )
-
-
-def binary_outputs(head: InferenceHeader) -> Container[str]:
-    """Returns the names of outputs that the client wants as binary data."""
-    if isinstance(head.outputs, list) and head.outputs:
-        default = head.binary_output
-        return [
-            output.name
-            for output in head.outputs
-            if (default if output.binary is None else output.binary)
-        ]
-    return ALL_NAMES if head.binary_output else ()

@@ -41,6 +41,7 @@ def to_request(
         [],
         version,
         head.id,
+        head.output_names.copy(),
         parameters=head.parameters.copy(),
         correlation_id=head.correlation_id,
         flags=head.flags,
@@ -70,8 +71,8 @@ def to_request(
         request.inputs.append(Tensor(entry.name, entry.datatype, entry.shape.copy(), data))
     if at != end:
         raise invalid_argument(f"unexpected additional input data for model '{model}'")
-    if head.outputs:
-        _add_outputs(head, request, regions)
+    if head.places_outputs:
+        _place_outputs(head, request, regions)
     return request
 
 
@@ -82,13 +83,12 @@ def _shared_memory_input(head: InputHeader, regions: RegionLookup) -> Tensor:
     return Tensor(head.name, head.datatype, head.shape.copy(), block, block)
 
 
-def _add_outputs(head: InferenceHeader, request: InferRequest, regions: RegionLookup) -> None:
+def _place_outputs(head: InferenceHeader, request: InferRequest, regions: RegionLookup) -> None:
     if isinstance(head.outputs, HostError):
         # A new error: the cached one would collect the traceback of every request.
         raise HostError(head.outputs.code, head.outputs.message)
     counts: dict[str, int] = {}
     for output in head.outputs:
-        request.requested_outputs.append(output.name)
         if output.classes:
             counts[output.name] = output.classes
         if output.region is not None:

@@ -36,11 +36,9 @@ def encode_infer_response(
     """
     chunks: list[Buffer] = []
     try:
-        parts = [
-            b"{",
-            _id_field(response.id),
-            _model_fields(response.model_name, response.model_version),
-        ]
+        parts = [b"{", _model_fields(response.model_name, response.model_version)]
+        if response.id:
+            parts[0] = b'{"id":%b,' % json.dump(response.id)
         if response.parameters:
             parts += (b',"parameters":', json.dump(response.parameters))
         separator = b',"outputs":['
@@ -65,10 +63,6 @@ def encode_infer_response(
         ) from None
     parts.append(b"]}" if response.outputs else b',"outputs":[]}')
     return b"".join(parts), chunks
-
-
-def _id_field(text: str) -> bytes:
-    return b'"id":' + json.dump(text) + b"," if text else b""
 
 
 @functools.lru_cache(_CACHE_SIZE)

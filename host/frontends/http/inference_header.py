@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
+from host.frontends.http.infer_response import ALL_NAMES
 from host.frontends.http.json_arrays import CutText
 from host.frontends.http.tensors import JsonInputLimit, read_tensor
 from host.inference.request import Parameter, RequestShape, checked_correlation_text
@@ -65,6 +66,8 @@ class InferenceHeader(RequestShape):
     """A parsed JSON part. All requests with the same JSON share it, so its fields never change.
 
     `outputs` is an error if the outputs are invalid, because other errors are reported before it.
+    Otherwise `output_names` are their names, and `binary_names` those that the client wants as
+    binary data.
     """
 
     id: str = ""
@@ -76,6 +79,10 @@ class InferenceHeader(RequestShape):
     flags: int = 0
     priority: int = 0
     timeout_us: int = 0
+    output_names: list[str] = field(default_factory=list)
+    binary_names: Container[str] = ()
+    places_outputs: bool = False
+    """Whether outputs are invalid, classified, or written to memory of the client."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -159,6 +166,9 @@ class InferenceHeaderReader:
                 head.outputs = [_read_output(value) for value in outputs]
         except HostError as error:
             head.outputs = error
+            head.places_outputs = True
+        else:
+            _describe_outputs(head, head.outputs)
         return head
 
     def _read_input(self, value: Any, cut: CutText | None, flat_numbers: bool) -> InputHeader:
@@ -221,6 +231,21 @@ def _wrong_sources(sources: list[str]) -> HostError:
         "Input must set only one of the following fields: 'data', 'binary_data_size' in"
         f" 'parameters', 'shared_memory_region' in 'parameters'. {given}"
     )
+
+
+def _describe_outputs(head: InferenceHeader, outputs: Sequence[OutputHeader]) -> None:
+    """Sets the fields that follow from valid outputs."""
+    default = head.binary_output
+    head.output_names = [output.name for output in outputs]
+    head.places_outputs = any(output.classes or output.region for output in outputs)
+    if outputs:
+        head.binary_names = [
+            output.name
+            for output in outputs
+            if (default if output.binary is None else output.binary)
+        ]
+    elif default:
+        head.binary_names = ALL_NAMES
 
 
 def _read_output(value: Any) -> OutputHeader:

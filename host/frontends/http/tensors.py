@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -265,9 +265,11 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
     """Writes a tensor as a flat JSON array. Raises HostError (docs/reference/protocol.md,
     "Inference response").
     """
-    datatype, data = tensor.datatype, read_bytes(tensor.data)
+    datatype, data = tensor.datatype, tensor.data
+    if type(data) is not bytes:
+        data = read_bytes(data)
     prefix = ""
-    pieces: Iterator[Any]
+    pieces: Iterable[Any]
     if datatype in _BINARY_ONLY:
         raise invalid_argument(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format"
@@ -276,7 +278,10 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
     if datatype == "BYTES":
         pieces = split_strings(data)
     elif datatype in _NUMPY_DTYPES:
-        pieces = _split_numbers(data, _NUMPY_DTYPES[datatype])
+        dtype = _NUMPY_DTYPES[datatype]
+        whole = len(data) - len(data) % np.dtype(dtype).itemsize  # no incomplete last element
+        array = np.frombuffer(data[:whole], dtype)
+        pieces = (array,) if len(array) <= PIECE_ELEMENTS else _split_array(array)
         prefix = "Failed to write 'data' field: "
     else:
         raise invalid_argument("Invalid data type for output tensor")
@@ -287,6 +292,8 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
         if written:
             yield
         count += len(values)
+        if datatype == "FP32":
+            values = values.astype(np.float64)  # as numbers of JSON are
         written.append(dump(values))
     if count != math.prod(tensor.shape):
         raise internal(
@@ -297,16 +304,9 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
     return b"[" + b",".join([part[1:-1] for part in written]) + b"]"
 
 
-def _split_numbers(data: bytes | memoryview, dtype: Any) -> Iterator[npt.NDArray[Any]]:
-    """Yields the elements of a numeric tensor in pieces, without an incomplete last element.
-
-    Converts FP32 to FP64, because numbers of JSON are written as doubles.
-    """
-    whole = len(data) - len(data) % np.dtype(dtype).itemsize
-    array = np.frombuffer(data[:whole], dtype)
+def _split_array(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     for start in range(0, len(array), PIECE_ELEMENTS):
-        piece = array[start : start + PIECE_ELEMENTS]
-        yield piece.astype(np.float64) if dtype is np.float32 else piece
+        yield array[start : start + PIECE_ELEMENTS]
 
 
 def split_strings(data: bytes | memoryview) -> Iterator[list[bytes]]:

@@ -247,7 +247,12 @@ class Http1Connection(asyncio.Protocol):
 
         Many clients send head and body separately, but few send more than two parts.
         """
-        if self._header_cache is None or self._writing_paused is not None or self.closing:
+        if (
+            self._header_cache is None
+            or self._writing_paused is not None
+            or self._error_response
+            or self.transport.is_closing()
+        ):
             return False
         found = self._header_cache.find_handler(data)
         if found is None:
@@ -449,7 +454,7 @@ class Http1Connection(asyncio.Protocol):
             self._start_cycle(self._pipelined_cycles.popleft())
         elif self._error_response:
             self._send_error_response()
-        else:
+        elif self._reading_paused:
             self.resume_reading()
 
     def shutdown(self) -> None:
