@@ -160,15 +160,15 @@ class InferenceHeaderReader:
         _check_count("inputs", inputs, most_inputs)
         head.inputs = [self._read_input(value, cut, flat_numbers) for value in inputs]
         try:
+            given: list[Any] = []
             if "outputs" in document:
-                outputs = _parse_field("outputs", json.as_array, document["outputs"])
-                _check_count("outputs", outputs, most_outputs)
-                head.outputs = [_read_output(value) for value in outputs]
+                given = _parse_field("outputs", json.as_array, document["outputs"])
+                _check_count("outputs", given, most_outputs)
+            outputs = head.outputs = [_read_output(value) for value in given]
+            _describe_outputs(head, outputs)
         except HostError as error:
             head.outputs = error
             head.places_outputs = True
-        else:
-            _describe_outputs(head, head.outputs)
         return head
 
     def _read_input(self, value: Any, cut: CutText | None, flat_numbers: bool) -> InputHeader:

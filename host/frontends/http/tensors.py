@@ -270,6 +270,7 @@ def write_tensor(tensor: Tensor) -> Steps[bytes]:
         data = read_bytes(data)
     prefix = ""
     pieces: Iterable[Any]
+    values: Any
     if datatype in _BINARY_ONLY:
         raise invalid_argument(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format"
