@@ -24,7 +24,7 @@ from host.inference.metadata import (
 from host.inference.request import InferRequest, Parameter
 from host.instances.activity import InstanceActivity
 from host.instances.regions import Regions
-from host.logs.settings import LogSettings
+from host.logs.log_settings import LogSettings
 from host.metrics.latency import TokenLatencies
 from host.metrics.overview import ServerOverview
 from host.model_control.control import ModelControl
@@ -38,8 +38,8 @@ from host.models.registry import (
     parse_version,
 )
 from host.recording.recorder import Infer, Recorder, Recording, RecordingSettings
-from host.remote.remote_models import RemoteModels
-from host.tracing.settings import DescribedSettings, SettingChanges
+from host.remote import RemoteModels
+from host.tracing.trace_settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
 from host.traffic.splits import TrafficChange, TrafficSplits
 

@@ -23,7 +23,7 @@ from host.models.registry import (
     VersionState,
     parse_version,
 )
-from host.remote.remote_models import RemoteModels
+from host.remote import RemoteModels
 
 _log = logging.getLogger("pbhost")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Tuple, Uni
 import numpy as np
 
 from pb_utils._datatypes import BF16, NAMES, triton_string_to_numpy
-from pb_utils._return_value import declared_shape
+from pb_utils._model_code import declared_shape
 from pb_utils._tensor import Tensor
 
 if TYPE_CHECKING:

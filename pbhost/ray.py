@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from host.ray.application import app
-    from host.ray.per_model.application import model_apps
+    from host.ray.applications import app, model_apps
     from host.ray.servicer import add_servicer
 
 __all__ = ["add_servicer", "app", "model_apps"]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Callable, Coroutine, List, Optional, Sequ
 
 import pb_utils
 from pb_utils import _model_texts as texts
-from pb_utils._return_value import InvalidReturnValue, call_execute, check_return_value
-from stub import opentelemetry_context
+from pb_utils._model_code import InvalidReturnValue, call_execute, check_return_value
 from stub.batch_tensors import BatchTensorError, BatchTensors
 from stub.conversion import error_response, request_from_wire
 from stub.coroutines import CoroutineRunner, is_coroutine
 from stub.memory import SharedMemoryUnavailable, StubMemory
+from stub.observability import attach_context, detach_context
 from stub.responders import ResponderRegistry, StubResponder
 from stub.text_limits import limit_text
 from stub.user_model import UserModel, describe_exception
@@ -113,7 +113,7 @@ class Executor:
             if all(responder.cancelled for responder in running.responders):
                 return self._skip_cancelled_batch(running)
             if running.context is not None:
-                token = opentelemetry_context.attach(running.context)
+                token = attach_context(running.context)
             self._unsent_blocks = running.exported
             returned = call_execute(self._model.instance, self._model.path, running.requests)
             if is_coroutine(returned):
@@ -126,7 +126,7 @@ class Executor:
             self._memory.execute_returned()
             return self._fail_batch(running, error)
         finally:
-            opentelemetry_context.detach(token)
+            detach_context(token)
 
     def release_sent_blocks(self) -> None:
         """Releases the blocks of the responses, which have been sent."""
@@ -296,7 +296,7 @@ class Executor:
             if all(responder.cancelled for responder in running.responders):
                 return self._skip_cancelled_batch(running)
             if running.context is not None:
-                opentelemetry_context.attach(running.context)  # of this task
+                attach_context(running.context)  # of this task
             returned = call_execute(self._model.instance, self._model.path, running.requests)
             if is_coroutine(returned):
                 returned = await returned

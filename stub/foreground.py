@@ -26,7 +26,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence  # noqa: E402
 import pb_utils  # noqa: E402
 from pb_utils import testing  # noqa: E402
 from pb_utils._api_modules import report_to  # noqa: E402
-from pb_utils._return_value import find_mismatches  # noqa: E402
+from pb_utils._model_code import find_mismatches  # noqa: E402
 from pb_utils._text_form import (  # noqa: E402
     InvalidInput,
     format_response,

@@ -7,7 +7,7 @@ from typing import Callable, Deque, List, Mapping, Optional, Sequence, Set, Tupl
 from weakref import WeakValueDictionary
 
 import pb_utils
-from pb_utils._return_value import describe_undeclared
+from pb_utils._model_code import describe_undeclared
 from pb_utils._sender import Responder
 from stub.channel import Channel
 from stub.conversion import error_response, response_to_wire

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional
 import pb_utils
 from pb_utils import _model_texts as texts
 from pb_utils._exceptions import missing_attribute
-from pb_utils._model_methods import call_preload, defines, import_file, import_version
+from pb_utils._model_code import call_preload, defines, import_file, import_version
 from stub.imports import isolate_modules
 from stub.text_limits import limit_text
 from stub.wire.messages import ModelSource

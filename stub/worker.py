@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional
 import pb_utils
 from pb_utils._api_modules import report_to
 from pb_utils._storage import set_copy_on_write_mapper, set_core_is_free
-from stub import python_logging
 from stub.bls_bursts import BlsBursts
 from stub.bls_reader import BlsReader
 from stub.channel import Channel
@@ -23,6 +22,7 @@ from stub.forked_children import ForkedChildren
 from stub.host_calls import INSTANCE_ENDED
 from stub.imports import list_imported_files
 from stub.memory import StubMemory
+from stub.observability import install_log_handler
 from stub.preload import find_prepared_model
 from stub.process import BindingError, bind_process, describe_stacks, set_title
 from stub.responders import ResponderRegistry
@@ -112,7 +112,7 @@ class Worker:
         set_core_is_free(self._channel.is_idle)
         set_copy_on_write_mapper(self._memory.views.map_array)
         self._memory.views.register_fork_handlers()
-        python_logging.install()
+        install_log_handler()
         report_to(self._warn)
 
     def _load_model(self, source: m.ModelSource, instance: str, model: str) -> UserModel:

@@ -75,7 +75,7 @@ ONE_PLACE = {
     "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.host"},
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write"},
     "uvloop": {"host.system.event_loop"},
-    "re2": {"host.options.header_patterns"},
+    "re2": {"host.options.validators"},
     "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
     "python_multipart": {"host.frontends.openai.form"},
     "tokenizers": {"host.frontends.openai.model_files"},
@@ -83,28 +83,27 @@ ONE_PLACE = {
         *(
             f"host.ray.{name}"
             for name in (
-                "application",
+                "applications",
                 "replica",
+                "replica_channels",
                 "replica_port",
-                "running",
                 "sequence_router",
             )  # fmt: skip
         ),
-        "host.ray.channels.replica_channels",
-        *(f"host.ray.per_model.{name}" for name in ("application", "connection", "replicas")),
+        *(f"host.ray.per_model.{name}" for name in ("model_connection", "replicas")),
     },
     "redis": {"host.cache.redis_store"},
     "httptools": {"host.frontends.http1.parser"},
     "orjson": {"host.frontends.http.json_text"},
     "prometheus_client": {"host.metrics.open_metrics"},
-    "onnxruntime": {"stub.backends.onnxruntime.session"},
+    "onnxruntime": {"stub.backends.onnxruntime.onnx_session"},
     "tensorflow": {"stub.backends.tensorflow.graph"},
     "tensorrt": {f"stub.backends.tensorrt.{name}" for name in ("library", "model", "runner")},
     "torch": {
-        *(f"stub.backends.pytorch.{name}" for name in ("model", "program")),
+        *(f"stub.backends.pytorch.{name}" for name in ("model", "torch_program")),
         *(f"stub.backends.tensorrt.{name}" for name in ("model", "runner")),
     },
-    "opentelemetry": {"host.tracing.spans", "stub.opentelemetry_context"},
+    "opentelemetry": {"host.tracing.spans", "stub.observability"},
 }
 """A library, and the only modules that may import it."""
 

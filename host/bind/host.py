@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from host.bind.model import Binding, FunctionModel
+from host.bind.function_model import Binding, FunctionModel
 from host.bind.specs import (
     BadSpecError,
     DynamicBatcher,

@@ -33,7 +33,7 @@ from host.models.registry import Registry
 from host.options.flags import SWITCH, FlagGroup, one_of
 from host.options.options import Options
 from host.repository.repository import list_versions, select_versions
-from host.tracing.settings import TraceConfig
+from host.tracing.trace_settings import TraceConfig
 from host.tracing.tracer import Tracer
 from stub.wire.messages import ModelSource
 from stub.wire.paths import absolute_path

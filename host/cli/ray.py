@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from host.cli.arguments import check_inputs, parse_arguments, split_inputs
 from host.options.flags import PORT, FlagGroup, integer
 from host.options.options import Options
-from host.ray.arguments import read_options
+from host.ray.application_arguments import read_options
 from host.ray.deployment_options import ModelRequirements, derive_options, read_requirements
 from host.ray.per_model.deployments import model_deployments
 from stub.wire.paths import absolute_path
@@ -160,7 +160,7 @@ def _print_config(arguments: dict[str, Any], options: RayOptions) -> None:
 
 
 def _run(arguments: dict[str, Any], options: RayOptions) -> None:
-    from host.ray.running import run
+    from host.ray.applications import run
 
     run(arguments, _deployment(options), _proxies(options), options.per_model)
 

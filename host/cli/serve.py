@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from host.errors import HostError, ServiceStartError
 from host.logs.formats import format_json
-from host.logs.handler import write_if_room
+from host.logs.log_handler import write_if_room
 from host.options.command_line import parse
 from host.options.flags import describe_misuse
 from host.options.options import Options, UsageError

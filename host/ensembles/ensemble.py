@@ -13,13 +13,13 @@ from host.config import model_config as configuration
 from host.config.model_config import LoadedConfig, ModelConfig
 from host.config.parameters import preserves_ordering
 from host.ensembles.execution import EnsembleExecution
-from host.ensembles.flow_control import InflightLimiter
 from host.ensembles.plan import (
     EnsemblePlan,
     EnsembleSignature,
     EnsembleStep,
     StepModel,
 )
+from host.ensembles.step_limits import InflightLimiter
 from host.errors import HostError
 from host.inference.call import Call, ComputeCallback, FailureReason
 from host.inference.metadata import ModelStatistics

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from host.ensembles.flow_control import FlowControl, InflightLimiter, Permit, ResponseCredit
 from host.ensembles.plan import (
     EnsembleSignature,
     EnsembleStep,
@@ -16,6 +15,7 @@ from host.ensembles.plan import (
     SequencePosition,
     StepModel,
 )
+from host.ensembles.step_limits import FlowControl, InflightLimiter, Permit, ResponseCredit
 from host.errors import HostError, invalid_argument, unexpected_failure
 from host.inference.call import Call, CallHolder, ComputeCallback
 from host.inference.request import InferRequest, InferResponse, Tensor

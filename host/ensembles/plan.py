@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from host.config.schema import ModelConfig
-from host.ensembles.flow_control import ResponseCredit
+from host.ensembles.step_limits import ResponseCredit
 from host.errors import invalid_argument
 from host.inference.request import KnownShapes, Parameter, Tensor
 from host.models.registry import LoadedModel

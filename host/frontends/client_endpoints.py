@@ -15,8 +15,8 @@ from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import GrpcOptions, Services
 from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.service import GrpcService
-from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.cycle import Header, Message, Receive, Send
+from host.frontends.http1.http1_connection import Timeouts
 from host.frontends.http1.listener import HttpListener
 from host.frontends.http1.parser import FastHandler
 from host.frontends.inference_core import InferenceCore, InferenceKeys

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from host.errors import invalid_argument
 from host.inference.request import Parameter
-from host.options.header_patterns import header_pattern
+from host.options.validators import header_pattern
 
 
 class Restrictions:

@@ -23,9 +23,9 @@ from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
 from host.instances.terminal import TerminalLauncher
 from host.logs.formats import Label
-from host.logs.handler import is_level_written
+from host.logs.log_handler import is_level_written
 from host.repository.repository import ImportedFiles
-from host.system.memory import MemoryGroup
+from host.system.process_memory import MemoryGroup
 from stub.wire.heap import HeapTrimmer
 from stub.wire.messages import LogLine
 

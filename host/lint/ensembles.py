@@ -8,7 +8,7 @@ from host.config.findings import Finding
 from host.config.schema import ModelConfig, closest_choice, is_ensemble
 from host.ensembles.compatibility import check_step_models, iterate_findings
 from host.errors import HostError
-from host.lint.model import CheckedModel
+from host.lint.model_folder import CheckedModel
 from host.model_control.dependencies import (
     DependencyGraph,
     circular_dependency_error,

@@ -53,7 +53,7 @@ from host.models.loading import (
     VersionLoadError,
 )
 from host.models.registry import UNLOADED, LoadedModel, ModelVersion, Registry, VersionState
-from host.remote.remote_models import RemoteModels
+from host.remote import RemoteModels
 from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import (
     Fingerprint,

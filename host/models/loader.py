@@ -40,7 +40,7 @@ from host.models.warmup import Warmup
 from host.options.host_policies import HostPolicies
 from host.repository.repository import list_versions, read_labels, select_versions
 from host.scheduling.rate_limiter import RateLimiter
-from host.scheduling.sequences.call import read_states
+from host.scheduling.sequences.sequence_call import read_states
 from stub.wire.messages import ModelSource, PreloadJob
 
 _log = logging.getLogger("pbhost")

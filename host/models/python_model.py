@@ -30,8 +30,8 @@ from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
 from host.scheduling.ordering import OrderedCall
 from host.scheduling.queue import read_queue_policies
 from host.scheduling.scheduler import Scheduler
-from host.scheduling.sequences.call import START, PaddingCall, SequenceCall, SequenceStates
-from host.scheduling.sequences.scheduler import sequence_scheduler
+from host.scheduling.sequences.sequence_call import START, PaddingCall, SequenceCall, SequenceStates
+from host.scheduling.sequences.sequence_scheduler import sequence_scheduler
 from host.system.cpus import usable_cpus
 
 

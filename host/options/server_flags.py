@@ -19,8 +19,8 @@ from host.options.flags import (
     integer,
     one_of,
 )
-from host.options.header_patterns import header_forward_pattern
 from host.options.host_policies import read_policies
+from host.options.validators import header_forward_pattern
 
 StrPath = str | os.PathLike[str]
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from host.config.pbtxt import parse_assignment, parse_assignments
 from host.options.flags import InvalidValue, ValueKind, integer, one_of
 from host.system.files import read_file
-from host.system.memory import SizeOutOfBound, read_byte_size
-from host.tracing.settings import BATCHING, LEVELS
+from host.system.process_memory import SizeOutOfBound, read_byte_size
+from host.tracing.trace_settings import BATCHING, LEVELS
 
 
 def read_assignments(texts: Sequence[str]) -> dict[str, str]:
@@ -405,3 +406,30 @@ def unused_settings(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
         for key in settings
         if key not in _KEYS_OF_BACKENDS.get(name, ())
     ]
+
+
+def header_pattern(pattern: str) -> Any:
+    """Compiles a pattern of header names; its `search` takes a name. Raises InvalidValue.
+
+    RE2 does not backtrack: the time of a search is proportional to the length of the name. A
+    pattern whose compiled form takes more than 1 MiB is refused.
+    """
+    import re2  # imported here because it takes a megabyte, and few servers need it
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = 1 << 20
+    try:
+        return re2.compile(f"(?i){pattern}", options)
+    except re2.error as error:
+        reason = error.args[0]
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        raise InvalidValue(
+            f"invalid regular expression: {text}. Got {pattern}; the syntax is that of RE2"
+        ) from None
+
+
+def header_forward_pattern(pattern: str) -> None:
+    """Raises InvalidValue for a pattern that cannot be compiled. An empty pattern is valid."""
+    if pattern:
+        header_pattern(pattern)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from host.ray.application import app
-    from host.ray.per_model.application import model_apps
+    from host.ray.applications import app, model_apps
 
 __all__ = ["app", "model_apps"]
 
@@ -18,11 +17,11 @@ __all__ = ["app", "model_apps"]
 def __getattr__(name: str) -> object:
     """Imports a public name on first use, as Ray is large."""
     if name == "app":
-        from host.ray.application import app
+        from host.ray.applications import app
 
         return app
     if name == "model_apps":
-        from host.ray.per_model.application import model_apps
+        from host.ray.applications import model_apps
 
         return model_apps
     raise AttributeError(f"module 'host.ray' has no attribute '{name}'")

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from host.errors import ErrorCode, HostError, unavailable
 from host.model_control.control import LoadParameters
-from host.ray.channels.messages import ReplicaMethod
+from host.ray.channel_messages import ReplicaMethod
 from host.server.server import Server
 
 _log = logging.getLogger("pbhost")

@@ -30,14 +30,13 @@ from host.frontends.http.exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.frontends.request_headers import Header
-from host.inference.metadata import ModelStatistics
+from host.inference.metadata import ModelStatistics, add_statistics
 from host.metrics.families import MetricFamily, MetricKind, Sample
 from host.options.options import Options
-from host.ray.arguments import read_options
+from host.ray.application_arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS, UNCOUNTED_REQUESTS
-from host.ray.channels.channel_server import ChannelAddress, ChannelServer
-from host.ray.channels.messages import ReplicaMethod
-from host.ray.channels.replica_channels import ReplicaChannels
+from host.ray.channel_messages import ReplicaMethod
+from host.ray.channel_server import ChannelAddress, ChannelServer
 from host.ray.deployment_options import behind_haproxy
 from host.ray.model_changes import (
     APPLY_CHANGES,
@@ -48,10 +47,10 @@ from host.ray.model_changes import (
     ReplicaStamps,
     SharedModelControl,
 )
+from host.ray.replica_channels import ReplicaChannels
 from host.ray.replica_port import serve_replica_port
 from host.ray.rpc_methods import RpcMethods
 from host.ray.sequence_guard import SequenceGuard
-from host.ray.statistics import add_statistics
 from host.server.server import Server
 from stub.wire.heap import tune_malloc
 
@@ -180,7 +179,7 @@ OWN_STATISTICS = ReplicaMethod[list[ModelStatistics]](
 
 
 class ServerReplica(RpcMethods):
-    """One server in one replica. `arguments`: see `host.ray.arguments`.
+    """One server in one replica. `arguments`: see `host.ray.application_arguments`.
 
     Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`.
     """

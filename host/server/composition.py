@@ -26,8 +26,8 @@ from host.instances.gpus import find_gpus
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
 from host.instances.process import Launcher
-from host.logs.handler import LogHandler
-from host.logs.settings import LogSettings
+from host.logs.log_handler import LogHandler
+from host.logs.log_settings import LogSettings
 from host.metrics.custom import CustomMetrics
 from host.metrics.machine import MachineMetrics, ProcessMetrics
 from host.model_control.control import ModelControl, ModelControlHook
@@ -42,8 +42,7 @@ from host.models.registry import Registry
 from host.options.host_policies import read_policies
 from host.options.options import Options
 from host.options.validators import memory_budget as read_memory_budget
-from host.remote.provider import RemoteModelProvider
-from host.remote.remote_models import RemoteModels
+from host.remote import RemoteModelProvider, RemoteModels
 from host.repository.override import UploadedDirectories
 from host.repository.repository import (
     FingerprintFunction,

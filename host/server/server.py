@@ -17,13 +17,13 @@ from host.frontends.http.app import AsgiApplication
 from host.inference.request import InferRequest, InferResponse, Result
 from host.instances.process import Launcher
 from host.logs.formats import format_table
-from host.logs.handler import LogHandler, LogTail, configure
+from host.logs.log_handler import LogHandler, LogTail, configure
 from host.metrics.families import MetricFamily
 from host.model_control.control import LoadParameters, ModelControl, ModelControlHook
 from host.model_control.lifecycle import ModelLifecycle
 from host.model_control.repository_poller import RepositoryPoller
 from host.options.options import Options, option_table_rows
-from host.remote.provider import RemoteModelProvider, ReturningCalls
+from host.remote import RemoteModelProvider, ReturningCalls
 from host.server.collectors import MetricsCollector, QueueState, read_queues
 from host.server.composition import Components, Composition
 from host.server.endpoints import Endpoints, wait_with_reports

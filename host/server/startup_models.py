@@ -13,7 +13,7 @@ from types import TracebackType
 from host.errors import internal
 from host.instances.terminal import has_terminal
 from host.logs.formats import format_table
-from host.logs.handler import CLEAR_LINE, LogHandler
+from host.logs.log_handler import CLEAR_LINE, LogHandler
 from host.model_control.dependencies import EnsembleDependencies
 from host.model_control.repository_poller import RepositoryPoller, read_state
 from host.models.registry import Registry, VersionState

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from host.errors import HostError, unavailable
-from host.tracing.settings import TraceConfig, TraceSetting
 from host.tracing.trace import Trace, TraceEvent, TraceTree
+from host.tracing.trace_settings import TraceConfig, TraceSetting
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from host.tracing.settings import (
+from host.tracing.trace import Header, SpanIds, Trace, TraceTree, parse_trace_context
+from host.tracing.trace_settings import (
     OPENTELEMETRY,
     DescribedSettings,
     SettingChanges,
@@ -19,7 +20,6 @@ from host.tracing.settings import (
     TraceSettings,
     TraceSink,
 )
-from host.tracing.trace import Header, SpanIds, Trace, TraceTree, parse_trace_context
 
 if TYPE_CHECKING:
     from host.tracing.spans import SpanSink

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Union
 from pb_utils import _runtime
 from pb_utils._bls import ResponseIterator, ResponseStream
 from pb_utils._exceptions import TritonModelException
-from pb_utils._model_methods import call_preload, defines
+from pb_utils._model_code import call_preload, defines
 from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
 from pb_utils.testing import _loading, _messages

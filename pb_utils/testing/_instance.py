@@ -19,15 +19,15 @@ from pb_utils import _model_texts as texts
 from pb_utils import _runtime
 from pb_utils._event_loop import EventLoopThread
 from pb_utils._exceptions import TritonModelException
-from pb_utils._model_config import using_decoupled_model_transaction_policy
-from pb_utils._model_methods import defines
-from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
-from pb_utils._return_value import (
+from pb_utils._model_code import (
     InvalidReturnValue,
     call_execute,
     check_return_value,
+    defines,
     describe_undeclared,
 )
+from pb_utils._model_config import using_decoupled_model_transaction_policy
+from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, InferenceRequest
 from pb_utils.testing._messages import (
     PendingRequest,
     cancelled_event,

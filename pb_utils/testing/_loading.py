@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pb_utils import _model_texts as texts
 from pb_utils._exceptions import TritonModelException
+from pb_utils._model_code import import_file, import_version
 from pb_utils._model_config import ModelConfig
-from pb_utils._model_methods import import_file, import_version
 
 
 class LoadedModel(NamedTuple):

@@ -9,7 +9,7 @@ import pb_utils
 from pb_utils import _runtime
 from pb_utils._datatypes import BF16, BYTES, CONFIG_CODES, STORAGE
 from pb_utils._storage import address_of, array_at, byte_view, read_only_view
-from stub.backends.contract import ConfiguredTensor, ModelContract
+from stub.backends.model_contract import ConfiguredTensor, ModelContract
 from stub.wire.arena import ArenaFull, Block
 
 MIN_BYTES = 1 << 21

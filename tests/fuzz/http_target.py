@@ -18,8 +18,8 @@ from host.frontends.http.infer_request import to_request
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.routes import find_route
 from host.frontends.http.tensors import JsonInputLimit
-from host.frontends.http1.connection import Http1Connection, Timeouts
 from host.frontends.http1.cycle import Message, Receive, Send
+from host.frontends.http1.http1_connection import Http1Connection, Timeouts
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.instances.busy_polling import no_connection_hook
 from host.instances.regions import Regions

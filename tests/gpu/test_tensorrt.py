@@ -221,7 +221,7 @@ def test_a_library_of_plugins_that_cannot_be_used_is_named(
     trt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doubling(trt, plan_of(tmp_path))
-    from stub.backends.settings import Settings
+    from stub.backends.model_settings import Settings
     from stub.backends.tensorrt import library
 
     with pytest.raises(ModelFailure, match="the library of plugins '/no.so' that --backend-config"):

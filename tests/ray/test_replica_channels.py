@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.ray.channels.channel_server import (
+from host.ray.channel_messages import ReplicaMethod
+from host.ray.channel_server import (
     SECRET_BYTES,
     ChannelAddress,
     ChannelServer,
     accept_client,
 )
-from host.ray.channels.messages import ReplicaMethod
 from tests.conftest import DEADLINE
 
 ray = pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
-from host.ray.channels import replica_channels  # noqa: E402
-from host.ray.channels.replica_channels import ReplicaChannels  # noqa: E402
+from host.ray import replica_channels  # noqa: E402
+from host.ray.replica_channels import ReplicaChannels  # noqa: E402
 
 SECRET = bytes(SECRET_BYTES)
 

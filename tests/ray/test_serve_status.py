@@ -13,7 +13,7 @@ pytest.importorskip("ray", reason="ray is not installed: make test-ray")
 
 
 def test_callers_share_one_question_even_if_one_gives_up() -> None:
-    from host.ray.channels.replica_channels import ServeStatusReader
+    from host.ray.replica_channels import ServeStatusReader
 
     asked: list[int] = []
     answer = threading.Event()
@@ -39,7 +39,7 @@ def test_callers_share_one_question_even_if_one_gives_up() -> None:
 
 
 def test_an_error_is_raised_for_its_callers_alone() -> None:
-    from host.ray.channels.replica_channels import ServeStatusReader
+    from host.ray.replica_channels import ServeStatusReader
 
     answers = iter([ValueError("no controller")])
 

@@ -22,8 +22,8 @@ from host.frontends.grpc.methods import (
     UnaryMethod,
 )
 from host.inference.request import Parameter
-from host.logs.settings import GRPC
-from host.tracing.settings import NUMBERS, SettingChanges, to_change
+from host.logs.log_settings import GRPC
+from host.tracing.trace_settings import NUMBERS, SettingChanges, to_change
 
 if (
     TYPE_CHECKING

@@ -6,8 +6,8 @@ import asyncio
 import socket
 import ssl
 
-from host.frontends.http1.connection import Http1Connection, Timeouts
 from host.frontends.http1.cycle import App
+from host.frontends.http1.http1_connection import Http1Connection, Timeouts
 from host.frontends.http1.parser import FastPath, HeaderCache
 from host.frontends.sockets import BACKLOG, listening_socket
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook

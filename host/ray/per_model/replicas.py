@@ -18,7 +18,7 @@ from host.frontends.request_headers import Header
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.model_control.control import LoadParameters
 from host.options.options import Options
-from host.ray.channels.messages import (
+from host.ray.channel_messages import (
     PackedResponse,
     PackedVersion,
     Refusal,
@@ -27,7 +27,8 @@ from host.ray.channels.messages import (
     pack_version,
     unpack_request,
 )
-from host.ray.per_model.connection import (
+from host.ray.per_model.deployments import keep_one_gpu
+from host.ray.per_model.model_connection import (
     DESCRIBE_MODEL,
     INDEX_ENTRIES,
     IS_READY,
@@ -38,7 +39,6 @@ from host.ray.per_model.connection import (
     Connection,
     RoutedModelControl,
 )
-from host.ray.per_model.deployments import keep_one_gpu
 from host.ray.replica import INFER_PATH, ServerReplica
 from host.server.server import Server
 

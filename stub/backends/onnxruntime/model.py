@@ -8,8 +8,8 @@ import numpy as np
 import pb_utils
 from pb_utils._datatypes import CONFIG_CODES, STORAGE
 from stub.backends.batch import MIN_BYTES, Array, InvalidInput, allocate_output, run_requests
-from stub.backends.contract import ModelContract, ModelTensor, complete_config, is_complete
-from stub.backends.settings import (
+from stub.backends.model_contract import ModelContract, ModelTensor, complete_config, is_complete
+from stub.backends.model_settings import (
     Placement,
     Settings,
     missing_package_error,
@@ -177,7 +177,7 @@ class TritonPythonModel:
 def _load_library(model: str) -> Any:
     """Imports the module that needs the library. Raises ModelFailure if the library is missing."""
     try:
-        import stub.backends.onnxruntime.session as session
+        import stub.backends.onnxruntime.onnx_session as session
     except ImportError as error:
         raise missing_package_error(model, "onnxruntime", "onnxruntime", error) from error
     return session

@@ -4,8 +4,8 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import pb_utils
 from stub.backends.batch import Array, run_requests
-from stub.backends.contract import ModelContract, complete_config, is_complete
-from stub.backends.settings import (
+from stub.backends.model_contract import ModelContract, complete_config, is_complete
+from stub.backends.model_settings import (
     Placement,
     Settings,
     missing_package_error,
@@ -28,7 +28,7 @@ class TritonPythonModel:
             return config
         model = given["name"]
         _load_library(model)
-        from stub.backends.pytorch.program import load
+        from stub.backends.pytorch.torch_program import load
 
         program = load(model, model_path(given, pb_utils.get_model_dir()), "cpu")
         if program.inputs is None or program.outputs is None:
@@ -45,9 +45,9 @@ class TritonPythonModel:
         config, placement = parse_config(args), Placement(args)
         contract = self._contract = ModelContract(config)
         torch = _load_library(contract.model)
-        from stub.backends.pytorch import program
+        from stub.backends.pytorch import torch_program
 
-        contract.check_data_types("pytorch", program.DATA_TYPES)
+        contract.check_data_types("pytorch", torch_program.DATA_TYPES)
         if not contract.inputs or not contract.outputs:
             raise ModelFailure(
                 f"model '{contract.model}' cannot be loaded: its configuration must have inputs"
@@ -58,16 +58,16 @@ class TritonPythonModel:
         if placement.on_gpu:
             capability = ".".join(map(str, torch.cuda.get_device_capability(placement.device)))
         path = model_path(config, pb_utils.get_model_dir(), capability)
-        self._run_context = program.RunContext(Settings.from_config(config), placement)
-        self._program = program.load(contract.model, path, device)
-        self._argument_mapping = program.map_inputs_to_arguments(
+        self._run_context = torch_program.RunContext(Settings.from_config(config), placement)
+        self._program = torch_program.load(contract.model, path, device)
+        self._argument_mapping = torch_program.map_inputs_to_arguments(
             contract.model, list(contract.inputs), self._program.arguments
         )
-        self._result_positions = program.map_outputs_to_results(
+        self._result_positions = torch_program.map_outputs_to_results(
             contract.model, list(contract.outputs)
         )
         self._device = "" if device == "cpu" else device
-        self._conversion = program
+        self._conversion = torch_program
         self._check_texts()
         self._check_described()
 

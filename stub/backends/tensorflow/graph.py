@@ -6,8 +6,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import tensorflow as tf
 
 from stub.backends.batch import Array
-from stub.backends.contract import ModelTensor
-from stub.backends.settings import Placement, Settings
+from stub.backends.model_contract import ModelTensor
+from stub.backends.model_settings import Placement, Settings
 from stub.user_model import ModelFailure
 
 _TYPES = {

@@ -4,8 +4,8 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import pb_utils
 from stub.backends.batch import Array, run_requests
-from stub.backends.contract import ModelContract, complete_config, is_complete
-from stub.backends.settings import (
+from stub.backends.model_contract import ModelContract, complete_config, is_complete
+from stub.backends.model_settings import (
     Placement,
     Settings,
     missing_package_error,

@@ -7,8 +7,8 @@ from typing import Any, List, Mapping, NamedTuple, Tuple
 import tensorrt
 
 import pb_utils
-from stub.backends.settings import Settings
-from stub.backends.tensorrt.plan import Layout, Plan, PlanTensor, ProfileRange
+from stub.backends.model_settings import Settings
+from stub.backends.tensorrt.tensorrt_plan import Layout, Plan, PlanTensor, ProfileRange
 from stub.user_model import ModelFailure
 
 _TYPES = {

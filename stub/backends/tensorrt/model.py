@@ -4,15 +4,15 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import pb_utils
 from stub.backends.batch import Array, run_requests
-from stub.backends.contract import ModelContract
-from stub.backends.settings import (
+from stub.backends.model_contract import ModelContract
+from stub.backends.model_settings import (
     Placement,
     Settings,
     missing_package_error,
     model_path,
     parse_config,
 )
-from stub.backends.tensorrt.plan import (
+from stub.backends.tensorrt.tensorrt_plan import (
     check_config,
     complete_config,
     graph_specs,

@@ -15,7 +15,7 @@ import pb_utils
 from pb_utils._storage import address_of, array_at
 from stub.backends.batch import MIN_BYTES, Array, InvalidInput, RawTensor, allocate_output
 from stub.backends.tensorrt.library import OpenedPlan
-from stub.backends.tensorrt.plan import (
+from stub.backends.tensorrt.tensorrt_plan import (
     STORAGE_DTYPES,
     Extent,
     GraphSpec,

@@ -21,7 +21,7 @@ from host.instances.pool import StubPool
 from host.instances.process import StubLaunch, StubProcess
 from host.metrics.custom import CustomMetrics
 from host.models.registry import Registry
-from host.tracing.settings import TraceConfig
+from host.tracing.trace_settings import TraceConfig
 from host.tracing.tracer import Tracer
 from stub.channel import Channel
 from stub.wire import messages as m

@@ -306,7 +306,7 @@ TESTS_OF_FIELDS = {
         "test_memory_that_grows_is_for_gpus": "sequence_batching.state.use_growable_memory",
         "test_requests_can_be_run_again": "sequence_batching.iterative_sequence",
     },
-    "test_scheduler.py": {
+    "test_sequence_scheduler.py": {
         "test_direct_batches_can_wait_for_a_share_of_the_slots": (
             "sequence_batching.direct.minimum_slot_utilization"
         ),
@@ -317,7 +317,7 @@ TESTS_OF_FIELDS = {
             "sequence_batching.oldest.preserve_ordering"
         ),
     },
-    "test_call.py": {
+    "test_sequence_call.py": {
         "test_zero_data_gives_zeros_whatever_its_value": (
             "sequence_batching.state.initial_state.zero_data"
         ),

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.ray.channels.messages import ReplicaMethod
+from host.ray.channel_messages import ReplicaMethod
 from host.ray.model_changes import Failure, ModelChange, SharedModelControl
 from pbhost import Options, Server
 from tests.conftest import DEADLINE, RepositoryBuilder

@@ -12,7 +12,7 @@ import pytest
 from host.inference.request import InferRequest, InferResponse
 from host.options.options import Options
 from host.server.server import Server
-from host.tracing.settings import TIMESTAMPS, TraceConfig
+from host.tracing.trace_settings import TIMESTAMPS, TraceConfig
 from host.tracing.tracer import Tracer
 
 

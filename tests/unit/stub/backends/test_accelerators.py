@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stub.backends.settings import Placement, Settings
+from stub.backends.model_settings import Placement, Settings
 from stub.user_model import ModelFailure
 
 ON_GPU = Placement(
@@ -21,7 +21,7 @@ ON_GPU = Placement(
 def providers(monkeypatch: pytest.MonkeyPatch, *asked: dict[str, Any]) -> Any:
     """Returns the execution providers of an instance on GPU 1; the fake package has all of them."""
     onnxruntime = pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
-    session = importlib.import_module("stub.backends.onnxruntime.session")
+    session = importlib.import_module("stub.backends.onnxruntime.onnx_session")
     everything = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: everything)
     accelerators = {"gpu_execution_accelerator": list(asked)}

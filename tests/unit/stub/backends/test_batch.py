@@ -11,7 +11,7 @@ import pytest
 
 import pb_utils
 from stub.backends.batch import Array, Batch, InvalidInput, RawTensor, RunFunction, run_requests
-from stub.backends.contract import ModelContract, ModelTensor
+from stub.backends.model_contract import ModelContract, ModelTensor
 from stub.user_model import ModelFailure
 
 

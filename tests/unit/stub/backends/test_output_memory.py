@@ -11,8 +11,8 @@ import pytest
 
 from pb_utils import _runtime
 from stub.backends.batch import MIN_BYTES, allocate_output, block_of
-from stub.backends.contract import ModelContract
-from stub.backends.settings import Placement
+from stub.backends.model_contract import ModelContract
+from stub.backends.model_settings import Placement
 from stub.memory import StubMemory
 from stub.wire.arena import Arena, Block, create_arena_file
 
@@ -45,12 +45,12 @@ def arena() -> Iterator[Arena]:
 
 def bound(folder: Path, **options: Any) -> Any:
     """Returns a session of the wide model, which integration tests also use."""
-    from stub.backends.onnxruntime import session
+    from stub.backends.onnxruntime import onnx_session
     from stub.backends.onnxruntime.model import BoundSession
 
     save_wide(folder, **options)
     opened = onnxruntime.InferenceSession(folder / "1" / "model.onnx")
-    inputs, outputs = session.model_tensors("wide", opened)
+    inputs, outputs = onnx_session.model_tensors("wide", opened)
     contract = ModelContract({"name": "wide", "max_batch_size": 8})
     arguments = {"model_instance_name": "wide", "model_instance_kind": "CPU"}
     placement = Placement({**arguments, "model_instance_device_id": "0"})

@@ -11,10 +11,10 @@ import pytest
 
 from pb_utils import testing
 from stub.backends.batch import InvalidInput
-from stub.backends.contract import ModelContract
-from stub.backends.settings import model_path
+from stub.backends.model_contract import ModelContract
+from stub.backends.model_settings import model_path
 from stub.backends.tensorrt.model import TritonPythonModel
-from stub.backends.tensorrt.plan import (
+from stub.backends.tensorrt.tensorrt_plan import (
     Extent,
     GraphSpec,
     Layout,

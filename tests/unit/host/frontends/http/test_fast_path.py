@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from host.frontends.http1.connection import Timeouts
 from host.frontends.http1.cycle import Header, Message
+from host.frontends.http1.http1_connection import Timeouts
 from host.frontends.http1.listener import HttpListener
 from host.frontends.http1.parser import ResponseCallback
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook

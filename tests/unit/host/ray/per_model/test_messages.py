@@ -8,7 +8,7 @@ import numpy as np
 
 from host.errors import ErrorCode, HostError
 from host.inference.request import InferRequest, InferResponse, Tensor
-from host.ray.channels.messages import (
+from host.ray.channel_messages import (
     LARGE_BYTES,
     pack_request,
     pack_response,

@@ -1,1 +1,0 @@
-"""Models of other servers: they are called like local ones, by ensembles, BLS and clients."""
