@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from host.cache.responses import CacheHit
 from host.config.model_config import ModelConfig
+from host.errors import unavailable
 from host.inference.call import Call
 from host.inference.request import InferRequest, RequestTracer, SharedMemoryBytes
 
@@ -111,13 +112,26 @@ class InferenceCore(Protocol):
 
 
 class OpenRequests:
-    """Belongs to the thread of the event loop. A frontend increments `count` for each request."""
+    """Counts requests. Belongs to the thread of the event loop.
+
+    A frontend enters it for each request, or increments `count` and calls `request_finished`.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.draining = False
         """Whether new requests are refused."""
         self._all_answered = asyncio.Event()
+
+    def __enter__(self) -> None:
+        """Counts a request within a `with` block. Raises HostError UNAVAILABLE while draining."""
+        if self.draining:
+            raise unavailable("Server exiting")
+        self.count += 1
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the request."""
+        self.request_finished()
 
     def request_finished(self) -> None:
         """Decrements `count` after a request was answered."""

@@ -11,7 +11,7 @@ from urllib.parse import quote_from_bytes
 
 from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.core import Core
-from host.errors import internal, unavailable
+from host.errors import internal
 from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler, SettingsHandler, SharedMemoryHandler
 from host.frontends.http.api_page import page
@@ -153,14 +153,8 @@ class HttpApp:
     async def _handle_inference(
         self, handler: Handler, exchange: HttpExchange, route: Route
     ) -> None:
-        if self._open_requests.draining:
-            raise unavailable("Server exiting")
-        self._open_requests.count += 1
-        try:
-            with exchange.count_request():
-                await handler(exchange, route)
-        finally:
-            self._open_requests.request_finished()
+        with self._open_requests, exchange.count_request():
+            await handler(exchange, route)
 
     @staticmethod
     def _authorize(keys: ApiKeys, exchange: HttpExchange, route: Route) -> None:

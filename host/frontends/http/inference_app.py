@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from host.errors import unavailable
 from host.frontends.http.exchange import Header, HttpExchange
 from host.frontends.http.handler import answer_exchange
 from host.frontends.http.inference_endpoints import InferenceEndpoints
@@ -95,10 +94,5 @@ class InferenceApp:
             await self._handle(exchange, route)
 
     async def _handle(self, exchange: HttpExchange, route: Route) -> None:
-        if self._open_requests.draining:
-            raise unavailable("Server exiting")
-        self._open_requests.count += 1
-        try:
+        with self._open_requests:
             await self._handlers[route.endpoint](exchange, route)
-        finally:
-            self._open_requests.request_finished()

@@ -185,14 +185,8 @@ class OpenAIApp:
             await self._describe_models(exchange, route)
 
     async def _infer(self, exchange: HttpExchange, route: Route) -> None:
-        if self._open_requests.draining:
-            raise unavailable("Server exiting")
-        self._open_requests.count += 1
-        try:
-            with exchange.count_request():
-                await self._answers[route.endpoint](exchange)
-        finally:
-            self._open_requests.request_finished()
+        with self._open_requests, exchange.count_request():
+            await self._answers[route.endpoint](exchange)
 
     @staticmethod
     def _authorize(keys: ApiKeys, exchange: HttpExchange, route: Route) -> None:

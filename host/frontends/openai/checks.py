@@ -16,6 +16,10 @@ Check = Callable[[str, Any], None]
 """Checks the value at a place of the body. Raises OpenAIError."""
 
 
+def anything(place: str, value: Any) -> None:
+    """Accepts any value."""
+
+
 def string(place: str, value: Any) -> None:
     """Checks that a value is a string."""
     if type(value) is not str:
@@ -131,7 +135,9 @@ def members(**checks: Check | Optional) -> Check:
     return check
 
 
-def either_text(what: str, other: type, text: Check, check_other: Check) -> Check:
+def either_text(
+    what: str, other: type, text: Check = anything, check_other: Check = anything
+) -> Check:
     """Returns the check of a string, or of another JSON type; `what` names both."""
 
     def check(place: str, value: Any) -> None:
@@ -166,10 +172,6 @@ _TOOL_NAME = matching(
 _FUNCTION_TYPE = one_of(("function",))
 
 
-def _anything(place: str, value: Any) -> None:
-    """Accepts any value."""
-
-
 def _call_id(place: str, value: Any) -> None:
     if type(value) not in (str, int):  # TGI has written numbers
         raise invalid_type(place, "a string", value)
@@ -178,7 +180,7 @@ def _call_id(place: str, value: Any) -> None:
 _CALLED_FUNCTION = members(
     name=string,
     # JSON text; TGI and Ollama write the object itself.
-    arguments=Optional(either_text("a string or an object", dict, _anything, _anything)),
+    arguments=Optional(either_text("a string or an object", dict)),
 )
 _CALLED_TOOL = members(
     id=Optional(_call_id), type=Optional(_FUNCTION_TYPE), function=_CALLED_FUNCTION
@@ -213,7 +215,7 @@ def _part(place: str, value: Any) -> None:
     _PARTS[value["type"]](place, value)
 
 
-_CONTENT = either_text("a string or an array", list, _anything, array(1, None, _part))
+_CONTENT = either_text("a string or an array", list, check_other=array(1, None, _part))
 _MAY_LACK_CONTENT = ("assistant", "tool", "function")
 _ROLE = members(role=one_of(("developer", "system", "user", *_MAY_LACK_CONTENT)))
 _ANSWER_OF_TOOL = members(tool_call_id=_call_id)

@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from host.frontends.openai.checks import (
+    Check,
+    array,
+    boolean,
+    either_text,
+    integer,
+    json_object,
+    string,
+)
 from host.frontends.openai.errors import (
     OpenAIError,
-    invalid_type,
     invalid_value,
     missing_field,
     unsupported_field,
@@ -45,16 +53,8 @@ _LEFT_OUT = frozenset(
 
 _ROLES = ("user", "assistant", "system", "developer")
 _LOGPROBS = "message.output_text.logprobs"
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "a string": (str,),
-    "a boolean": (bool,),
-    "an integer": (int,),
-    "an array": (list,),
-    "an object": (dict,),
-    "a string or an array": (str, list),
-    "a string or an object": (str, dict),
-}
-
+_TEXT_OR_ARRAY = either_text("a string or an array", list)
+_TEXT_OR_OBJECT = either_text("a string or an object", dict)
 
 KNOWN_RESPONSE_FIELDS = (
     KNOWN_FIELDS[CHAT] | _WITHOUT_EFFECT | set(_CHAT_NAMES) | set(_NEED_A_STORE) | {"n", "logprobs"}
@@ -76,19 +76,15 @@ def chat_fields(sent: Fields) -> Fields:
     for name in ("n", "logprobs"):
         if name in sent:
             raise unsupported_field(f"'{name}' is not supported for responses", name)
-    if _member(sent, "background", "a boolean"):
+    if _member(sent, "background", boolean):
         raise unsupported_field(
             "'background' is not supported: this server stores nothing", "background"
         )
     fields = {name: value for name, value in sent.items() if name not in _WITHOUT_EFFECT}
-    if "top_logprobs" in sent or _LOGPROBS in (_member(sent, "include", "an array") or ()):
+    if "top_logprobs" in sent or _LOGPROBS in (_member(sent, "include", array(0)) or ()):
         fields["logprobs"] = True
-    limit = _member(sent, "max_output_tokens", "an integer")
+    limit = _member(sent, "max_output_tokens", integer(1))
     if limit is not None:
-        if limit < 1:
-            raise invalid_value(
-                f"'max_output_tokens' must be 1 or more, got {limit}", "max_output_tokens"
-            )
         fields["max_completion_tokens"] = limit
     fields["messages"] = _messages(sent)
     if "tools" in sent:
@@ -96,13 +92,13 @@ def chat_fields(sent: Fields) -> Fields:
         fields.pop("tools")
         if tools:
             fields["tools"] = tools
-    choice = _member(sent, "tool_choice", "a string or an object")
+    choice = _member(sent, "tool_choice", _TEXT_OR_OBJECT)
     if isinstance(choice, dict):
         fields["tool_choice"] = _tool_choice(choice)
     elif choice is not None and "tools" not in fields and choice != "required":
         fields.pop("tool_choice")  # clients send "auto" without tools
-    _add_text(fields, _member(sent, "text", "an object") or {})
-    effort = _member(_member(sent, "reasoning", "an object") or {}, "effort", "a string")
+    _add_text(fields, _member(sent, "text", json_object) or {})
+    effort = _member(_member(sent, "reasoning", json_object) or {}, "effort", string)
     if effort is not None:
         fields["reasoning_effort"] = effort
     return fields
@@ -110,16 +106,15 @@ def chat_fields(sent: Fields) -> Fields:
 
 def _messages(sent: Fields) -> list[Fields]:
     messages: list[Fields] = []
-    instructions = _member(sent, "instructions", "a string")
+    instructions = _member(sent, "instructions", string)
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
-    items = _member(sent, "input", "a string or an array", required=True)
+    items = _member(sent, "input", _TEXT_OR_ARRAY, required=True)
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]
     for index, item in enumerate(items):
         place = f"input[{index}]"
-        if not isinstance(item, dict):
-            raise invalid_type(place, "an object", item)
+        json_object(place, item)
         _add_item(messages, place, item)
     if not messages:
         raise invalid_value("'input' must have 1 or more elements, got 0", "input")
@@ -128,26 +123,24 @@ def _messages(sent: Fields) -> list[Fields]:
 
 def _add_item(messages: list[Fields], place: str, item: Fields) -> None:
     """Adds an item of `input` to the messages."""
-    match _member(item, "type", "a string", place) or "message":
+    match _member(item, "type", string, place) or "message":
         case "message":
-            role = _member(item, "role", "a string", place, required=True)
+            role = _member(item, "role", string, place, required=True)
             if role not in _ROLES:
                 names = ", ".join(f"'{name}'" for name in _ROLES)
                 raise invalid_value(f"'{place}.role' must be one of {names}", f"{place}.role")
-            content = _member(
-                item, "content", "a string or an array", place, required=role != "assistant"
-            )
+            content = _member(item, "content", _TEXT_OR_ARRAY, place, required=role != "assistant")
             if role == "assistant" and not content:  # cut off before its first token
                 messages.append({"role": role, "content": ""})
             else:
                 messages.append({"role": role, "content": _content(content, f"{place}.content")})
         case "function_call":
             call = {
-                "id": _member(item, "call_id", "a string", place, required=True),
+                "id": _member(item, "call_id", string, place, required=True),
                 "type": "function",
                 "function": {
-                    "name": _member(item, "name", "a string", place, required=True),
-                    "arguments": _member(item, "arguments", "a string", place) or "",
+                    "name": _member(item, "name", string, place, required=True),
+                    "arguments": _member(item, "arguments", string, place) or "",
                 },
             }
             if messages and messages[-1]["role"] == "assistant":  # one turn of the assistant
@@ -155,11 +148,11 @@ def _add_item(messages: list[Fields], place: str, item: Fields) -> None:
             else:
                 messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         case "function_call_output":
-            output = _member(item, "output", "a string or an array", place) or ""
+            output = _member(item, "output", _TEXT_OR_ARRAY, place) or ""
             messages.append(
                 {
                     "role": "tool",
-                    "tool_call_id": _member(item, "call_id", "a string", place, required=True),
+                    "tool_call_id": _member(item, "call_id", string, place, required=True),
                     "content": _content(output, f"{place}.output"),
                 }
             )
@@ -183,20 +176,19 @@ def _content(value: Any, place: str) -> Any:
     parts = []
     for index, part in enumerate(value):
         inner = f"{place}[{index}]"
-        if not isinstance(part, dict):
-            raise invalid_type(inner, "an object", part)
-        match _member(part, "type", "a string", inner, required=True):
+        json_object(inner, part)
+        match _member(part, "type", string, inner, required=True):
             case "input_text" | "output_text":
-                text = _member(part, "text", "a string", inner, required=True)
+                text = _member(part, "text", string, inner, required=True)
                 parts.append({"type": "text", "text": text})
             case "refusal":
-                text = _member(part, "refusal", "a string", inner, required=True)
+                text = _member(part, "refusal", string, inner, required=True)
                 parts.append({"type": "refusal", "refusal": text})
             case "input_image":
                 if part.get("file_id") is not None:
                     raise _not_supported(f"{inner}.file_id", "file_id")
-                image = {"url": _member(part, "image_url", "a string", inner, required=True)}
-                detail = _member(part, "detail", "a string", inner)
+                image = {"url": _member(part, "image_url", string, inner, required=True)}
+                detail = _member(part, "detail", string, inner)
                 if detail is not None:
                     image["detail"] = detail
                 parts.append({"type": "image_url", "image_url": image})
@@ -210,14 +202,13 @@ def _content(value: Any, place: str) -> Any:
 def _tools(sent: Fields) -> list[Fields]:
     """Returns the tools of a chat, whose functions are members of their own."""
     tools = []
-    for index, tool in enumerate(_member(sent, "tools", "an array")):
+    for index, tool in enumerate(_member(sent, "tools", array(0))):
         place = f"tools[{index}]"
-        if not isinstance(tool, dict):
-            raise invalid_type(place, "an object", tool)
-        kind = _member(tool, "type", "a string", place, required=True)
+        json_object(place, tool)
+        kind = _member(tool, "type", string, place, required=True)
         if kind != "function":
             raise _not_supported(f"{place}.type", kind)
-        _member(tool, "name", "a string", place, required=True)
+        _member(tool, "name", string, place, required=True)
         function = {
             name: tool[name]
             for name in ("name", "description", "parameters", "strict")
@@ -228,45 +219,41 @@ def _tools(sent: Fields) -> list[Fields]:
 
 
 def _tool_choice(choice: Fields) -> Fields:
-    kind = _member(choice, "type", "a string", "tool_choice", required=True)
+    kind = _member(choice, "type", string, "tool_choice", required=True)
     if kind != "function":
         raise _not_supported("tool_choice.type", kind)
-    name = _member(choice, "name", "a string", "tool_choice", required=True)
+    name = _member(choice, "name", string, "tool_choice", required=True)
     return {"type": "function", "function": {"name": name}}
 
 
 def _add_text(fields: Fields, text: Fields) -> None:
     """Adds the members of the field `text`."""
-    verbosity = _member(text, "verbosity", "a string", "text")
+    verbosity = _member(text, "verbosity", string, "text")
     if verbosity is not None:
         fields["verbosity"] = verbosity
-    form = _member(text, "format", "an object", "text")
+    form = _member(text, "format", json_object, "text")
     if form is None:
         return
-    kind = _member(form, "type", "a string", "text.format", required=True)
+    kind = _member(form, "type", string, "text.format", required=True)
     if kind == "json_schema":
         schema = {name: value for name, value in form.items() if name != "type"}
-        _member(form, "name", "a string", "text.format", required=True)
-        _member(form, "schema", "an object", "text.format", required=True)
+        _member(form, "name", string, "text.format", required=True)
+        _member(form, "schema", json_object, "text.format", required=True)
         fields["response_format"] = {"type": kind, "json_schema": schema}
     else:
         fields["response_format"] = {"type": kind}
 
 
 def _member(
-    owner: Mapping[str, Any], name: str, expected: str, place: str = "", required: bool = False
+    owner: Mapping[str, Any], name: str, check: Check, place: str = "", required: bool = False
 ) -> Any:
     """Returns a member of an object at a place of the body; None if it is absent."""
     value = owner.get(name)
     inner = f"{place}.{name}" if place else name
-    if value is None:
-        if required:
-            raise missing_field(inner)
-        return None
-    if type(value) not in _TYPES[expected] and not (
-        isinstance(value, dict) and dict in _TYPES[expected]
-    ):
-        raise invalid_type(inner, expected, value)
+    if value is not None:
+        check(inner, value)
+    elif required:
+        raise missing_field(inner)
     return value
 
 
