@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import requests
 
 from tests.clients import Client, run_script, send_command
-from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -284,12 +285,16 @@ def test_request_cancelled_after_a_time_in_the_queue_is_a_failure(
             await asyncio.to_thread(until, cancel.exists, 'the test to see it wait')
             second.cancel()  # the host hears of this before it can answer the next request
             await ask('identity', tensor('INPUT0', np.arange(4, dtype=np.float32))).async_exec()
-            end.touch()
+            begun.with_name('cancelled').touch()
             return (await first).has_error()
             """,
         )
         wait_until(lambda: bool(waits.search(host.read_metrics())), "the request to wait")
         (folder / "cancel").touch()
+        wait_until((folder / "cancelled").exists, "its cancellation")
+        # The stub, which may have prefetched it, replies once it has handled the cancellation.
+        requests.get(f"http://{host.http_url}/v2/models/other/stacks", timeout=DEADLINE)
+        (folder / "e").touch()
         assert running.result() is False
     wait_until(lambda: failures(client, "other") == before + 1, "the failure to be counted")
 
