@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 
 from host.frontend_processes.messages import WireTensor
 from host.inference.request import Tensor, copy_from_shared_memory
-from host.instances.arenas import HOST_ARENA, Arenas
+from host.instances.arenas import Arenas
 from host.instances.process_memory import ProcessMemory
 from stub.wire.arena import Block
 from stub.wire.messages import CloseArena
 from stub.wire.payload import INLINE_ALWAYS
+
+_READER = "event loop"  # of the process, which gets all of its messages
 
 
 class CoreMemory(ProcessMemory):
@@ -30,12 +32,9 @@ class CoreMemory(ProcessMemory):
         flush: Callable[[], None],
         inline_limit: Callable[[], int],
     ) -> None:
-        super().__init__(arenas, arenas.create_arena(), flush)
+        super().__init__(arenas, arenas.create_arena(), flush, close_arena, (_READER,))
         self._send_arena = send_arena
-        self._close_arena = close_arena
         self._inline_limit = inline_limit
-        self._announced = {HOST_ARENA}
-        arenas.on_closed.append(self._on_arena_closed)
 
     def decode_tensor(self, wire: WireTensor) -> Tensor:
         """Converts an input that lies in no region. Raises ValueError for an invalid reference."""
@@ -75,7 +74,7 @@ class CoreMemory(ProcessMemory):
 
     def _export_block(self, name: str, datatype: str, shape: list[int], block: Block) -> WireTensor:
         """A reference to a block, which the process holds until it releases it."""
-        if block.arena not in self._announced and block.arena != self._number:
+        if block.arena not in self._announced[_READER]:
             self._announce_arena(block.arena)
         self._exported.export_block(block)
         return WireTensor(name, datatype, shape, None, block.arena, block.offset, block.size)
@@ -93,14 +92,4 @@ class CoreMemory(ProcessMemory):
             self._send_arena(number, message.limit, descriptor)
         finally:
             os.close(descriptor)
-        self._announced.add(number)
-
-    def _on_arena_closed(self, number: int) -> None:
-        if number in self._announced:
-            self._announced.discard(number)
-            self._close_arena(CloseArena(number))
-
-    def process_exited(self) -> None:
-        """As `ProcessMemory.process_exited`; no arena is announced any more."""
-        self._arenas.on_closed.remove(self._on_arena_closed)
-        super().process_exited()
+        self._announced[_READER].add(number)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stub.wire.spawn import ProcessArguments
 
 
-class FrontendSpawn(msgspec.Struct):
+@dataclass(frozen=True)
+class FrontendSpawn(ProcessArguments):
     """The arguments of a frontend process. Descriptors are numbers in that process.
 
     `index`: 0, 1, ... `control`: the socket that brings arenas, and shows the end of the core.
@@ -28,27 +32,14 @@ class FrontendSpawn(msgspec.Struct):
     budget: int
     budget_size: int
 
-    @property
-    def descriptors(self) -> list[int]:
-        """The inherited descriptors."""
-        known = (
-            self.control,
-            self.rings,
-            self.to_frontend,
-            self.to_core,
-            self.arena_fd,
-            self.host_arena_fd,
-            self.grpc,
-            self.http,
-            self.budget,
-        )
-        return [descriptor for descriptor in known if descriptor >= 0]
-
-    def dump(self) -> str:
-        """As an argument of a command."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def load(cls, argument: str) -> FrontendSpawn:
-        """Reads what `dump` has written."""
-        return msgspec.json.decode(argument, type=cls)
+    DESCRIPTORS: ClassVar[tuple[str, ...]] = (
+        "control",
+        "rings",
+        "to_frontend",
+        "to_core",
+        "arena_fd",
+        "host_arena_fd",
+        "grpc",
+        "http",
+        "budget",
+    )

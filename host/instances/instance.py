@@ -84,7 +84,6 @@ class Instance:
         self.set_log_levels(services.log_levels)
         self.crash_reporter = CrashReporter(services.crash_records, self.session, self._log)
         self.session.start_reading()
-        services.arenas.on_closed.append(self._on_arena_closed)
 
     def _message_handlers(self) -> Mapping[type, Callable[[Any], None]]:
         calls = self._host_calls
@@ -316,10 +315,6 @@ class Instance:
         if self._services.imported_files is not None:
             self._services.imported_files.report(self.label.model, message.files)
 
-    def _on_arena_closed(self, number: int) -> None:
-        if self.session.transfer.forget_arena(number) and self.serving:
-            self._notify(m.CloseArena(number))
-
     def _notify(self, message: m.ToStub) -> None:
         self.session.notify(message)
 
@@ -385,5 +380,4 @@ class Instance:
 
     def _release_resources(self) -> None:
         self._link.close()
-        self._services.arenas.on_closed.remove(self._on_arena_closed)
         self.session.transfer.process_exited()

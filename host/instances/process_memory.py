@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from host.errors import HostError, internal
-from host.instances.arenas import ArenaFile, Arenas
+from host.instances.arenas import HOST_ARENA, ArenaFile, Arenas
 from stub.wire.arena import (
     ArenaFull,
     BlockReferences,
     DroppedBlocks,
     collect_releases,
 )
-from stub.wire.messages import BlockRelease
+from stub.wire.messages import BlockRelease, CloseArena
 
 
 class ReleaseTimer:
@@ -53,10 +53,18 @@ class ProcessMemory:
     """The references to blocks that the host exchanges with one process.
 
     `file`: the arena of the process; after its end, it lives as long as one of its blocks. `flush`
-    sends the releases soon.
+    sends the releases soon. `close_arena` sends that an announced arena is gone. `readers`: parts
+    of the process that get messages in no order with each other, so that each must learn of arenas.
     """
 
-    def __init__(self, arenas: Arenas, file: ArenaFile, flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        arenas: Arenas,
+        file: ArenaFile,
+        flush: Callable[[], None],
+        close_arena: Callable[[CloseArena], None],
+        readers: Iterable[str],
+    ) -> None:
         self._arenas = arenas
         self._file: ArenaFile | None = file
         self._number = file.number
@@ -64,12 +72,22 @@ class ProcessMemory:
         self.dropped: DroppedBlocks = file.dropped
         """The blocks of the process that the host has released since `collect_releases`."""
         file.set_drop_handler(ReleaseTimer(flush).schedule)
+        self._announced = {reader: {HOST_ARENA, file.number} for reader in readers}
+        self._close_arena = close_arena
+        arenas.on_closed.append(self._on_arena_closed)
 
     @property
     def arena(self) -> ArenaFile:
         """The arena of the process, until it has ended."""
         assert self._file is not None
         return self._file
+
+    def _on_arena_closed(self, number: int) -> None:
+        readers = [known for known in self._announced.values() if number in known]
+        for known in readers:
+            known.discard(number)
+        if readers:
+            self._close_arena(CloseArena(number))
 
     def release_blocks(self, message: BlockRelease) -> None:
         """Releases blocks that the process has returned. Raises KeyError for unknown blocks."""
@@ -83,6 +101,7 @@ class ProcessMemory:
         """Releases everything that was exported. What the process has sent stays valid."""
         self._exported.release_all()
         if self._file is not None:
+            self._arenas.on_closed.remove(self._on_arena_closed)
             self._file.set_drop_handler(None)
             self._file = None
             self.dropped.clear()

@@ -84,6 +84,7 @@ class StubSession:
             services.arenas,
             arena,
             self._send_block_releases,
+            self._close_arena,
             self.link.inline_limit,
             self.link.bls_inline_limit,
         )
@@ -143,6 +144,10 @@ class StubSession:
         releases = self.transfer.collect_releases()
         if releases is not None:
             self.notify(releases)
+
+    def _close_arena(self, message: m.CloseArena) -> None:
+        if self.protocol.state is State.SERVING:
+            self.notify(message)
 
     def _may_send(self, messages: Sequence[m.ToStub]) -> bool:
         """Whether the stub is there; follows its state. Raises ProtocolError."""

@@ -17,7 +17,7 @@ from host.instances.client_memory import is_in_place
 from host.instances.process_memory import ProcessMemory, arena_full_error
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.datatypes import CODES, NAMES
-from stub.wire.messages import ToStub
+from stub.wire.messages import CloseArena, ToStub
 from stub.wire.payload import (
     INLINE_ALWAYS,
     INLINE_LIMIT,
@@ -53,6 +53,7 @@ class TensorTransfer(ProcessMemory):
         arenas: Arenas,
         stub_arena: ArenaFile,
         flush: Callable[[], None],
+        close_arena: Callable[[CloseArena], None],
         inline_limit: Callable[[], int] = lambda: INLINE_LIMIT,
         bls_inline_limit: Callable[[], int] = lambda: INLINE_LIMIT,
     ) -> None:
@@ -60,11 +61,10 @@ class TensorTransfer(ProcessMemory):
 
         `bls_inline_limit` does so for the next frame of BLS responses.
         """
-        super().__init__(arenas, stub_arena, flush)
+        # Different threads of the stub read these rings.
+        super().__init__(arenas, stub_arena, flush, close_arena, (WORK, BLS))
         self._inline_limit = inline_limit
         self._bls_inline_limit = bls_inline_limit
-        # By ring: different threads of the stub read them, so each must announce arenas.
-        self._announced: dict[str, set[int]] = {WORK: set(), BLS: set()}
 
     # To the stub
 
@@ -149,7 +149,7 @@ class TensorTransfer(ProcessMemory):
         block = tensor.owner
         if not isinstance(block, Block):
             return WireTensor(tensor.name, code, tensor.shape, bytes(tensor.data))
-        if block.arena not in (0, self._number):
+        if block.arena not in self._announced[ring]:
             self._announce_arena(block.arena, ring, frame)
         self._exported.export_block(block)
         return WireTensor(
@@ -236,17 +236,6 @@ class TensorTransfer(ProcessMemory):
     def decode_error(self, wire: WireError) -> HostError:
         """Converts the error of a response."""
         return HostError(_ERRORS[wire.code], wire.message)
-
-    # References
-
-    def forget_arena(self, arena: int) -> bool:
-        """Forgets an arena that is gone; returns whether the stub knew it."""
-        known = False
-        for announced in self._announced.values():
-            if arena in announced:
-                announced.discard(arena)
-                known = True
-        return known
 
 
 def _movable_bytes(tensors: Sequence[Tensor]) -> int:

@@ -1,21 +1,47 @@
-"""The arguments of a stub process."""
+"""The arguments of a stub process, and of processes that are started like one."""
 
 import json
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Tuple
+from typing import ClassVar, Tuple, Type, TypeVar
 
 NO_THREADS_STATUS = 75  # EX_TEMPFAIL
 """Exit status of a stub that cannot start its threads."""
 
+_Arguments = TypeVar("_Arguments", bound="ProcessArguments")
+
 
 @dataclass(frozen=True)
-class SpawnArguments:
-    """The arguments of a new stub, passed as JSON in its only command-line argument.
+class ProcessArguments:
+    """What a new process gets as JSON in its only command-line argument.
 
-    The stub inherits the descriptors; limits are in bytes. `lifeline_fd` is closed when the host
-    ends. `rings_fd` holds the ring of work to the stub, the ring to the host, and the ring of BLS
-    responses to the stub; the eventfds count their frames. With `report_imports`, the stub sends
-    `ImportedFiles`.
+    It inherits the descriptors in the fields `DESCRIPTORS`; -1 is none.
+    """
+
+    DESCRIPTORS: ClassVar[Tuple[str, ...]] = ()
+
+    @property
+    def descriptors(self) -> Tuple[int, ...]:
+        """The descriptors that the process inherits."""
+        known: Tuple[int, ...] = tuple(getattr(self, name) for name in self.DESCRIPTORS)
+        return tuple(descriptor for descriptor in known if descriptor >= 0)
+
+    def dump(self) -> str:
+        """Returns the command-line argument."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls: Type[_Arguments], text: str) -> _Arguments:
+        """Parses the command-line argument."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class SpawnArguments(ProcessArguments):
+    """The arguments of a new stub.
+
+    Limits are in bytes. `lifeline_fd` is closed when the host ends. `rings_fd` holds the ring of
+    work to the stub, the ring to the host, and the ring of BLS responses to the stub; the eventfds
+    count their records. With `report_imports`, the stub sends `ImportedFiles`.
     """
 
     endpoint: str
@@ -42,17 +68,3 @@ class SpawnArguments:
         "arena_fd",
         "host_arena_fd",
     )
-
-    @property
-    def descriptors(self) -> Tuple[int, ...]:
-        """The descriptors that the stub inherits."""
-        return tuple(getattr(self, name) for name in self.DESCRIPTORS)
-
-    def dump(self) -> str:
-        """Returns the command-line argument."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def load(cls, text: str) -> "SpawnArguments":
-        """Parses the command-line argument."""
-        return cls(**json.loads(text))

@@ -18,6 +18,7 @@ from host.tracing.trace import Trace, TraceTree
 from stub.wire.arena import Arena, ArenaFull
 from stub.wire.messages import (
     BlockRelease,
+    CloseArena,
     OpenArena,
     ToStub,
 )
@@ -41,10 +42,11 @@ class Peer:
 
     def __init__(self, arenas: Arenas) -> None:
         self.flushes = 0
+        self.closed: list[CloseArena] = []
         self.flushed = asyncio.Event()
         self.file: ArenaFile = arenas.create_arena()
         self.arena = Arena(self.file.number, self.file.fd, LIMIT)
-        self.transfer = TensorTransfer(arenas, self.file, self._flush)
+        self.transfer = TensorTransfer(arenas, self.file, self._flush, self.closed.append)
 
     def _flush(self) -> None:
         self.flushes += 1
@@ -101,7 +103,9 @@ def test_a_small_tensor_travels_inside_the_message() -> None:
 def test_tensors_of_one_message_share_the_inline_limit() -> None:
     def test(bench: Bench) -> None:
         room = 40_000
-        transfer = TensorTransfer(bench.arenas, bench.peer.file, lambda: None, lambda: room)
+        transfer = TensorTransfer(
+            bench.arenas, bench.peer.file, lambda: None, lambda _: None, lambda: room
+        )
 
         def inline(batch_requests: int, *sizes: int) -> list[bool]:
             request = InferRequest("m", [large(bytes(size)) for size in sizes])
@@ -281,8 +285,10 @@ def test_another_stubs_arena_is_announced_once_for_each_thread_that_reads() -> N
                 wire = sent(bench, tensor, ring, frame)
                 assert wire.arena == other.file.number
             assert frame == [OpenArena(other.file.number, other.file.path, LIMIT)]
-        assert bench.transfer.forget_arena(other.file.number)
-        assert not bench.transfer.forget_arena(other.file.number)
+        for _ in range(2):
+            for tell in bench.arenas.on_closed:
+                tell(other.file.number)
+        assert bench.peer.closed == [CloseArena(other.file.number)]
         frame = []
         sent(bench, tensor, WORK, frame)
         assert len(frame) == 1
@@ -331,20 +337,20 @@ def test_arena_is_closed_after_its_last_tensor_and_stubs_are_told() -> None:
         closed: list[int] = []
         bench.arenas.on_closed.append(closed.append)
         other = Peer(bench.arenas)
-        number, flushed = other.file.number, other.flushed
+        number = other.file.number
         tensor = other.transfer.decode_tensor(other.place(LARGE))
+        reference = sent(bench, tensor, WORK, [])
+        other.transfer.process_exited()
         del other
         gc.collect()
         assert closed == []
         assert bench.arenas.announcement(number)
+        bench.transfer.release_blocks(BlockRelease([(number, reference.offset, 1)]))
         del tensor
-        await asyncio.wait_for(
-            flushed.wait(), DEADLINE
-        )  # the timer that tells the stub knows it too
-        await asyncio.sleep(0)
         gc.collect()
         await asyncio.sleep(0)  # the collector only schedules the announcement on the loop
         assert closed == [number]
+        assert bench.peer.closed == [CloseArena(number)]
         with pytest.raises(KeyError):
             bench.arenas.announcement(number)
         bench.arenas.close()
