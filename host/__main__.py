@@ -13,34 +13,39 @@ from host.system.host_process import fork_from_init, open_standard_streams
 from stub.wire.dependencies import import_dependencies
 
 _USAGE = """\
-Usage: pbhost serve --model-repository=DIR [options]
-           serve the models of a repository over gRPC and HTTP
-       pbhost new DIR [--kind KIND]
-           write a new model, with tests and a client
-       pbhost run MODEL_DIR [--input NAME=VALUE ...] [options]
-           send one request to one model, without a server
-       pbhost infer URL MODEL [--input NAME=VALUE ...] [options]
-           send one request to a model of a running server
-       pbhost check REPOSITORY ... [options]
-           report the problems of the models in a repository
-       pbhost config MODEL_DIR | FILE [options]
-           print the complete configuration of a model
-       pbhost crashes URL | DIRECTORY [options]
-           show why processes of models died
-       pbhost stacks URL [options]
-           show what the instances of a running server do now
-       pbhost top URL [options]
-           show rates, latencies, queues and memory of a running server
-       pbhost completion bash|zsh|fish
-           print the completion of this command line for a shell
-       pbhost record URL DIRECTORY --model=NAME [options]
-           record requests to a running server, with their tensors
-       pbhost replay DIRECTORY --against=URL | --run=MODEL_DIR [options]
-           send recorded requests again, and compare the responses
-       pbhost ray check|config|run REPOSITORY ... [options]
-           serve models on a Ray cluster
+Usage: pbhost COMMAND [arguments] [options]
        pbhost COMMAND --help
-       pbhost version
+       pbhost COMMAND --help=TEXT    only the flags that have TEXT
+
+write models:
+  new DIR [--kind=KIND]                 write a new model, with tests and a client
+  run MODEL_DIR [--input=NAME=VALUE]    send one request to one model, without a server
+  check REPOSITORY ...                  report the problems of the models in a repository
+  config MODEL_DIR|FILE                 print the complete configuration of a model
+
+serve models:
+  serve REPOSITORY ...                  serve the models of a repository over gRPC and HTTP
+  ray check|config|run REPOSITORY ...   serve models on a Ray cluster
+  wait [URL] [--model=NAME]             wait until a server, or a model, is ready
+  models [URL] list|load|unload         list, load and unload the models of a running server
+
+send requests:
+  infer [URL] MODEL [--input=NAME=VALUE]
+                                        send one request to a model of a running server
+  chat [URL] MODEL                      talk to a model of a running server
+  record [URL] DIRECTORY --model=NAME   record requests to a running server, with their tensors
+  replay DIRECTORY --against=URL|--run=MODEL_DIR
+                                        send recorded requests again, and compare the responses
+
+find problems:
+  top [URL]                             show rates, latencies, queues and memory
+  stacks [URL]                          show what the instances of a running server do now
+  crashes [URL|DIRECTORY]               show why processes of models died
+  doctor                                print what a report of a problem needs
+  version                               print the versions
+  completion bash|zsh|fish              print the completion of this command line for a shell
+
+A URL that is left out is http://localhost:8000.
 """
 
 _COMMANDS = (
@@ -48,11 +53,15 @@ _COMMANDS = (
     "new",
     "run",
     "infer",
+    "chat",
     "check",
     "config",
+    "models",
+    "wait",
     "crashes",
     "stacks",
     "top",
+    "doctor",
     "record",
     "replay",
     "ray",
@@ -97,6 +106,14 @@ def _import(command: str) -> Callable[[list[str]], NoReturn] | None:
             from host.cli.run import main
         case "infer":
             from host.cli.infer import main
+        case "chat":
+            from host.cli.chat import main
+        case "models":
+            from host.cli.models import main
+        case "wait":
+            from host.cli.wait import main
+        case "doctor":
+            from host.cli.doctor import main
         case "check":
             from host.cli.check import main
         case "config":

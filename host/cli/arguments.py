@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from host.errors import invalid_argument
 from host.options.flags import (
+    Flag,
     HelpRequested,
     InvalidValue,
     check_values,
@@ -38,15 +39,27 @@ def parse_texts(
 ) -> tuple[list[str], _Options]:
     """Returns the positional arguments, and the flags as an instance of `owner`, a dataclass.
 
-    `synopsis`: the command, its positional arguments, and `...` if the last one may be repeated. A
-    `[URL]` in front of them may be left out: then it is `DEFAULT_URL`.
+    As `parse_with_others`, without other flags.
+    """
+    positional, options, _ = parse_with_others(argv, synopsis, about, owner, ())
+    return positional, options
+
+
+def parse_with_others(
+    argv: Sequence[str], synopsis: str, about: str, owner: type[_Options], others: Sequence[Flag]
+) -> tuple[list[str], _Options, list[tuple[Flag, str]]]:
+    """Returns the positional arguments, the flags of `owner`, and the `others` with their texts.
+
+    `synopsis`: the command, its positional arguments, and `...` if the last one may be repeated, or
+    left out if it is a `[MODEL]`. A `[URL]` in front of them is `DEFAULT_URL` if it is left out.
     Exits with status 0 after `--help`, which shows `about` too, and with 2 for an invalid command
     line.
     """
     command, *names = synopsis.split()
     repeated = names[-1:] == ["..."]
-    required = names[:-1] if repeated else names
-    flags = flags_of(owner)
+    required = [name for name in names if name != "..." and not name.startswith("[MODEL")]
+    own = flags_of(owner)
+    flags = [*own, *others]
     try:
         line = parse_flags(argv, flags)
         if synopsis.startswith(f"{command} [URL") and _lacks_url(
@@ -59,15 +72,17 @@ def parse_texts(
             raise InvalidValue(f"the following arguments are required: {missing}")
         if given > len(required) and not repeated:
             raise InvalidValue(f"Unexpected argument: {line.positional[len(required)]}")
-        options = owner(**line.values)
-        check_values(options, flags)
+        options = owner(**{f.field: line.values[f.field] for f in own if f.field in line.values})
+        check_values(options, own)
     except HelpRequested as asked:
         sys.stdout.write(usage(synopsis, flags, about=about, search=asked.search))
         sys.exit(0)
     except InvalidValue as error:
         sys.stderr.write(f"{describe_misuse(command, str(error), error.advice)}\n")
         sys.exit(2)
-    return list(line.positional), options
+    by_name = {flag.name: flag for flag in others}
+    texts = [(by_name[name], text) for name, text in line.texts if name in by_name]
+    return list(line.positional), options, texts
 
 
 def _lacks_url(given: Sequence[str], required: Sequence[str], repeated: bool) -> bool:

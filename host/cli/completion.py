@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from host.cli.arguments import parse_texts
+from host.cli.chat import ChatOptions
 from host.cli.check import CheckOptions
 from host.cli.config import ConfigOptions
 from host.cli.crashes import CrashesOptions
+from host.cli.doctor import DoctorOptions
 from host.cli.infer import InferOptions
+from host.cli.models import ModelsOptions
 from host.cli.new import NewOptions
 from host.cli.ray import RayOptions
 from host.cli.record import RecordOptions
@@ -20,6 +23,7 @@ from host.cli.replay import ReplayOptions
 from host.cli.run import RunOptions
 from host.cli.stacks import StacksOptions
 from host.cli.top import TopOptions
+from host.cli.wait import WaitOptions
 from host.options.flags import Flag, Status, flags_of
 from host.options.server_flags import FLAGS
 
@@ -54,11 +58,15 @@ def _commands() -> dict[str, list[Flag]]:
         "new": NewOptions,
         "run": RunOptions,
         "infer": InferOptions,
+        "chat": ChatOptions,
         "check": CheckOptions,
         "config": ConfigOptions,
+        "models": ModelsOptions,
+        "wait": WaitOptions,
         "crashes": CrashesOptions,
         "stacks": StacksOptions,
         "top": TopOptions,
+        "doctor": DoctorOptions,
         "record": RecordOptions,
         "replay": ReplayOptions,
         "ray": RayOptions,

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
-from host.cli.arguments import check_inputs, parse_arguments, split_inputs
-from host.options.flags import PORT, FlagGroup, integer
+from host.cli.arguments import check_inputs, parse_with_others, split_inputs
+from host.options.flags import PORT, Flag, FlagGroup, Status, flags_of, integer, one_of
 from host.options.options import Options
+from host.options.server_flags import FLAGS
 from host.ray.application_arguments import read_options
 from host.ray.deployment_options import ModelRequirements, derive_options, read_requirements
 from host.ray.per_model.deployments import model_deployments
 from stub.wire.paths import absolute_path
 
 _ABOUT = """\
-Serves a model repository on a Ray cluster. Each replica holds a whole server;
-with --per-model=true, each model has replicas of its own.
+Serves a model repository on a Ray cluster. Each replica holds a whole server; with
+--per-model=true, each model has replicas of its own. The flags of `pbhost serve` are those of the
+servers, except for ports and addresses, which Ray's proxies have.
 
   check    prints what the models need, and what cannot work in several replicas
   config   prints the YAML for `serve run` and `serve deploy`
@@ -28,7 +30,8 @@ with --per-model=true, each model has replicas of its own.
 examples:
   pbhost ray check models
   pbhost ray config models --replicas=2 > serve.yaml && serve run serve.yaml
-  pbhost ray run models --argument model_control_mode=explicit --argument load_model=add_sub
+  pbhost ray run models --model-control-mode=explicit --load-model=add_sub
+  pbhost ray check models --format=json
 
 exit status: 0 success; 1 the models or arguments cannot be served so; 2 the command line is
 invalid, or Ray is not installed"""
@@ -62,14 +65,27 @@ class RayOptions:
         "NAME=VALUE: a flag of pbhost serve, with _ instead of -. You can repeat this flag.",
         check=check_inputs,
     )
+    format: str = _group(
+        "",
+        "Output format of check: text or json; of config: yaml or json.",
+        check=one_of("format", "", "text", "yaml", "json"),
+    )
+
+
+_SERVER_FLAGS = [
+    flag
+    for flag in FLAGS
+    if flag.status is Status.HONOURED
+    and flag.name not in {own.name for own in flags_of(RayOptions)}
+    and flag.field != "model_repository"
+]
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Runs `pbhost ray COMMAND REPOSITORY ...`; exits with its status."""
-    words, options = parse_arguments(
-        arguments, "ray check|config|run REPOSITORY ...", _ABOUT, RayOptions
+    (command, *repositories), options, flags = parse_with_others(
+        arguments, "ray check|config|run REPOSITORY ...", _ABOUT, RayOptions, _SERVER_FLAGS
     )
-    command, repositories = str(words[0]), words[1:]
     commands = {"check": _check, "config": _print_config, "run": _run}
     if command not in commands or not repositories:
         sys.stderr.write("pbhost ray: expected check, config or run, and a repository\n")
@@ -78,18 +94,20 @@ def main(arguments: Sequence[str]) -> NoReturn:
         sys.stderr.write(_MISSING)
         sys.exit(2)
     try:
-        commands[command](_server_arguments(repositories, options), options)
+        commands[command](server_arguments(repositories, options, flags), options)
     except ValueError as error:
         sys.stderr.write(f"pbhost ray: {error}\n")
         sys.exit(1)
     sys.exit(0)
 
 
-def _server_arguments(repositories: Sequence[Path], options: RayOptions) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "model_repository": [absolute_path(str(path)) for path in repositories]
-    }
-    for name, value in split_inputs(options.argument):
+def server_arguments(
+    repositories: Sequence[str], options: RayOptions, flags: Sequence[tuple[Flag, str]]
+) -> dict[str, Any]:
+    """Returns the arguments of an application, from its flags and from --argument."""
+    arguments: dict[str, Any] = {"model_repository": list(map(absolute_path, repositories))}
+    given = [(flag.name.replace("-", "_"), text or "true") for flag, text in flags]
+    for name, value in [*given, *split_inputs(options.argument)]:
         known = arguments.setdefault(name, value)
         if known is not value:
             arguments[name] = [*(known if isinstance(known, list) else [known]), value]
@@ -115,6 +133,11 @@ def _check(arguments: dict[str, Any], options: RayOptions) -> None:
         sys.exit(1)
     list_needs = _needs_of_deployments if options.per_model else _needs_of_replicas
     needs = list_needs(settings, found, _deployment(options))
+    if options.format == "json":
+        sys.stdout.write(
+            json.dumps({"models": list(found.models), "needs": needs}, indent=2) + "\n"
+        )
+        return
     sys.stdout.write("".join(f"{line}\n" for line in needs))
 
 
@@ -156,6 +179,9 @@ def _print_config(arguments: dict[str, Any], options: RayOptions) -> None:
 
     make = make_model_config if options.per_model else make_config
     config = make(arguments, _deployment(options), _proxies(options))
+    if options.format == "json":
+        sys.stdout.write(json.dumps(config, indent=2) + "\n")
+        return
     sys.stdout.write(yaml.safe_dump(config, sort_keys=False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import select
@@ -162,6 +163,11 @@ class TopOptions:
     )
     model: str = _group("", "Show only models whose names contain this text.")
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
+    format: str = _group(
+        "text",
+        "Output format: text, or json, which has one line for each table.",
+        check=one_of("format", "text", "json"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +190,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
             before = _read(client)
             time.sleep(options.interval)
             sys.stdout.write("\n".join(_describe(before, _read(client), options, _size())) + "\n")
-        elif sys.stdin.isatty() and sys.stdout.isatty():
+        elif options.format == "text" and sys.stdin.isatty() and sys.stdout.isatty():
             with _full_screen(sys.stdin):
                 _repeat(client, options, _paint, lambda: _wait_for_quit(options.interval))
         else:
-            _repeat(client, options, _print, lambda: _pause(options.interval))
+            show = _print if options.format == "text" else _print_line
+            _repeat(client, options, show, lambda: _pause(options.interval))
     except HostError as error:
         sys.stderr.write(f"pbhost top: {error.message}\n")
         sys.exit(1)
@@ -240,6 +247,11 @@ def _print(lines: list[str]) -> None:
     sys.stdout.flush()
 
 
+def _print_line(lines: list[str]) -> None:
+    sys.stdout.write("\n".join([*lines, ""]))
+    sys.stdout.flush()
+
+
 def _paint(lines: list[str]) -> None:
     """Replaces the content of the screen.
 
@@ -278,6 +290,8 @@ def _describe(
     """The lines of one table, at most as wide and as high as the terminal."""
     rows = [row for row in compute_rates(before, now) if options.model in row.model.name]
     rows.sort(key=lambda row: (_SORT_KEYS[options.sort](row), row.model.name, row.model.version))
+    if options.format == "json":
+        return [_to_json(now, rows)]
     head = (
         f"{now.name}, pbhost {now.version}: up {_format_duration(now.uptime_seconds)},"
         f" {len(rows)} model{'s' * (len(rows) != 1)},"
@@ -293,6 +307,35 @@ def _describe(
         hidden = len(lines) - size.lines + 1
         lines[size.lines - 1 :] = [f"... and {hidden} more; --model and --sort select"]
     return [line[: size.columns] for line in lines]
+
+
+def _to_json(now: ServerOverview, rows: Sequence[ModelRates]) -> str:
+    """One table as a line of JSON; what is not known without a request is null."""
+
+    def known(number: float) -> float | None:
+        return None if math.isnan(number) else number
+
+    models = [
+        {
+            "name": row.model.name,
+            "namespace": row.model.namespace,
+            "version": row.model.version,
+            "state": row.model.state,
+            "instances": len(row.model.instances),
+            "serving": row.serving,
+            "pending": row.model.pending,
+            "batch_size": known(row.batch_size),
+            "requests_per_second": row.requests,
+            "failures_per_second": row.failures,
+            "p50_us": known(row.p50_us),
+            "p99_us": known(row.p99_us),
+            "resident_bytes": row.resident_bytes,
+            "restarts": row.restarts,
+        }
+        for row in rows
+    ]
+    server = {"name": now.name, "version": now.version, "uptime_seconds": now.uptime_seconds}
+    return json.dumps({"server": server, "models": models})
 
 
 def _format_rows(rows: Sequence[ModelRates], width: int) -> list[str]:

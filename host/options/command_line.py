@@ -225,7 +225,9 @@ def _deprecation_warnings(line: CommandLine) -> list[str]:
         for alias, _ in line.deprecated
     ]
     values = {alias.name: value for alias, value in line.deprecated}
-    if values.get("strict-model-config") is False and "disable-auto-complete-config" in line.names:
+    if values.get("strict-model-config") is False and "disable-auto-complete-config" in dict(
+        line.texts
+    ):
         warnings.append(
             "Warning: Overriding deprecated '--strict-model-config' from False to True in favor of"
             " '--disable-auto-complete-config'!"
@@ -235,7 +237,7 @@ def _deprecation_warnings(line: CommandLine) -> list[str]:
 
 def _check_given(line: CommandLine) -> None:
     """Checks what depends on the flags that were given, not only on their values."""
-    if {"response-cache-byte-size", "cache-config"} <= set(line.names):
+    if {"response-cache-byte-size", "cache-config"} <= line.names:
         raise UsageError(
             "Error: Incompatible flags --response-cache-byte-size and --cache-config both"
             " provided. Please provide one or the other."

@@ -290,14 +290,19 @@ class HelpRequested(Exception):
 class CommandLine:
     """What a command line says.
 
-    `values`: by field. `names`: of all flags that were given. `deprecated`: deprecated flags, with
-    their values. `positional`: the other arguments.
+    `values`: by field. `texts`: names of all flags that were given, with their texts. `deprecated`:
+    deprecated flags, with their values. `positional`: the other arguments.
     """
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
-    names: list[str] = dataclasses.field(default_factory=list)
+    texts: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     deprecated: list[tuple[DeprecatedFlag, Any]] = dataclasses.field(default_factory=list)
     positional: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def names(self) -> set[str]:
+        """The flags that were given."""
+        return {name for name, _ in self.texts}
 
     def set(self, flag: Flag, text: str) -> None:
         """Parses the value of a flag. Raises InvalidValue."""
@@ -320,7 +325,7 @@ def parse_flags(
     for flag, text in _split_arguments(argv, [_HELP, *flags, *aliases], line.positional):
         if flag is _HELP:
             raise HelpRequested(text)
-        line.names.append(flag.name)
+        line.texts.append((flag.name, text))
         if isinstance(flag, Flag):
             line.set(flag, text)
         else:

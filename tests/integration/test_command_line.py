@@ -71,14 +71,14 @@ def test_a_wrong_command_is_told_in_one_line(arguments: tuple[str, ...], said: s
 def test_without_a_command_the_usage_is_shown() -> None:
     done = run()
     assert done.returncode == 2
-    assert "Usage: pbhost serve" in done.stderr
+    assert "serve REPOSITORY ... " in done.stderr
     assert done.stderr.splitlines()[-1] == "a command must be given"
 
 
 def test_help_and_version_are_answers() -> None:
     helped = run("--help")
     assert (helped.returncode, helped.stderr) == (0, "")
-    assert "Usage: pbhost serve" in helped.stdout
+    assert "serve REPOSITORY ... " in helped.stdout
     for command in ("version", "--version"):
         told = run(command)
         assert told.returncode == 0
