@@ -33,7 +33,7 @@ from pathlib import Path
 import pytest
 
 from host.release import RELEASE
-from tests import module_table
+from tests import command_reference, module_table
 from tests.conftest import DEADLINE, ROOT, RunningHost, Serve, wait_until
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -345,6 +345,11 @@ def test_the_tour_names_what_exists() -> None:
         known = members[owner[-1]] if owner and owner[-1] in members else names
         assert last in known, f"the code has no {name}"
         assert names.issuperset(owner), f"the code has no {name}"
+
+
+def test_the_command_reference_has_the_texts_of_help() -> None:
+    current = command_reference.PAGE.read_text()
+    assert command_reference.page() == current, "python -m tests.command_reference"
 
 
 def test_the_tour_lists_every_module_with_its_summary() -> None:

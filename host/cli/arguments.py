@@ -75,7 +75,8 @@ def parse_with_others(
         options = owner(**{f.field: line.values[f.field] for f in own if f.field in line.values})
         check_values(options, own)
     except HelpRequested as asked:
-        sys.stdout.write(usage(synopsis, flags, about=about, search=asked.search))
+        shown = flags if asked.search else own  # the others are those of another command
+        sys.stdout.write(usage(synopsis, shown, about=about, search=asked.search))
         sys.exit(0)
     except InvalidValue as error:
         sys.stderr.write(f"{describe_misuse(command, str(error), error.advice)}\n")
