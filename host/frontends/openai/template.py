@@ -13,7 +13,7 @@ from typing import Any
 
 from host.core import Core
 from host.errors import HostError
-from host.frontends.http import json_text as json
+from host.frontends.http.json_text import parse as parse_json
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.errors import (
     OpenAIError,
@@ -291,7 +291,7 @@ def _template_call(call: dict[str, Any], place: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         place = f"{place}.arguments"
         try:
-            arguments = json.parse(arguments.encode())
+            arguments = parse_json(arguments.encode())
         except HostError:
             raise invalid_value(f"'{place}' must be JSON", place) from None
     changed = {**call, "type": "function", "function": {**function, "arguments": arguments}}
