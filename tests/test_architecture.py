@@ -76,8 +76,8 @@ ONE_PLACE = {
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write"},
     "uvloop": {"host.system.event_loop"},
     "re2": {"host.options.validators"},
-    "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.jinja_template"},
-    "python_multipart": {"host.frontends.openai.form"},
+    "jinja2": {"host.frontends.openai.jinja_sandbox", "host.frontends.openai.template"},
+    "python_multipart": {"host.frontends.openai.bodies"},
     "tokenizers": {"host.frontends.openai.model_files"},
     "ray": {
         *(

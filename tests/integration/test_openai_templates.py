@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from host.frontends.openai.errors import OpenAIError
-from host.frontends.openai.jinja_template import compile_template
-from host.frontends.openai.template import render_built_in, run_with_time_limit
+from host.frontends.openai.openai_errors import OpenAIError
+from host.frontends.openai.template import compile_template, render_built_in, run_with_time_limit
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
 from tests.openai_models import WHOLE, WHOLE_CONFIG, chat, complete, send
 

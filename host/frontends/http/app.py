@@ -24,8 +24,8 @@ from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.web_page import DASHBOARD, DASHBOARD_ROUTES, DashboardHandler
 from host.frontends.http1.cycle import App, Header, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler
-from host.frontends.openai.app import OpenAIApp
-from host.frontends.openai.routes import find_openai_route
+from host.frontends.openai.openai_app import OpenAIApp
+from host.frontends.openai.openai_routes import find_openai_route
 from host.frontends.receive_memory import ReceiveBudget
 from host.frontends.request_headers import (
     NO_FORWARDED_HEADERS,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from host.frontends.openai.errors import invalid_type, invalid_value, missing_field
+from host.frontends.openai.openai_errors import invalid_type, invalid_value, missing_field
 
 Check = Callable[[str, Any], None]
 """Checks the value at a place of the body. Raises OpenAIError."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from host.frontends.openai.contract import Contract
-from host.frontends.openai.errors import invalid_value, unsupported_field
 from host.frontends.openai.fields import CHAT, Fields
-from host.frontends.openai.logprobs import wants_logprobs
-from host.frontends.openai.media import SOURCE_OF_PART
-from host.frontends.openai.tool_choice import (
+from host.frontends.openai.inputs import SOURCE_OF_PART
+from host.frontends.openai.openai_errors import invalid_value, unsupported_field
+from host.frontends.openai.outputs import wants_logprobs
+from host.frontends.openai.tool_calls import (
     demanded_functions,
     required_functions,
     wanted_schema,

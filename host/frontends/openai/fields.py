@@ -32,7 +32,7 @@ from host.frontends.openai.checks import (
     tools,
     values,
 )
-from host.frontends.openai.errors import (
+from host.frontends.openai.openai_errors import (
     OpenAIError,
     invalid_json,
     invalid_value,

@@ -13,31 +13,122 @@ from host.core import Core
 from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.http.trace_events import receive_started, trace_request, trace_response
-from host.frontends.openai.answers import Answer, sum_usage
+from host.frontends.openai.answers import Answer, ResponseAnswer, sum_usage
 from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract
-from host.frontends.openai.errors import OpenAIError, invalid_value
 from host.frontends.openai.field_support import prepare_fields
 from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields, too_deep
-from host.frontends.openai.handler import Handler
+from host.frontends.openai.inference_handler import Handler
 from host.frontends.openai.inputs import build_request, choice_fields
-from host.frontends.openai.json_outputs import JsonReader
-from host.frontends.openai.keep_alive import KeepAlive
-from host.frontends.openai.logprobs import LogprobsWriter, wants_logprobs
 from host.frontends.openai.model_files import OpenAIFiles, TokenCounter
 from host.frontends.openai.models import ModelDirectory
-from host.frontends.openai.outputs import Delta, ResponseReader
-from host.frontends.openai.response_answers import ResponseAnswer
+from host.frontends.openai.openai_errors import OpenAIError, invalid_value
+from host.frontends.openai.outputs import (
+    Delta,
+    LogprobsWriter,
+    ResponseReader,
+    usage_object,
+    wants_logprobs,
+)
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
+from host.frontends.openai.response_readers import JsonReader, TextReader
 from host.frontends.openai.template import PromptRenderer
-from host.frontends.openai.text_outputs import TextReader
-from host.frontends.openai.tool_calls import ForcedCall, ForcedChoice, ToolParser
-from host.frontends.openai.tool_choice import demanded_functions, required_functions, wanted_tools
-from host.frontends.openai.tool_parsers import make_parser
-from host.frontends.openai.usage import UsageCounter
+from host.frontends.openai.tool_calls import (
+    ForcedCall,
+    ForcedChoice,
+    ToolParser,
+    demanded_functions,
+    make_parser,
+    required_functions,
+    wanted_tools,
+)
 from host.frontends.request_headers import HeaderForwarding
 from host.inference.request import InferRequest
 from host.metrics.latency import TokenTimer
+
+_COMMENT = b": \n\n"
+
+
+class KeepAlive:
+    """Sends a comment, which clients ignore, after each `seconds` without a chunk.
+
+    Close it before the last chunk: no comment may follow that.
+    """
+
+    def __init__(self, exchange: HttpExchange, seconds: float = 15.0) -> None:
+        self._exchange = exchange
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._last_sent = self._loop.time()
+        self._task: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(seconds, self._send_if_silent)
+
+    def chunk_sent(self) -> None:
+        """Notes that the stream is not silent."""
+        self._last_sent = self._loop.time()
+
+    def close(self) -> None:
+        """Sends no more comments."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _send_if_silent(self) -> None:
+        left = self._last_sent + self._seconds - self._loop.time()
+        if left <= 0:
+            left = self._seconds
+            if self._task is None or self._task.done():  # otherwise the client does not read
+                self._task = self._loop.create_task(self._exchange.send_chunk(_COMMENT))
+                self.chunk_sent()
+        self._timer = self._loop.call_later(left, self._send_if_silent)
+
+
+_MAX_INLINE_CHARACTERS = 2048
+"""Characters that are counted in the event loop; this takes about a millisecond."""
+
+
+class UsageCounter:
+    """Counts the prompts and the texts of one request by the tokenizer of its model.
+
+    `rendered`: a chat template made the prompt, with its special tokens. `texts` has the pieces of
+    each call; calls of one prompt follow each other.
+    """
+
+    def __init__(
+        self,
+        counter: TokenCounter,
+        prompts: Sequence[str | list[int] | None],
+        rendered: bool,
+        calls: int,
+    ) -> None:
+        self.texts: list[list[str]] = [[] for _ in range(calls)]
+        self._counter = counter
+        self._prompts = prompts
+        self._rendered = rendered
+
+    async def count(self, free_threads: asyncio.Semaphore) -> dict[str, Any] | None:
+        """Returns the usage; None if a text is too long. Counts long texts in a thread."""
+        prompts = sum(len(prompt) for prompt in self._prompts if prompt is not None)
+        if prompts + sum(len(piece) for text in self.texts for piece in text) <= (
+            _MAX_INLINE_CHARACTERS
+        ):
+            return self._count()
+        async with free_threads:
+            return await asyncio.to_thread(self._count)
+
+    def _count(self) -> dict[str, Any] | None:
+        prompt = [
+            len(prompt)
+            if isinstance(prompt, list)
+            else self._counter.count(prompt or "", special_tokens=not self._rendered)
+            for prompt in self._prompts
+        ]
+        texts = [self._counter.count("".join(text), special_tokens=False) for text in self.texts]
+        counts = [count for count in prompt + texts if count is not None]
+        if len(counts) < len(prompt) + len(texts):
+            return None
+        return usage_object(sum(counts[: len(prompt)]), sum(counts[len(prompt) :]))
+
 
 _STREAM_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),

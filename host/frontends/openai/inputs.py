@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import random
+import re
 import struct
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,6 @@ from host.errors import HostError
 from host.frontends.http import json_text as json
 from host.frontends.http.tensors import flatten, read_numbers
 from host.frontends.openai.contract import Contract, Input
-from host.frontends.openai.errors import invalid_type, unsupported_field
 from host.frontends.openai.fields import (
     CHAT,
     COMPLETIONS,
@@ -24,10 +26,52 @@ from host.frontends.openai.fields import (
     Fields,
     scheduling_field,
 )
-from host.frontends.openai.logprobs import wants_logprobs
-from host.frontends.openai.media import SOURCE_OF_PART, read_media
-from host.frontends.openai.tool_choice import demanded_schema
+from host.frontends.openai.openai_errors import invalid_type, invalid_value, unsupported_field
+from host.frontends.openai.outputs import wants_logprobs
+from host.frontends.openai.tool_calls import demanded_schema
 from host.inference.request import InferRequest, Parameter, Tensor
+
+SOURCE_OF_PART = {"image_url": "images", "input_audio": "audio"}
+"""The source of inputs that takes a part of a message, by the type of the part."""
+
+_IMAGE = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,")
+
+
+def read_media(messages: list[Any], kind: str, as_base64: bool) -> list[str | bytes]:
+    """Returns the images or the sounds of messages in their order; `kind` is a type of parts.
+
+    They are bytes, or texts of base64. Raises OpenAIError if one is not base64.
+    """
+    media: list[str | bytes] = []
+    for place, part in _parts(messages):
+        if part["type"] != kind:
+            continue
+        if kind == "image_url":
+            place, text = f"{place}.image_url.url", part["image_url"]["url"]
+            head = _IMAGE.match(text)
+            if head is None:
+                raise invalid_value(
+                    f"'{place}' must begin with data:image/png;base64, or have the type jpeg, webp"
+                    " or gif",
+                    place,
+                )
+            text = text[head.end() :]
+        else:
+            place, text = f"{place}.input_audio.data", part["input_audio"]["data"]
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise invalid_value(f"'{place}' must be base64", place) from None
+        media.append(text if as_base64 else data)
+    return media
+
+
+def _parts(messages: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for at, part in enumerate(content if isinstance(content, list) else ()):
+            yield f"messages[{index}].content[{at}]", part
+
 
 _INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 _SAMPLING = (

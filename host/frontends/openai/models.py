@@ -11,14 +11,14 @@ from host.core import Core
 from host.errors import HostError
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.contract_compiler import compile_contract
-from host.frontends.openai.errors import (
+from host.frontends.openai.fields import CHAT
+from host.frontends.openai.model_files import ChatTemplate, OpenAIFiles
+from host.frontends.openai.openai_errors import (
     OpenAIError,
     from_host_error,
     unknown_model,
     unsupported_route,
 )
-from host.frontends.openai.fields import CHAT
-from host.frontends.openai.model_files import ChatTemplate, OpenAIFiles
 from host.models.registry import NotServedError
 
 

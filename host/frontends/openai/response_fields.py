@@ -18,13 +18,12 @@ from host.frontends.openai.checks import (
     json_object,
     string,
 )
-from host.frontends.openai.errors import (
+from host.frontends.openai.openai_errors import (
     OpenAIError,
     invalid_value,
     missing_field,
     unsupported_field,
 )
-from host.frontends.openai.fields import CHAT, KNOWN_FIELDS, Fields
 
 RESPONSES = "responses"
 

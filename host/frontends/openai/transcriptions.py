@@ -15,18 +15,17 @@ from host.frontends.http.trace_events import receive_started, trace_request, tra
 from host.frontends.openai.answers import event
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
-from host.frontends.openai.errors import (
+from host.frontends.openai.fields import TRANSCRIPTIONS, Fields, check_fields, model_name
+from host.frontends.openai.inference_handler import Handler
+from host.frontends.openai.inputs import SCHEDULING_FIELDS, build_request
+from host.frontends.openai.openai_errors import (
     OpenAIError,
     invalid_type,
     invalid_value,
     model_failure,
     unsupported_field,
 )
-from host.frontends.openai.fields import TRANSCRIPTIONS, Fields, check_fields, model_name
-from host.frontends.openai.handler import Handler
-from host.frontends.openai.inputs import SCHEDULING_FIELDS, build_request
-from host.frontends.openai.outputs import raise_error, read_float, read_texts
-from host.frontends.openai.pieces import utf8_decoder
+from host.frontends.openai.outputs import raise_error, read_float, read_texts, utf8_decoder
 from host.inference.request import InferRequest, InferResponse
 
 _TEXT = b"text/plain; charset=utf-8"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from host.frontends.openai.errors import OpenAIError
 from host.frontends.openai.fields import (
     CHAT,
     COMPLETIONS,
@@ -15,6 +14,7 @@ from host.frontends.openai.fields import (
     check_fields,
     parse_object,
 )
+from host.frontends.openai.openai_errors import OpenAIError
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from host.config.pbtxt import parse_pbtxt
+from host.frontends.openai.answers import ResponseAnswer
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.contract_compiler import compile_contract
-from host.frontends.openai.errors import OpenAIError
 from host.frontends.openai.field_support import prepare_fields
 from host.frontends.openai.fields import CHAT, COMPLETIONS, EMBEDDINGS, check_fields
 from host.frontends.openai.generation import build_generation
-from host.frontends.openai.response_answers import ResponseAnswer
+from host.frontends.openai.openai_errors import OpenAIError
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
 from host.frontends.openai.template import render_built_in, template_message
 

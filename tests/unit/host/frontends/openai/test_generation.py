@@ -1,4 +1,4 @@
-"""Comments in streams of events that are silent."""
+"""Answers chats, completions and responses: one call per choice, whole or as events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from host.frontends.http.exchange import HttpExchange
-from host.frontends.openai.keep_alive import KeepAlive
+from host.frontends.openai.generation import KeepAlive
 from host.frontends.receive_memory import ReceiveBudget
 from tests.conftest import DEADLINE
 

@@ -1,4 +1,4 @@
-"""Tool calls in texts: equal for every split of the text."""
+"""Tool calls: which of them a request allows or demands, and those in the text of a model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.frontends.openai.tool_calls import ForcedCall, ToolParser
-from host.frontends.openai.tool_parsers import make_parser
+from host.frontends.openai.tool_calls import ForcedCall, ToolParser, make_parser
 
 Calls = list[tuple[str, str]]
 A = ("f", '{"a": "}\\"{"}')

@@ -1,28 +1,98 @@
-"""Answers `POST /v1/audio/speech`: a text in, its sound out as it arrives."""
+"""Answers `POST /v1/images/generations` and `POST /v1/audio/speech`: a text in, media out."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from host.frontends.http.exchange import HttpExchange
+from host.frontends.http import json_text as json
+from host.frontends.http.exchange import JSON, HttpExchange
 from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
-from host.frontends.openai.errors import (
+from host.frontends.openai.fields import IMAGES, SPEECH, Fields, check_fields
+from host.frontends.openai.inference_handler import Handler, gather
+from host.frontends.openai.inputs import build_request, choice_fields
+from host.frontends.openai.openai_errors import (
     OpenAIError,
     invalid_value,
     model_failure,
     unsupported_field,
 )
-from host.frontends.openai.fields import SPEECH, Fields, check_fields
-from host.frontends.openai.handler import Handler
-from host.frontends.openai.inputs import build_request
 from host.frontends.openai.outputs import raise_error, read_texts
 from host.inference.request import InferRequest
 from host.logs.formats import model_fields
+
+_NEED_AN_INPUT = {"size": "auto", "background": "auto", "output_format": "png"}
+"""Fields that say how images must be, with the value that every model may have."""
+
+
+class ImageHandler(Handler):
+    """Answers requests for images. Raises OpenAIError or HostError."""
+
+    async def answer(self, exchange: HttpExchange) -> None:
+        """Answers one request."""
+        tracing = self._core.request_tracer
+        receive_started_ns = receive_started(tracing)
+        _, sent, name = await self._bodies.read(exchange)
+        contract, version = await self._models.find_when_loaded(name, IMAGES, exchange.client)
+        fields = check_fields(sent, IMAGES, contract.defaults)
+        _check_image_support(contract, fields)
+        request_id = set_request_id(exchange, f"img-{uuid.uuid4().hex}")
+        count = 1 if contract.takes("n") else fields.get("n", 1)
+        requests = [
+            build_request(contract, variant, IMAGES, fields["prompt"], version, request_id)
+            for variant in choice_fields(contract, fields, count)
+        ]
+        self._forward_headers(exchange, requests)
+        with trace_request(tracing, exchange, requests[0], receive_started_ns):
+            answers = await gather(self._infer(contract, request) for request in requests)
+            images = [image for some in answers for image in some]
+            wanted = fields.get("n", 1)
+            if len(images) != wanted:
+                raise model_failure(
+                    f"model '{contract.model}' gave {len(images)} images, expected {wanted}"
+                )
+            body = await asyncio.to_thread(_write, images)
+            with trace_response(requests[0]):
+                await exchange.send_response(JSON, (body,))
+
+    async def _infer(self, contract: Contract, request: InferRequest) -> list[bytes]:
+        images: list[bytes] = []
+        async with aclosing(self._responses(request)) as responses:
+            async for response in responses:
+                raise_error(response)
+                for tensor in response.outputs:
+                    if contract.outputs.get(tensor.name) == "image":
+                        images += filter(None, read_texts(tensor))
+        return images
+
+
+def _write(images: list[bytes]) -> bytes:
+    data = [{"b64_json": base64.b64encode(image).decode()} for image in images]
+    return json.dump({"created": int(time.time()), "data": data})
+
+
+def _check_image_support(contract: Contract, fields: Fields) -> None:
+    """Refuses what the server or the model does not give. Raises OpenAIError."""
+    if fields.get("response_format") == "url":
+        raise invalid_value(
+            "'response_format' must be b64_json: this server keeps no images", "response_format"
+        )
+    if fields.get("stream"):
+        raise invalid_value("'stream' is not supported for images", "stream")
+    for field, common in _NEED_AN_INPUT.items():
+        if fields.get(field, common) != common and not contract.takes(field):
+            raise unsupported_field(
+                f"model '{contract.model}' does not take '{field}': it has no input '{field}'",
+                field,
+            )
+
 
 _log = logging.getLogger("pbhost")
 
@@ -47,7 +117,7 @@ class SpeechHandler(Handler):
         _, sent, name = await self._bodies.read(exchange)
         contract, version = await self._models.find_when_loaded(name, SPEECH, exchange.client)
         fields = check_fields(sent, SPEECH, contract.defaults)
-        _check_support(contract, fields)
+        _check_speech_support(contract, fields)
         request_id = set_request_id(exchange, f"speech-{uuid.uuid4().hex}")
         request = build_request(contract, fields, SPEECH, fields["input"], version, request_id)
         self._forward_headers(exchange, [request])
@@ -95,7 +165,7 @@ async def _stream(
     await exchange.send_chunk(b"", more=False)
 
 
-def _check_support(contract: Contract, fields: Fields) -> None:
+def _check_speech_support(contract: Contract, fields: Fields) -> None:
     """Refuses what the server or the model does not give. Raises OpenAIError."""
     if fields.get("stream_format") == "sse":
         raise invalid_value("'stream_format' must be audio: the sound itself", "stream_format")

@@ -1,4 +1,4 @@
-"""Stop sequences and UTF-8 of the OpenAI routes, over every way to cut a text into pieces."""
+"""What the responses of a model add to choices: deltas, log probabilities, and pieces of texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.frontends.openai.pieces import StopSearch, utf8_decoder
+from host.frontends.openai.outputs import StopSearch, utf8_decoder
 
 
 @given(st.lists(st.text("ab", max_size=4)), st.lists(st.text("ab", min_size=1), max_size=3))

@@ -16,18 +16,16 @@ from host.frontends.http.api_page.schemas import Operations, Schema
 from host.frontends.http.exchange import JSON, Header, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.inference_core import OpenRequests
-from host.frontends.openai import routes
+from host.frontends.openai import openai_routes
 from host.frontends.openai.api_paths import openai_paths
 from host.frontends.openai.bodies import BodyReader, set_request_id
-from host.frontends.openai.embeddings import EmbeddingsHandler
-from host.frontends.openai.errors import OpenAIError, from_host_error, unknown_model
-from host.frontends.openai.fast_path import FastEmbeddings
+from host.frontends.openai.embeddings import EmbeddingsHandler, FastEmbeddings
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
-from host.frontends.openai.images import ImageHandler
+from host.frontends.openai.media_generation import ImageHandler, SpeechHandler
 from host.frontends.openai.models import ModelDirectory
+from host.frontends.openai.openai_errors import OpenAIError, from_host_error, unknown_model
 from host.frontends.openai.response_fields import RESPONSES
-from host.frontends.openai.speech import SpeechHandler
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.openai.transcriptions import TranscriptionHandler
 from host.frontends.request_headers import HeaderForwarding, Restrictions
@@ -105,13 +103,13 @@ class OpenAIApp:
         parts = core, self._models, bodies, forwarding
         generation = GenerationHandler(*parts, prompts)
         self._answers: dict[Endpoint, Callable[[HttpExchange], Awaitable[None]]] = {
-            routes.CHAT_COMPLETIONS: partial(generation.answer, route=CHAT),
-            routes.COMPLETIONS: partial(generation.answer, route=COMPLETIONS),
-            routes.RESPONSES: partial(generation.answer, route=RESPONSES),
-            routes.EMBEDDINGS: EmbeddingsHandler(*parts).answer,
-            routes.TRANSCRIPTIONS: TranscriptionHandler(*parts).answer,
-            routes.IMAGES: ImageHandler(*parts).answer,
-            routes.SPEECH: SpeechHandler(*parts).answer,
+            openai_routes.CHAT_COMPLETIONS: partial(generation.answer, route=CHAT),
+            openai_routes.COMPLETIONS: partial(generation.answer, route=COMPLETIONS),
+            openai_routes.RESPONSES: partial(generation.answer, route=RESPONSES),
+            openai_routes.EMBEDDINGS: EmbeddingsHandler(*parts).answer,
+            openai_routes.TRANSCRIPTIONS: TranscriptionHandler(*parts).answer,
+            openai_routes.IMAGES: ImageHandler(*parts).answer,
+            openai_routes.SPEECH: SpeechHandler(*parts).answer,
         }
         origins = tuple(cors_origins)
         self._cross_origin = CrossOrigin(origins)
@@ -124,7 +122,7 @@ class OpenAIApp:
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
         """Answers one request."""
-        if route.endpoint is not routes.HEALTH:
+        if route.endpoint is not openai_routes.HEALTH:
             self._cross_origin.add_headers(exchange)
         try:
             await self._dispatch(exchange, route)
@@ -153,14 +151,14 @@ class OpenAIApp:
 
     async def _dispatch(self, exchange: HttpExchange, route: Route) -> None:
         endpoint = route.endpoint
-        is_v1 = endpoint not in (routes.HEALTH, routes.UNKNOWN)
+        is_v1 = endpoint not in (openai_routes.HEALTH, openai_routes.UNKNOWN)
         if is_v1 and self._cross_origin.is_preflight(exchange):  # which carries no key
             headers = self._cross_origin.preflight_headers(exchange, endpoint.methods)
             await exchange.send_response(JSON, (), headers)
             return
-        if self._keys is not None and endpoint is not routes.HEALTH:
+        if self._keys is not None and endpoint is not openai_routes.HEALTH:
             self._authorize(self._keys, exchange, route)
-        if endpoint is routes.UNKNOWN:
+        if endpoint is openai_routes.UNKNOWN:
             raise OpenAIError("this server has no such URL", "unknown_url", None, 404)
         lacking = self._restrictions.missing_header(endpoint.category, exchange.header)
         if lacking is not None:
@@ -169,16 +167,16 @@ class OpenAIApp:
         if exchange.method not in endpoint.methods:
             allow = (b"allow", ", ".join(endpoint.methods).encode())
             raise OpenAIError("Method Not Allowed", None, None, 405, headers=(allow,))
-        if endpoint is not routes.HEALTH:
+        if endpoint is not openai_routes.HEALTH:
             self._core.refuse_while_loading()
         if endpoint.category == "inference":
             await self._infer(exchange, route)
-        elif endpoint is routes.HEALTH:
+        elif endpoint is openai_routes.HEALTH:
             await self._health(exchange)
-        elif endpoint is routes.LOAD_MODEL:
+        elif endpoint is openai_routes.LOAD_MODEL:
             await self._core.load_model(route.resource, {})
             await exchange.send_json(json.dump(self._models.describe(route.resource)))
-        elif endpoint is routes.UNLOAD_MODEL:
+        elif endpoint is openai_routes.UNLOAD_MODEL:
             await self._core.unload_model(route.resource, False)
             await exchange.send_json(json.dump({"status": "success", "model": route.resource}))
         else:
@@ -192,7 +190,7 @@ class OpenAIApp:
     def _authorize(keys: ApiKeys, exchange: HttpExchange, route: Route) -> None:
         """Finds the client of a request. Raises HostError if it may not send the request."""
         client = keys.authorize(route.endpoint.category, exchange.header("authorization"))
-        if route.endpoint in (routes.LOAD_MODEL, routes.UNLOAD_MODEL):
+        if route.endpoint in (openai_routes.LOAD_MODEL, openai_routes.UNLOAD_MODEL):
             client.check_model(route.resource)
         exchange.client = client
 
@@ -202,7 +200,7 @@ class OpenAIApp:
 
     async def _describe_models(self, exchange: HttpExchange, route: Route) -> None:
         client = exchange.client
-        if route.endpoint is routes.MODEL:
+        if route.endpoint is openai_routes.MODEL:
             contract = self._models.find_any(route.resource).contract
             if not contract.routes:
                 raise unknown_model(route.resource)

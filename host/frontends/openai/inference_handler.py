@@ -11,8 +11,8 @@ from host.core import Core
 from host.errors import HostError
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.openai.bodies import BodyReader
-from host.frontends.openai.errors import from_host_error
 from host.frontends.openai.models import ModelDirectory
+from host.frontends.openai.openai_errors import from_host_error
 from host.frontends.request_headers import HeaderForwarding
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
