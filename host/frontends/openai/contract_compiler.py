@@ -1,7 +1,5 @@
 """Compiles what a model takes and gives on the OpenAI routes from its configuration.
 
-The rules are in docs/how-to/openai.md, How a model says what it is.
-
 Names of tensors say what they mean; `OPENAI` parameters of the configuration say the rest. The
 rules are in docs/how-to/openai.md, How a model says what it is.
 """

@@ -1,7 +1,7 @@
-"""Answers `POST /v1/embeddings`: texts in, vectors out; with one text, without a task.
+"""Answers `POST /v1/embeddings`: texts in, vectors out.
 
-Requests with an error, with several texts, or with unusual options use the full endpoint
-(`embeddings`).
+Most requests have one text and are answered without a task. Requests with an error, with several
+texts, or with unusual options use `EmbeddingsHandler`.
 """
 
 from __future__ import annotations
