@@ -18,6 +18,7 @@ from host.frontends.openai.checks import (
     json_object,
     string,
 )
+from host.frontends.openai.fields import CHAT, KNOWN_FIELDS, Fields
 from host.frontends.openai.openai_errors import (
     OpenAIError,
     invalid_value,
