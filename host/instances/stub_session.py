@@ -31,6 +31,7 @@ from stub.wire.session import TRANSITIONS, ProtocolError, Session, State
 
 _log = logging.getLogger("pbhost")
 
+_SERVING = State.SERVING
 _CLOSED_STATES = (State.ERROR, State.ENDED)
 _NOT_BEGUN = "before it had begun with this request."
 
@@ -233,7 +234,7 @@ class StubSession:
             reclaimable = batch.on_returned is not None
             reclaimed = (batch.number, tuple(frame)) if reclaimable else None
             frame.append(m.Execute(batch.number, requests, reclaimable))
-            if self.protocol.state is State.SERVING:  # which allows all these messages
+            if self.protocol.state is _SERVING:  # which allows all these messages
                 self.link.send_work(frame, reclaimed)
             else:
                 self.send_work(frame, reclaimed)

@@ -37,6 +37,8 @@ class InstanceState(enum.Enum):
     STOPPED = "stopped"
 
 
+_SERVING = InstanceState.SERVING
+
 Launch = Callable[[], Awaitable[Instance]]
 """Starts a stub that is ready to run batches. Raises HostError or StubLost."""
 
@@ -277,7 +279,7 @@ class Supervisor(InstanceSlot):
                 _MAX_PREFETCH if batch_ns <= _SHORT_NS else prefetch_limit(batch_ns)
             )
             self._mean_ns += (batch_ns - self._mean_ns) * _WEIGHT
-        if released and self.state is InstanceState.SERVING:
+        if released and self.state is _SERVING:
             self._scheduler.instance_ready(self)
         if self.permit is not None:
             # After the instance has requested its next execution, which may have a lower rank than

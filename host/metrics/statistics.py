@@ -44,8 +44,6 @@ class InferenceCounters:
         "_version",
         "_last_inference",
         "_inferences",
-        "_executions",
-        "_success",
         "_success_ns",
         "_fail",
         "_fail_ns",
@@ -70,8 +68,8 @@ class InferenceCounters:
         self._name = name
         self._version = version
         self._last_inference = 0
-        self._inferences = self._executions = 0
-        self._success = self._success_ns = self._queue_ns = 0
+        self._inferences = 0
+        self._success_ns = self._queue_ns = 0
         self._fail = self._fail_ns = 0
         self._computed = self._input_ns = self._infer_ns = self._output_ns = 0
         self._hits = self._hit_ns = self._misses = self._miss_ns = 0
@@ -121,14 +119,12 @@ class InferenceCounters:
         if len(durations) > _MAX_DURATIONS:
             self._count_durations()
         self._inferences += inferences
-        self._success += answered
         self._success_ns += total_ns
         self._queue_ns += queue_ns
         self._computed += answered
         self._input_ns += input_ns * answered
         self._infer_ns += infer_ns * answered
         self._output_ns += output_ns * answered
-        self._executions += 1
         self._last_inference = time.time_ns() // 1_000_000
         batch = self._batches.get(size)
         if batch is None:
@@ -158,7 +154,6 @@ class InferenceCounters:
     ) -> None:
         """Records a request that the model answered."""
         self._inferences += batch_size
-        self._success += 1
         self._success_ns += total_ns
         self._durations.append(total_ns)
         if queue_ns > 0:
@@ -195,7 +190,6 @@ class InferenceCounters:
 
     def record_cache_hit(self, total_ns: int, queue_ns: int, lookup_ns: int) -> None:
         """Records a request that was answered from the response cache, without an inference."""
-        self._success += 1
         self._success_ns += total_ns
         self._durations.append(total_ns)
         self._queue_ns += queue_ns
@@ -215,16 +209,17 @@ class InferenceCounters:
     def snapshot(self) -> ModelStatistics:
         """The current statistics, with batch sizes in ascending order."""
         computed = self._computed
+        success = computed + self._hits
         return ModelStatistics(
             name=self._name,
             version=self._version,
             last_inference=self._last_inference,
             inference_count=self._inferences,
-            execution_count=self._executions,
+            execution_count=sum(count for count, *_ in self._batches.values()),
             inference_stats=InferenceStatistics(
-                success=Duration(self._success, self._success_ns),
+                success=Duration(success, self._success_ns),
                 fail=Duration(self._fail, self._fail_ns),
-                queue=Duration(self._success, self._queue_ns),
+                queue=Duration(success, self._queue_ns),
                 compute_input=Duration(computed, self._input_ns),
                 compute_infer=Duration(computed, self._infer_ns),
                 compute_output=Duration(computed, self._output_ns),

@@ -15,6 +15,7 @@ from host.inference.call import Call, CallState
 from host.scheduling.queue import FifoQueue, InstanceQueue, start_batch
 from host.scheduling.scheduler import Clock, InstanceSlot, LoopClock, Timer
 
+_FINISHED = CallState.FINISHED
 _RECLAIM_INTERVAL_NS = 2_000_000
 """Prefetched calls are reclaimed from an instance that has started none of them for so long."""
 
@@ -217,7 +218,7 @@ class DirectScheduler(InstanceQueue):
             instance.run_reclaimable(call, self._on_returned)
             if self._timer is None:
                 self._timer = self._clock.call_later(_RECLAIM_INTERVAL_NS, self._check_progress)
-        if call.state is CallState.FINISHED:  # it could not be sent
+        if call.state is _FINISHED:  # it could not be sent
             self._remove_prefetched(instance, call)
         else:
             self._without_next.pop(instance, None)
@@ -230,7 +231,7 @@ class DirectScheduler(InstanceQueue):
         if not ahead:
             del self._ahead[instance]
             self._without_next[instance] = None
-        if begun.state is not CallState.FINISHED:
+        if begun.state is not _FINISHED:
             begun.holder = instance
 
     def _check_progress(self) -> None:

@@ -23,9 +23,12 @@ from host.frontends.receive_memory import Piece
 OK_TRAILERS = status.trailers(0)
 _HEAD, _TAIL = status.RESPONSE_HEADERS, OK_TRAILERS
 # The frames of a response, and the prefix of its message.
-_RESPONSE_START = struct.Struct(f">HBBBI{len(_HEAD)}sHBBBIBI")
-_RESPONSE_END = struct.Struct(f">HBBBI{len(_TAIL)}s")
-_END = frames.END_HEADERS | frames.END_STREAM
+_RESPONSE_START = struct.Struct(f">5sI{len(_HEAD)}sIBIBI")
+_RESPONSE_END = struct.Struct(f">5sI{len(_TAIL)}s")
+_HEADERS_START = frames.frame_header(len(_HEAD), frames.HEADERS, frames.END_HEADERS, 0)[:5]
+_TRAILERS_START = frames.frame_header(
+    len(_TAIL), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 0
+)[:5]
 _TOO_SLOW = "The request did not arrive in time"
 SERVER_STOPPED = "the server has stopped before it could answer"
 # gRPC's clients may drop a response whose fields take more than half of what they announce.
@@ -117,14 +120,15 @@ class GrpcCall(Stream):
 def encode_response(stream: int, message: bytes) -> bytes:
     """Encodes a whole response, neither compressed nor too long for a frame."""
     length = len(message)
-    size = length + 5
-    return b"%b%b%b" % (
-        _RESPONSE_START.pack(
-            *(0, len(_HEAD), frames.HEADERS, frames.END_HEADERS, stream, _HEAD),
-            *(size >> 8, size & 255, frames.DATA, 0, stream, 0, length),
-        ),
-        message,
-        _RESPONSE_END.pack(0, len(_TAIL), frames.HEADERS, _END, stream, _TAIL),
+    return b"".join(
+        (
+            # The header of the DATA frame starts with its size, and its kind, which is 0.
+            _RESPONSE_START.pack(
+                _HEADERS_START, stream, _HEAD, length + 5 << 8, 0, stream, 0, length
+            ),
+            message,
+            _RESPONSE_END.pack(_TRAILERS_START, stream, _TAIL),
+        )
     )
 
 

@@ -78,13 +78,7 @@ class Stream(ABC):
     pending.
     """
 
-    # Most streams never change these.
-    remote_ended = False
-    closed = False  # complete in both directions, or reset
-    remaining_length: int | None = None  # of the content-length, if the request has one
     unacknowledged_bytes = 0  # received, but not read by the handler
-    pending_bytes = 0
-    _pending: deque[Piece] | None = None
     _pending_trailers: bytes | None = None  # sent after the pending data
     on_writable: Callable[[], None] | None = None
     """Called once, when the pending data is within `max_send_queue`."""
@@ -98,9 +92,13 @@ class Stream(ABC):
         stream_id: int,
     ) -> None:
         """`rpc`: the parsed header of the request; None if it is refused."""
+        # Python reads these faster than attributes of the class.
         self.rpc = rpc
-        if content_length is not None:
-            self.remaining_length = content_length
+        self.remote_ended = False
+        self.closed = False  # complete in both directions, or reset
+        self.remaining_length = content_length  # None if the request has none
+        self.pending_bytes = 0
+        self._pending: deque[Piece] | None = None
         self.connection = connection
         self.id = stream_id
         self.send_window = connection.send_buffer.stream_window
