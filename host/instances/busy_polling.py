@@ -212,8 +212,9 @@ class Doorbell:
             self._sent_at = 0.0
             if self._is_quick:
                 busy_poller._on_stub_answered(now)
-        busy_poller._last_source = self._source
-        busy_poller._wake_early(self._source)
+        source = busy_poller._last_source = self._source
+        if source.woken or source.repeats >= _REPEATS_BEFORE_WAKE:
+            busy_poller._wake_early(source)
 
     def wake_early(self) -> bool:
         """Wakes the stub if it sleeps and is fast; returns whether it was woken."""

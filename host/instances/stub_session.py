@@ -45,10 +45,11 @@ class _Results(msgspec.Struct):
     """What the messages of one frame mean, until all of them are decoded."""
 
     responses: list[tuple[Call, InferResponse | None, bool]] = []
-    bls_requests: list[BlsRequest] = []
-    released: list[Batch] = []
     ended: list[Batch] = []
-    returned: list[tuple[Batch, Call]] = []
+    # Most frames have none of these:
+    bls_requests: tuple[BlsRequest, ...] = ()
+    released: tuple[Batch, ...] = ()
+    returned: tuple[tuple[Batch, Call], ...] = ()
 
 
 class StubSession:
@@ -503,7 +504,7 @@ class StubSession:
         batch.instance_free = True
         for index in range(len(batch.calls)):
             self._detach_from_instance(batch, index)
-        self._results.released.append(batch)
+        self._results.released += (batch,)
 
     def _on_returned(self, message: m.BatchReturned) -> None:
         """The stub has set out to wait in `execute` and returns a batch that was sent ahead."""
@@ -511,7 +512,7 @@ class StubSession:
         if batch.on_returned is None or batch in self._started_batches():
             raise ValueError("a batch was returned that was not prefetched")
         (call,) = self._withdraw_batch(message.batch)
-        self._results.returned.append((batch, call))
+        self._results.returned += ((batch, call),)
 
     def _on_bls_request(self, message: m.BlsRequest) -> None:
         """A request to another model, made for all that its batch was made for."""
@@ -520,7 +521,7 @@ class StubSession:
         ancestors = [one for call in calls for one in call.request.ancestors]
         if ancestors:
             made.request.ancestors = list(dict.fromkeys(ancestors))
-        self._results.bls_requests.append(made)
+        self._results.bls_requests += (made,)
 
     def _on_cancel_bls(self, message: m.CancelBls) -> None:
         self.bls_requests.cancel_request(message.number)

@@ -52,19 +52,22 @@ def encode_infer_response(response: InferResponse, stream_final: bool | None = N
     """
     try:
         described: list[Any] = [response.model_name, response.model_version]
-        parts: list[Buffer] = [b"", b""]
-        size = 0
+        parts: list[Buffer] = [b""]  # for the head
+        append = parts.append
+        sized = stream_final is not None
         for tensor in response.outputs:
             described += (tensor.name, tensor.datatype, tuple(tensor.shape))
             data = tensor.data
-            if type(data) is bytes:
-                length = len(data)
+            if type(data) is not bytes:
+                view = memoryview(read_bytes(data))  # maybe of items that are larger than a byte
+                data = view.cast("B") if view.nbytes else b""
+            length = len(data)
+            if length < 128:
+                append(_RAW_TAGS[length])
             else:
-                data = read_bytes(data)
-                length = memoryview(data).nbytes  # of items that may be larger than a byte
-            tag = _RAW_TAGS[length] if length < 128 else _RAW_TAG + encode_varint(length)
-            parts += (tag, data)
-            size += len(tag) + length
+                append(_RAW_TAG + encode_varint(length))
+                sized = True
+            append(data)
         head = _describe(*described)
         if response.id:
             request_id = response.id.encode("utf-8", "replace")  # surrogates become question marks
@@ -77,14 +80,16 @@ def encode_infer_response(response: InferResponse, stream_final: bool | None = N
         raise internal(
             f"response of model '{response.model_name}' cannot be sent: {error}"
         ) from None
-    parts[1] = head
-    size += len(head)
-    if stream_final is not None:
-        flag = _FINAL_FLAGS[stream_final]
-        parts[0] = start = _INFER_RESPONSE_TAG + encode_varint(size + len(flag)) + flag
-        size += len(start)
-    if size > MAX_MESSAGE_BYTES:
-        raise _too_large(size)
+    parts[0] = head
+    if sized:
+        size = sum(map(len, parts))
+        if stream_final is not None:
+            flag = _FINAL_FLAGS[stream_final]
+            start = _INFER_RESPONSE_TAG + encode_varint(size + len(flag)) + flag
+            parts.insert(0, start)
+            size += len(start)
+        if size > MAX_MESSAGE_BYTES:
+            raise _too_large(size)
     return b"".join(parts)
 
 
