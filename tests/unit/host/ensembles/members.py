@@ -56,6 +56,7 @@ class InMemoryModel(DrainableModel, CallHolder):
 
     defines_is_ready = False
     ready = True
+    observes_responses = False
 
     def __init__(
         self,
