@@ -93,7 +93,7 @@ class Link:
         work = self._work
         if reclaimed is not None and not self._flags & RECLAIMABLE:
             self._set_flags(self._flags | RECLAIMABLE)
-        start = work.position
+        start = work.written
         if work.send(encode(messages)) and reclaimed is not None:
             self._reclaimable.append((start, reclaimed))
         elif self._reclaimable:

@@ -110,12 +110,11 @@ class FrameReceiver(RingReader):
         """Calls `on_frame` with each frame, and before that `on_signal` when some have come."""
         self._on_frame, self._on_signal = on_frame, on_signal
         self._reading = True
-        asyncio.get_running_loop().add_reader(self.event, self._on_readable)
+        asyncio.get_running_loop().add_reader(self.event, self._deliver)
 
     def read_announced(self) -> None:
         """Delivers all frames that were announced so far, in this turn of the event loop."""
         if self._reading:
-            self._receive_signal()
             self._deliver(sys.maxsize)
 
     def wait(self, seconds: float) -> bool:
@@ -126,16 +125,10 @@ class FrameReceiver(RingReader):
         poller.register(self.event, select.POLLIN)
         return bool(poller.poll(seconds * 1000))
 
-    def _on_readable(self) -> None:
-        self._receive_signal()
-        self._deliver(_MAX_FRAMES_PER_TURN)
-
-    def _receive_signal(self) -> None:
+    def _deliver(self, most: int = _MAX_FRAMES_PER_TURN) -> None:
+        """Delivers frames; if there are more than `most`, the rest in a later turn of the loop."""
         if self.receive_announcements() and self._on_signal is not None:
             self._on_signal()
-
-    def _deliver(self, most: int) -> None:
-        """Delivers frames; if there are more than `most`, the rest in a later turn of the loop."""
         while self.announced and self._reading:
             if most <= 0:
                 if not self._continuing:
@@ -154,7 +147,8 @@ class FrameReceiver(RingReader):
 
     def _continue(self) -> None:
         self._continuing = False
-        self._deliver(_MAX_FRAMES_PER_TURN)
+        if self._reading:
+            self._deliver()
 
     def stop_reading(self) -> None:
         """Delivers nothing any more."""

@@ -428,14 +428,11 @@ ToHost = Union[
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(messages: Sequence[Message]) -> bytes:
-    """Encodes messages as one frame."""
-    return _encoder.encode(messages)
+encode: Callable[[Sequence[Message]], bytes] = _encoder.encode
+"""Encodes messages as one frame."""
 
-
-def encode_message(message: Message) -> bytes:
-    """Encodes one message of a frame, for `join_messages`."""
-    return _encoder.encode(message)
+encode_message: Callable[[Message], bytes] = _encoder.encode
+"""Encodes one message of a frame, for `join_messages`."""
 
 
 def join_messages(messages: Sequence[bytes]) -> bytes:

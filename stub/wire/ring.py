@@ -68,7 +68,8 @@ class RingWriter:
         """What the ring had no room for: frames, and the rest of a frame."""
         self._memory = memory
         self._position = _position_view(memory)
-        self._written = 0  # bytes since the start; modulo _CAPACITY it is the position
+        self.written = 0
+        """Where the next frame starts, in bytes since the start of the first one."""
 
     def write(self, frame: bytes) -> int:
         """Writes a frame; returns the records to announce. What has no room waits for `flush`."""
@@ -98,12 +99,12 @@ class RingWriter:
         size = len(frame)
         if size > _MAX_RECORD:
             return False
-        position = self._written % _CAPACITY
+        position = self.written % _CAPACITY
         tail = _CAPACITY - position
         needed = (_LENGTH.size + size + 3) & ~3  # a record starts at a word: none wraps around
         if needed > tail:
             needed += tail  # the end of the ring stays unused
-        if needed > _CAPACITY - (self._written - self._position[0]):
+        if needed > _CAPACITY - (self.written - self._position[0]):
             return False
         if needed > tail:
             _LENGTH.pack_into(self._memory, _START + position, _WRAP)
@@ -112,24 +113,19 @@ class RingWriter:
         _LENGTH.pack_into(self._memory, at, size | flag)
         at += _LENGTH.size
         self._memory[at : at + size] = frame
-        self._written += needed
+        self.written += needed
         return True
 
     def inline_limit(self) -> int:
         """Returns the bytes of inline tensors for the next frame that leave room for further
         frames.
         """
-        free = _CAPACITY - (self._written - self._position[0])
+        free = _CAPACITY - (self.written - self._position[0])
         return max(INLINE_ALWAYS, min(INLINE_LIMIT, free // 4))
-
-    @property
-    def position(self) -> int:
-        """Where the next frame starts."""
-        return self._written
 
     def rewind(self, position: int) -> None:
         """Removes the frames from this position on; the reader must not have been told of them."""
-        self._written = position
+        self.written = position
 
     def set_flags(self, flags: int) -> None:
         """Shows the reader a byte, which it sees without being woken."""

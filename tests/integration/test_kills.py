@@ -287,7 +287,7 @@ PROTOCOL_VIOLATIONS = {
     "announces frames that are not there": "announce(3)",
     "writes a frame that is none": "channel._ring.try_write(b'\\xc1 garbage'); announce()",
     "writes a length that is too long": (
-        "struct.pack_into('<I', channel._ring._memory, 64 + channel._ring._written, 1 << 31);"
+        "struct.pack_into('<I', channel._ring._memory, 64 + channel._ring.written, 1 << 31);"
         " announce()"
     ),
     "writes a long frame that is none": ("announce(channel._ring.write(b'\\xc1' * (1 << 18)))"),
