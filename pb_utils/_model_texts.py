@@ -7,6 +7,10 @@ IS_READY_NO_BOOL = "is_ready() must return a boolean value"
 LABEL_NO_TEXT = "attempt to access JSON non-string as string"
 KIND_DIFFERS = "Family name already exists with different type"
 BUCKETS_NOT_SORTED = "Bucket Boundaries must be strictly sorted"
+NOT_RESCHEDULED = (
+    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,"
+    " while the model is not configured to handle such a flag."
+)
 
 
 def no_python_file(file: str) -> str:

@@ -82,11 +82,6 @@ def _copy_outcome(done: "asyncio.Future[Any]", result: "Future[Any]") -> None:
         result.set_result(returned)
 
 
-def is_coroutine(returned: object) -> bool:
-    """Whether `execute`, or `is_ready`, was a coroutine function."""
-    return inspect.iscoroutine(returned)
-
-
 class ReadinessChecker:
     """Runs each check on a new thread, because the service thread must not wait for user code."""
 
@@ -119,7 +114,7 @@ class ReadinessChecker:
     def _run_check(self, number: int) -> None:
         try:
             result = self._model.instance.is_ready()
-            if is_coroutine(result):
+            if inspect.iscoroutine(result):
                 result = self._coroutines.submit(result, 0).result()
         except BaseException as error:  # the exception is the reason that the client sees
             self._send([ReadinessResult(number, False, describe_exception(error))])

@@ -11,7 +11,7 @@ from pb_utils import _model_texts as texts
 from pb_utils._model_code import InvalidReturnValue, call_execute, check_return_value
 from stub.batch_tensors import BatchTensorError, BatchTensors
 from stub.conversion import error_response, request_from_wire
-from stub.coroutines import CoroutineRunner, is_coroutine
+from stub.coroutines import CoroutineRunner
 from stub.memory import SharedMemoryUnavailable, StubMemory
 from stub.observability import attach_context, detach_context
 from stub.responders import ResponderRegistry, StubResponder
@@ -116,7 +116,7 @@ class Executor:
                 token = attach_context(running.context)
             self._unsent_blocks = running.exported
             returned = call_execute(self._model.instance, self._model.path, running.requests)
-            if is_coroutine(returned):
+            if inspect.iscoroutine(returned):
                 if self.decoupled or self.max_concurrent_batches > 1:
                     return self._continue_in_background(running, returned)
                 returned = self._coroutines.submit(returned, running.number).result()
@@ -298,7 +298,7 @@ class Executor:
             if running.context is not None:
                 attach_context(running.context)  # of this task
             returned = call_execute(self._model.instance, self._model.path, running.requests)
-            if is_coroutine(returned):
+            if inspect.iscoroutine(returned):
                 returned = await returned
             self._memory.execute_returned()
             if running.batch_done:

@@ -1,5 +1,6 @@
 """The main loop and the service thread of a stub."""
 
+import inspect
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ from stub.bls_bursts import BlsBursts
 from stub.bls_reader import BlsReader
 from stub.channel import Channel
 from stub.coroutine_batches import CoroutineBatches
-from stub.coroutines import CoroutineRunner, ReadinessChecker, is_coroutine
+from stub.coroutines import CoroutineRunner, ReadinessChecker
 from stub.executor import Executor
 from stub.forked_children import ForkedChildren
 from stub.host_calls import INSTANCE_ENDED
@@ -290,7 +291,7 @@ class Worker:
         assert self._model is not None
         try:
             result = self._model.instance.sequences_expired(message.correlation_ids)
-            future = self._coroutines.submit(result, 0) if is_coroutine(result) else None
+            future = self._coroutines.submit(result, 0) if inspect.iscoroutine(result) else None
         except BaseException as error:  # SystemExit, too
             self._log_sequences_expired(error)
             return

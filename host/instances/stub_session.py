@@ -24,6 +24,7 @@ from host.instances.process_memory import arena_full_error
 from host.instances.services import HostServices
 from host.instances.stub_log import StubLog
 from host.instances.transfer import WORK, TensorTransfer
+from pb_utils._model_texts import NOT_RESCHEDULED
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import INLINE_ALWAYS, WireRequest
@@ -34,11 +35,6 @@ _log = logging.getLogger("pbhost")
 _SERVING = State.SERVING
 _CLOSED_STATES = (State.ERROR, State.ENDED)
 _NOT_BEGUN = "before it had begun with this request."
-
-NOT_RESCHEDULED = (
-    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,"
-    " while the model is not configured to handle such a flag."
-)
 
 
 class _Results(msgspec.Struct):

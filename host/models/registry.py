@@ -289,12 +289,12 @@ class Registry:
     def set_version(self, name: str, version: ModelVersion) -> None:
         """Enters or replaces a version."""
         self._entries.setdefault(name, ModelEntry()).versions[version.number] = version
-        self._index()
+        self.state_changed()
 
     def remove_version(self, name: str, number: int) -> None:
         """Removes a version that is not loaded."""
         del self._entries[name].versions[number]
-        self._index()
+        self.state_changed()
 
     def set_failed(self, name: str, reason: str, *, counts: bool) -> None:
         """Enters a load that failed before its versions were selected."""
@@ -342,7 +342,7 @@ class Registry:
         Requests find it, and `versions`; `list_entries` has only the models of this server.
         """
         self._remote[name] = entry
-        self._index()
+        self.state_changed()
 
     def is_remote(self, name: str) -> bool:
         """Whether a model of another server was entered with this name."""
@@ -350,9 +350,6 @@ class Registry:
 
     def state_changed(self) -> None:
         """Updates the look-up tables after the state of a version was changed in place."""
-        self._index()
-
-    def _index(self) -> None:
         ready: dict[tuple[str, int], LoadedModel] = {}
         splits: dict[tuple[str, int], LoadedModel] = {}
         for name, entry in (*self._remote.items(), *self._entries.items()):

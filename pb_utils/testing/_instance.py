@@ -43,10 +43,6 @@ if TYPE_CHECKING:
 
 _ERROR = 2
 _MIN_STOP_SECONDS = 5.0  # seconds; the minimum time for threads to stop
-_NO_RESCHEDULING = (
-    "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, "
-    "while the model is not configured to handle such a flag."
-)
 
 
 class CallThread:
@@ -227,7 +223,7 @@ class Instance:
             if request._release_flags != TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
                 continue
             if not self._reschedules:
-                self._runtime.log(_ERROR, self._file.name, 0, _NO_RESCHEDULING)
+                self._runtime.log(_ERROR, self._file.name, 0, texts.NOT_RESCHEDULED)
             elif pending_request.close():
                 fresh = request_as_received(sent, pending_request, ())
                 fresh._flags = 0

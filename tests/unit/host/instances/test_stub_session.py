@@ -14,9 +14,10 @@ from host.inference.request import ExecutionTimes, InferRequest, InferResponse, 
 from host.instances.batch import Batch
 from host.instances.pool import StubPool
 from host.instances.stub_log import StubLog
-from host.instances.stub_session import NOT_RESCHEDULED, StubSession
+from host.instances.stub_session import StubSession
 from host.logs.formats import Label
 from host.tracing.trace import Trace, TraceTree
+from pb_utils._model_texts import NOT_RESCHEDULED
 from stub.wire import messages as m
 from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT, WireError, WireResponse, WireTensor
 from stub.wire.session import State
