@@ -1,4 +1,4 @@
-"""Error texts about models that the host, stubs and the test harness share."""
+"""Error texts about models that the host, stubs and the test harness share, and their limit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ NOT_RESCHEDULED = (
     "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,"
     " while the model is not configured to handle such a flag."
 )
+
+MAX_TEXT_CHARACTERS = 65536
+"""Characters of a text that are kept."""
+
+
+def limit_text(text: str) -> str:
+    """Returns the text, cut to MAX_TEXT_CHARACTERS; then its end says how much is cut."""
+    cut = len(text) - MAX_TEXT_CHARACTERS
+    return text if cut <= 0 else f"{text[:MAX_TEXT_CHARACTERS]}... ({cut} more characters)"
 
 
 def no_python_file(file: str) -> str:

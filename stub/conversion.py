@@ -5,12 +5,11 @@ from typing import Dict, List, Mapping, Optional, Sequence, cast
 import numpy as np
 
 import pb_utils
-from pb_utils._model_texts import failed_bls
+from pb_utils._model_texts import failed_bls, limit_text
 from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
 from pb_utils._sender import Responder
 from pb_utils._storage import copy_array, copy_into
 from stub.memory import SharedMemoryUnavailable, StubMemory
-from stub.text_limits import limit_text
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.payload import (
     INLINE_ALWAYS,

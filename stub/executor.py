@@ -15,7 +15,6 @@ from stub.coroutines import CoroutineRunner
 from stub.memory import SharedMemoryUnavailable, StubMemory
 from stub.observability import attach_context, detach_context
 from stub.responders import ResponderRegistry, StubResponder
-from stub.text_limits import limit_text
 from stub.user_model import UserModel, describe_exception
 from stub.wire.arena import Block
 from stub.wire.messages import (
@@ -428,4 +427,4 @@ class Executor:
 def _format_traceback(error: BaseException) -> str:
     """Returns the traceback as Python prints it, with unencodable characters escaped."""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    return limit_text("".join(lines).rstrip()).encode(errors="backslashreplace").decode()
+    return texts.limit_text("".join(lines).rstrip()).encode(errors="backslashreplace").decode()

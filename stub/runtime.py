@@ -18,7 +18,7 @@ from typing import (
 )
 
 import pb_utils
-from pb_utils._model_texts import BLS_NOT_ALLOWED
+from pb_utils._model_texts import BLS_NOT_ALLOWED, limit_text
 from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
 from stub.bls_bursts import BlsBursts
@@ -34,7 +34,6 @@ from stub.conversion import (
 from stub.coroutines import current_batch
 from stub.host_calls import HostCalls
 from stub.memory import StubMemory
-from stub.text_limits import limit_text
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.log_budget import LogBudget
 from stub.wire.messages import (

@@ -12,7 +12,6 @@ from pb_utils import _model_texts as texts
 from pb_utils._exceptions import missing_attribute
 from pb_utils._model_code import call_preload, defines, import_file, import_version
 from stub.imports import isolate_modules
-from stub.text_limits import limit_text
 from stub.wire.messages import ModelSource
 
 
@@ -76,7 +75,7 @@ def describe_exception(error: BaseException, of_message: bool = False) -> str:
     notes = _notes_of(error)
     if notes:
         message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note_text, notes))
-    message = limit_text(message)
+    message = texts.limit_text(message)
     lines: List[str] = []
     trace = error.__traceback__
     while trace is not None:
