@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from host.errors import unavailable
+from host.errors import HostError, unavailable
 from host.inference.request import Result
+from host.model_control.control import LoadParameters
 from host.options.options import Options
 from host.server.in_process import Arrays
 from host.server.server import Server
@@ -39,6 +41,11 @@ class BlockingServer:
     def grpc_port(self) -> int:
         """The gRPC port; 0 before the start."""
         return self._server.grpc_port
+
+    @property
+    def http_port(self) -> int:
+        """The HTTP port; 0 before the start."""
+        return self._server.http_port
 
     @property
     def metrics_port(self) -> int:
@@ -80,6 +87,46 @@ class BlockingServer:
                 parameters=parameters,
             )
         )
+
+    def stream(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        version: int = -1,
+        request_id: str = "",
+        outputs: Sequence[str] = (),
+        parameters: dict[str, bool | int | float | str] | None = None,
+    ) -> Generator[Result, None, None]:
+        """As `Server.stream`; leaving the loop cancels the request. Raises HostError."""
+        responses = self._server.stream(
+            model,
+            inputs,
+            version=version,
+            request_id=request_id,
+            outputs=outputs,
+            parameters=parameters,
+        )
+        try:
+            while (result := self._run(_next(responses))) is not None:
+                yield result
+        finally:
+            self._close_stream(responses)
+
+    def _close_stream(self, responses: AsyncGenerator[Result, None]) -> None:
+        if threading.current_thread() is self._thread:  # of the garbage collector
+            self._loop.create_task(responses.aclose())
+            return
+        with suppress(HostError):  # a server that has stopped has ended the request
+            self._run(_close(responses))
+
+    def load_model(self, name: str, parameters: LoadParameters | None = None) -> None:
+        """As `Server.load_model`. Raises HostError."""
+        self._run(self._server.load_model(name, parameters))
+
+    def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """As `Server.unload_model`. Raises HostError."""
+        self._run(self._server.unload_model(name, unload_dependents))
 
     def stop(self) -> bool:
         """As `Server.stop`. Does nothing if the server does not run, or runs in another process."""
@@ -142,3 +189,12 @@ class BlockingServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+async def _next(responses: AsyncGenerator[Result, None]) -> Result | None:
+    """Returns the next response; None after the last one."""
+    return await anext(responses, None)
+
+
+async def _close(responses: AsyncGenerator[Result, None]) -> None:
+    await responses.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
@@ -298,6 +298,33 @@ class Server:
         """
         request = to_request(model, inputs, version, request_id, outputs, parameters or {})
         return to_result(await self.infer_request(request))
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        version: int = -1,
+        request_id: str = "",
+        outputs: Sequence[str] = (),
+        parameters: dict[str, bool | int | float | str] | None = None,
+    ) -> AsyncGenerator[Result, None]:
+        """As `infer`, but yields all responses of a decoupled model as they arrive.
+
+        Other models have one. Leaving the loop and closing the generator cancels the request. An
+        error ends the stream.
+        """
+        request = to_request(model, inputs, version, request_id, outputs, parameters or {})
+        call = await self.core.infer_when_loaded(request)
+        responses = call.__aiter__()
+        try:
+            async for response in responses:
+                if response.error is not None:
+                    raise response.error
+                if response.outputs or not call.finished:  # not an empty end
+                    yield to_result(response)
+        finally:
+            await responses.aclose()
 
     async def infer_request(self, request: InferRequest) -> InferResponse:
         """The response to a request. Raises HostError."""
