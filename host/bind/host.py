@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from host.bind.function_model import Binding, FunctionModel
 from host.bind.specs import (
@@ -28,6 +28,11 @@ from host.bind.specs import (
     TensorSpec,
     with_default_names,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from host.bind.flags import HostFlags
 from stub.thread_worker import ModelProvider, ThreadServer
 
 _ENTRY = str(Path(__file__).resolve().parents[1] / "cli" / "bound.py")
@@ -197,9 +202,10 @@ class Host:
     process, each in its own thread. Raises HostFailure.
     """
 
-    def __init__(self, **flags: Flag | None) -> None:
+    def __init__(self, **flags: Unpack[HostFlags]) -> None:
+        given: dict[str, Any] = {**flags}
         self._flags = [
-            text for name, value in flags.items() for text in _flag_arguments(name, value)
+            text for name, value in given.items() for text in _flag_arguments(name, value)
         ]
         self._bindings: dict[str, Binding] = {}
         self._state_lock = threading.Lock()  # held while a model is bound or the host starts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 from host.bind import (
     BadCallError,
@@ -40,7 +41,8 @@ class Triton(Host):
     """`Host` with its flags in one object. `workspace` has no effect, as no files are written."""
 
     def __init__(self, *, config: TritonConfig | None = None, workspace: object = None) -> None:
-        super().__init__(**(vars(config) if config is not None else {}))
+        flags: Any = vars(config) if config is not None else {}
+        super().__init__(**flags)
 
 
 __all__ = [

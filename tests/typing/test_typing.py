@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import host_flags
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 REVEALED = {
@@ -77,6 +79,11 @@ print(pb_utils.Tensor("x", np.zeros(1)).shape())
 print(pb_utils.NoSuchName)  # WRONG
 pbhost.Sever  # WRONG
 pbhost.bind.Hots  # WRONG
+pbhost.bind.Host(grpc_prt=1)  # WRONG
+pbhost.bind.Host(grpc_port="eight")  # WRONG
+pbhost.bind.Host(grpc_port=1, load_model=["a"], cache_config="local,size=1048576")
+pbhost.Client("localhost:8001", retrys=1)  # WRONG
+pbhost.Client("localhost:8001").infer("m", X=[1])["Y"]
 """
 
 
@@ -175,3 +182,7 @@ def test_an_installed_copy_is_as_typed_as_a_checkout(
 def test_the_shipped_packages_have_type_markers(name: str) -> None:
     assert (ROOT / name / "py.typed").is_file()
     assert '"*" = ["py.typed"]' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_flags_of_a_host_have_types() -> None:
+    assert host_flags.module() == host_flags.MODULE.read_text(), "python -m tests.host_flags"
