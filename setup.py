@@ -1,15 +1,20 @@
-"""The description on PyPI: the README, with links that lead to the repository."""
+"""What pyproject.toml cannot say: links in the description on PyPI, and the optional extension."""
 
+import os
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 _PAGES = "https://github.com/pbhost/pbhost/blob/main/"
 
 readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
 
+# Left out without a compiler; with PBHOST_LANE=0, the wheel is for every platform.
+lane = Extension("host.lane._lane", ["host/lane/_lane.pyx"], optional=True)
+
 setup(
     long_description=re.sub(r"\]\((?!https?://|#)", f"]({_PAGES}", readme),
     long_description_content_type="text/markdown",
+    ext_modules=[] if os.environ.get("PBHOST_LANE") == "0" else [lane],
 )

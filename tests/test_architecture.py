@@ -22,7 +22,7 @@ MODULES = {
 }
 
 LAYERS = [
-    ["host.errors", "host.release"],
+    ["host.errors", "host.lane", "host.release"],
     ["host.system"],
     ["host.config"],
     ["host.inference"],

@@ -35,6 +35,7 @@ from host.frontends.grpc.varints import LONGEST_LENGTH, read_varint
 from host.frontends.inference_core import RegionLookup
 from host.inference.request import Buffer, Classification, InferRequest, Tensor
 from host.instances.regions import RegionPart
+from host.lane import message_reader
 from host.models.registry import parse_version
 from stub.wire.arena import Block
 
@@ -91,6 +92,27 @@ class InferMessage:
     def large_inputs(self) -> list[LargeInput]:
         """Inputs that must be decoded, in a thread, before `to_request`."""
         return [head[3] for head in self.inputs if isinstance(head[3], LargeInput)]
+
+
+_lane = None
+if message_reader is not None:
+    _lane = message_reader(InferRequest, Tensor, MIN_VIEW_BYTES)
+
+
+def read_usual_request(data: bytes) -> InferRequest | None:
+    """Parses and interprets a usual ModelInferRequest in compiled code.
+
+    Returns None for others, and without the compiled lane.
+    """
+    if _lane is None or type(data) is not bytes:
+        return None
+    return _lane.parse_request(data)
+
+
+def describe_usual_request(request: InferRequest) -> InferMessage:
+    """The message of a usual request, without its tensors and parameters."""
+    version = request.model_version
+    return InferMessage(request.model_name, str(version) if version >= 0 else "", request.id)
 
 
 def read_model_name(data: bytes) -> str:

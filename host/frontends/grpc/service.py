@@ -8,7 +8,13 @@ from collections.abc import Callable
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.grpc.cached_responses import MAX_REPEATABLE_BYTES, CachedResponses
-from host.frontends.grpc.infer_request import InferMessage, parse_infer_request, to_request
+from host.frontends.grpc.infer_request import (
+    InferMessage,
+    describe_usual_request,
+    parse_infer_request,
+    read_usual_request,
+    to_request,
+)
 from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.large_contents import (
     MIN_LARGE_INPUT_BYTES,
@@ -48,6 +54,7 @@ from host.inference.call import Call
 from host.inference.request import (
     InferRequest,
     InferResponse,
+    KnownShapes,
     RequestTrace,
     RequestTracer,
 )
@@ -81,6 +88,7 @@ class GrpcService:
         self._api_keys = api_keys
         self._reads_metadata = bool(forwarding) or api_keys is not None
         self._request_cache = RequestCache()
+        self._shapes = KnownShapes() if core.sends_requests_on else None
         self._cached_responses = CachedResponses(core)
         self._inference_restricted = "inference" in restrictions or api_keys is not None
         self._open_requests = OpenRequests()
@@ -124,10 +132,9 @@ class GrpcService:
             if answer is not None:
                 done(answer)
                 return _ANSWERED
-        known = self._request_cache.lookup(data)
-        if known is not None:
-            request = known[0]
-        else:
+        request = self._recognise(data)
+        recognised = request is not None
+        if request is None:
             message = parse_infer_request(data, self._core.tensor_counts)
             if len(data) >= MIN_LARGE_INPUT_BYTES and (large := message.large_inputs):
                 self._open_requests.count += 1
@@ -141,9 +148,7 @@ class GrpcService:
         if reserved is not None:
             request.reserved_memory = reserved
         try:
-            repeats = (
-                known is not None and type(data) is bytes and len(data) <= MAX_REPEATABLE_BYTES
-            )
+            repeats = recognised and type(data) is bytes and len(data) <= MAX_REPEATABLE_BYTES
             kept = data if repeats else b""
             return self._start_request(request, done, context, data=kept)
         except NotServedError:
@@ -153,6 +158,16 @@ class GrpcService:
         task = asyncio.ensure_future(self._infer_when_loaded(request, done, context))
         task.add_done_callback(lambda _: self._open_requests.request_finished())
         return task
+
+    def _recognise(self, data: bytes) -> InferRequest | None:
+        """Reads a usual request, or one of a known kind; None for others."""
+        request = read_usual_request(data)
+        if request is None:
+            known = self._request_cache.lookup(data)
+            return None if known is None else known[0]
+        if self._shapes is not None and not request.parameters:
+            request.shape = self._shapes.find(request)
+        return request
 
     def _repeat_response(self, data: bytes) -> bytes | None:
         """The response to a ModelInfer that the response cache has answered before.
@@ -171,7 +186,7 @@ class GrpcService:
         admitted: bool = False,
         data: bytes = b"",
     ) -> Call:
-        """`data`: the message of the request if it is short and the request cache knows it."""
+        """`data`: the message of the request if it is short and was recognised."""
         if (
             self._reads_metadata
             or self._open_requests.draining
@@ -287,7 +302,11 @@ class GrpcService:
         """
         message, request_id = InferMessage(), ""
         try:
-            known = self._request_cache.lookup(data)
+            usual = read_usual_request(data)
+            if usual is None:
+                known = self._request_cache.lookup(data)
+            else:
+                known = usual, describe_usual_request(usual)
             if known is not None:
                 request, message = known
                 request_id = request.id

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
-from host.frontends.grpc.h2.hpack_decoder import Field, HpackDecoder
+from host.frontends.grpc.h2.hpack_decoder import (
+    CONNECTION_SPECIFIC,
+    NAME_BYTES,
+    Field,
+    HpackDecoder,
+)
 
 Fields = list[Field]
 T = TypeVar("T")
@@ -16,15 +21,12 @@ T = TypeVar("T")
 _CACHE_SIZE = 64  # blocks of one connection
 _RECENT_BLOCKS = 8  # of one connection, by their hash
 _MAX_CACHED_BYTES = 1024  # bytes of a block
-_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
+_NAME = re.compile(b"[%b]+" % re.escape(NAME_BYTES)).fullmatch
 _BAD_VALUE = re.compile(rb"[\0\r\n]").search
 _CONTENT_LENGTH = re.compile(rb"[0-9]{1,19}").fullmatch
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _REQUIRED = frozenset((b":method", b":scheme", b":path"))
-_CONNECTION_SPECIFIC = frozenset(
-    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
-)
-_WITH_RULES = _CONNECTION_SPECIFIC | {b"te", b"content-length"}
+_WITH_RULES = CONNECTION_SPECIFIC | {b"te", b"content-length"}
 
 
 class MalformedRequest(Exception):
@@ -55,8 +57,9 @@ class HeaderDecoder(Generic[T]):
         larger than `max_size` bytes.
         """
         before = self._table_changes
-        fields, size = self._decode(block)
-        _check_request(fields)
+        fields, size, usual = self._decode(block)
+        if not usual:
+            _check_request(fields)
         understood = self._parse(fields, size)
         if before == self._table_changes and len(block) <= _MAX_CACHED_BYTES:
             self._remember(block, understood)
@@ -64,15 +67,15 @@ class HeaderDecoder(Generic[T]):
 
     def decode_trailers(self, block: bytes) -> None:
         """Decodes and checks trailers, which are not used. Raises as `decode_request` does."""
-        fields, _ = self._decode(block)
+        fields, *_ = self._decode(block)
         _check_trailers(fields)
 
     def skip_block(self, block: bytes) -> None:
         """Decodes a block only to update the dynamic table. Raises H2ConnectionError."""
         self._decode(block)
 
-    def _decode(self, block: bytes) -> tuple[Fields, int]:
-        """Returns the fields and the size of their list; drops the cache if the table changes."""
+    def _decode(self, block: bytes) -> tuple[Fields, int, bool]:
+        """As `HpackDecoder.decode`; drops the cache if the table changes."""
         try:
             decoded = self._decoder.decode(block)
         except ValueError as error:
@@ -131,5 +134,5 @@ def _check_trailers(fields: Fields) -> None:
 
 
 def _check_rules(name: bytes, value: bytes) -> None:
-    if name in _CONNECTION_SPECIFIC or (name == b"te" and value != b"trailers"):
+    if name in CONNECTION_SPECIFIC or (name == b"te" and value != b"trailers"):
         raise MalformedRequest(f"field {name!r} has no place in HTTP/2")

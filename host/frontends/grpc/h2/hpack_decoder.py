@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from host.frontends.grpc.h2.huffman import decode_huffman
+from host.frontends.grpc.h2.huffman import BITS, decode_huffman
+from host.lane import header_reader
 
 Field = tuple[bytes, bytes]
 
@@ -42,6 +43,19 @@ _STATIC_TABLE: tuple[Field, ...] = tuple(
 )
 _FIRST_DYNAMIC = len(_STATIC_TABLE)
 
+NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
+"""The bytes of names of fields (RFC 9113 section 8.2.1)."""
+
+CONNECTION_SPECIFIC = frozenset(
+    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
+)
+"""The fields that HTTP/2 does not have (RFC 9113 section 8.2.2)."""
+
+_lane = None
+if header_reader is not None:
+    _with_rules = CONNECTION_SPECIFIC | {b"content-length"}
+    _lane = header_reader(_STATIC_TABLE, BITS, NAME_BYTES, _with_rules)
+
 
 class HpackDecoder:
     """Decodes the header blocks of one connection, in the order in which they arrive.
@@ -59,12 +73,25 @@ class HpackDecoder:
         self._size = 0
         self._max_size = _DEFAULT_TABLE_SIZE
 
-    def decode(self, block: bytes) -> tuple[list[Field], int]:
-        """Returns the fields and the size of their list in bytes.
+    def decode(self, block: bytes) -> tuple[list[Field], int, bool]:
+        """Returns the fields, the size of their list in bytes, and whether the request is usual.
 
+        A usual request is known to keep the rules about its fields; others are to be checked.
         Raises ValueError if the block cannot be decoded or the list is too large; the decoder is
         unusable after that.
         """
+        if _lane is not None:
+            room = self._max_size - self._size
+            decoded = _lane.decode_block(block, self._dynamic, room, self._max_list_size)
+            if decoded is not None:
+                fields, list_size, added, usual = decoded
+                for field in added:
+                    self._add(field)
+                return fields, list_size, usual
+        fields, list_size = self._decode(block)
+        return fields, list_size, False
+
+    def _decode(self, block: bytes) -> tuple[list[Field], int]:
         fields: list[Field] = []
         append, dynamic = fields.append, self._dynamic
         position, end = 0, len(block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # The code is canonical: codes of one length are consecutive numbers, in the order of their symbols.
 # So the number of bits of each symbol defines it; the last symbol is the end of the string.
-_BITS = (
+BITS = (
     *(13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28),
     *(28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28),
     *(6, 10, 10, 12, 13, 6, 8, 11, 10, 10, 8, 11, 8, 6, 6, 6),
@@ -23,6 +23,8 @@ _BITS = (
     *(26, 27, 26, 26, 27, 27, 27, 27, 27, 28, 27, 27, 27, 27, 27, 26),
     30,
 )
+"""The number of bits of each symbol."""
+
 _END_OF_STRING = 256
 _MAX_PADDING = 7  # bits, all 1
 
@@ -59,7 +61,7 @@ class _Prefix(dict[int, "tuple[_Prefix, bytes]"]):
 def _make_symbols() -> dict[str, int]:
     """Symbols by the bits of their code."""
     symbols, code, before = {}, 0, 0
-    for bits, symbol in sorted((bits, symbol) for symbol, bits in enumerate(_BITS)):
+    for bits, symbol in sorted((bits, symbol) for symbol, bits in enumerate(BITS)):
         code <<= bits - before
         symbols[f"{code:0{bits}b}"] = symbol
         code, before = code + 1, bits

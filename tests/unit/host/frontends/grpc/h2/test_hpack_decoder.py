@@ -108,7 +108,7 @@ def decode(blocks: Iterable[bytes]) -> Iterator[list[tuple[bytes, bytes]] | None
     decoder = HpackDecoder(MAX_LIST)
     for block in blocks:
         try:
-            fields, size = decoder.decode(block)
+            fields, size = decoder._decode(block)
         except ValueError:
             yield None
             return

@@ -1,0 +1,29 @@
+"""The compiled lane: reads usual bytes of clients faster, if it is built and not turned off.
+
+What it does not take, and all of it without the lane, is read by the Python code beside its users,
+which has the rules.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from host.lane._lane import HeaderReader, MessageReader
+
+VARIABLE = "PBHOST_LANE"
+"""The environment variable that turns the lane off with `0`, also when the package is built."""
+
+header_reader: type[HeaderReader] | None = None
+message_reader: type[MessageReader] | None = None
+state = f"off ({VARIABLE}=0)"
+"""Whether the lane is used, for the log."""
+
+if os.environ.get(VARIABLE) != "0":
+    try:
+        from host.lane._lane import HeaderReader, MessageReader
+    except ModuleNotFoundError:
+        state = "not built"
+    else:
+        header_reader, message_reader, state = HeaderReader, MessageReader, "on"

@@ -1,0 +1,265 @@
+"""The compiled lane gives what Python gives, or leaves it to Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from host.errors import HostError
+from host.frontends.grpc.h2.headers import _check_request
+from host.frontends.grpc.h2.hpack_decoder import HpackDecoder
+from host.frontends.grpc.infer_request import (
+    MIN_VIEW_BYTES,
+    describe_usual_request,
+    parse_infer_request,
+    read_usual_request,
+    to_request,
+)
+from host.inference.request import InferRequest
+from host.instances.regions import Regions
+from host.lane import message_reader, state
+from tests.unit.host.frontends.grpc.h2.test_hpack_decoder import (
+    CAPTURED,
+    FIELDS,
+    MAX_LIST,
+    encode,
+    step,
+)
+
+pytestmark = pytest.mark.skipif(message_reader is None, reason=f"the compiled lane is {state}")
+
+
+def assert_equal_headers(blocks: list[bytes]) -> list[bool]:
+    """Returns which blocks were usual requests."""
+    found = []
+    ours, python = HpackDecoder(MAX_LIST), HpackDecoder(MAX_LIST)
+    for block in blocks:
+        expected: Any
+        try:
+            expected = python._decode(block)
+        except ValueError as error:
+            with pytest.raises(ValueError) as raised:
+                ours.decode(block)
+            assert str(raised.value) == str(error)
+            break
+        fields, size, usual = ours.decode(block)
+        assert (fields, size) == expected
+        assert ours.__dict__ == python.__dict__
+        if usual:
+            _check_request(fields)
+        found.append(usual)
+    return found
+
+
+@pytest.mark.parametrize("client", CAPTURED)
+def test_headers_of_clients_are_usual(client: str) -> None:
+    blocks = [bytes.fromhex(block) for block in CAPTURED[client]]
+    lasting = client != "h2load"  # which sends a content-length
+    assert assert_equal_headers(blocks) == [lasting] * len(blocks)
+
+
+@pytest.mark.parametrize("client", CAPTURED)
+@pytest.mark.parametrize("change", [0, 1, 0x20, 0x7F, 0xFF])
+def test_headers_with_a_changed_byte_are_equal(client: str, change: int) -> None:
+    first, second = (bytes.fromhex(block) for block in CAPTURED[client][:2])
+    for place in range(len(second)):
+        assert_equal_headers(
+            [first, second[:place] + bytes((change,)) + second[place + 1 :], second]
+        )
+        assert_equal_headers([first, second[:place]])
+
+
+@given(st.lists(step, max_size=8), st.binary(max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_encoded_and_damaged_headers_are_equal(steps: list[Any], last: bytes) -> None:
+    assert_equal_headers([*encode(steps), last])
+
+
+RULES = [
+    [*FIELDS, ("te", "gzip")],
+    [*FIELDS, ("connection", "close")],
+    [*FIELDS, ("content-length", "5")],
+    [*FIELDS, ("X", "1")],
+    [*FIELDS, ("", "1")],
+    [*FIELDS, ("x y", "1")],
+    [*FIELDS, ("x", "a\nb")],
+    [*FIELDS, ("x", "a\0")],
+    [*FIELDS, (":authority", "late")],
+    [FIELDS[0], *FIELDS],
+    [(":unknown", "x"), *FIELDS],
+    [(":path", ""), *FIELDS[:2], *FIELDS[3:]],
+    *(FIELDS[:index] + FIELDS[index + 1 :] for index in range(3)),
+]
+
+
+@pytest.mark.parametrize("fields", RULES)
+def test_requests_that_may_break_a_rule_are_left_to_python(fields: list[tuple[str, str]]) -> None:
+    assert assert_equal_headers([hpack.Encoder().encode(fields)]) == [False]
+
+
+def parsed(data: bytes) -> InferRequest | HostError:
+    try:
+        return to_request(parse_infer_request(data), Regions(None))
+    except HostError as error:
+        return error
+
+
+def assert_equal_request(data: bytes) -> bool:
+    """Returns whether the lane has taken the request."""
+    request = read_usual_request(data)
+    if request is None:
+        return False
+    expected = parsed(data)
+    assert isinstance(expected, InferRequest), f"Python refuses it: {expected}"
+    assert [type(tensor.data) for tensor in request.inputs] == [
+        type(tensor.data) for tensor in expected.inputs
+    ]
+    assert request == expected
+    types = [[type(value) for value in one.parameters.values()] for one in (request, expected)]
+    assert types[0] == types[1]
+    message, described = parse_infer_request(data), describe_usual_request(request)
+    assert (described.model_name, described.id) == (message.model_name, message.id)
+    assert described.model_version == message.model_version
+    assert not message.wants_empty_final
+    return True
+
+
+NAMES = st.sampled_from(["", "m", "INPUT0", "é漢", "n" * 127, "n" * 128, "triton_x"])
+NUMBERS = st.sampled_from([-1, 0, 1, 127, 128, 70_000, 2**31, 2**40, 2**63 - 1])
+KEYS = st.sampled_from(
+    [
+        *("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "user", "é", ""),
+        *("triton_x", "triton_enable_empty_final_response", "headers_x"),
+    ]
+)
+
+
+@st.composite
+def parameter(draw: Any) -> pb.InferParameter:
+    value = pb.InferParameter()
+    kind = draw(st.sampled_from(["bool", "int64", "string", "double", "uint64", ""]))
+    if kind == "bool":
+        value.bool_param = draw(st.booleans())
+    elif kind == "int64":
+        value.int64_param = draw(NUMBERS)
+    elif kind == "string":
+        value.string_param = draw(NAMES)
+    elif kind == "double":
+        value.double_param = draw(st.floats(allow_nan=False))
+    elif kind:
+        value.uint64_param = draw(st.integers(0, 9))
+    return value
+
+
+@st.composite
+def requests(draw: Any) -> bytes:
+    versions = st.sampled_from(["", "", "1", "12", "0", "01", "-1", "x", "9" * 9, "9" * 20])
+    message = pb.ModelInferRequest(
+        model_name=draw(NAMES), model_version=draw(versions), id=draw(NAMES)
+    )
+    for _ in range(draw(st.integers(0, 3))):
+        tensor = message.inputs.add(name=draw(NAMES), datatype=draw(st.sampled_from(["FP32", ""])))
+        tensor.shape.extend(draw(st.lists(NUMBERS, max_size=3)))
+        if draw(st.integers(0, 9)) == 0:
+            tensor.parameters["p"].CopyFrom(draw(parameter()))
+        if draw(st.integers(0, 9)) == 0:
+            tensor.contents.fp32_contents.append(1.0)
+    sizes = st.sampled_from([0, 1, 64, 127, 128, 2000, MIN_VIEW_BYTES])
+    more = draw(st.sampled_from([0, 0, 0, 0, 1, -1]))
+    for _ in range(max(0, len(message.inputs) + more)):
+        message.raw_input_contents.append(bytes(draw(sizes)))
+    for _ in range(draw(st.integers(0, 2))):
+        output = message.outputs.add(name=draw(NAMES))
+        if draw(st.integers(0, 9)) == 0:
+            output.parameters["classification"].int64_param = 1
+    for key in draw(st.lists(KEYS, max_size=3)):
+        message.parameters[key].CopyFrom(draw(parameter()))
+    return bytes(message.SerializeToString())
+
+
+DAMAGE = st.none() | st.tuples(st.integers(0, 300), st.binary(max_size=3), st.integers(0, 3))
+
+
+def damaged(data: bytes, damage: tuple[int, bytes, int] | None) -> bytes:
+    if damage is None:
+        return data
+    at, piece, cut = damage
+    return data[:at] + piece + data[at + cut :]
+
+
+@given(requests(), DAMAGE)
+@settings(max_examples=300, deadline=None)
+def test_requests_are_equal(data: bytes, damage: tuple[int, bytes, int] | None) -> None:
+    assert_equal_request(damaged(data, damage))
+
+
+@given(st.lists(requests(), min_size=2, max_size=3), st.binary(max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_fields_that_are_repeated_or_in_another_order_are_equal(
+    parts: list[bytes], last: bytes
+) -> None:
+    assert_equal_request(b"".join(parts) + last)
+
+
+@pytest.mark.test_all(reason="many examples")
+@given(requests(), st.lists(DAMAGE, max_size=3), st.lists(step, max_size=12))
+@settings(max_examples=50_000, deadline=None)
+def test_many_inputs_are_equal(data: bytes, damages: list[Any], steps: list[Any]) -> None:
+    for damage in damages:
+        data = damaged(data, damage)
+    assert_equal_request(data)
+    assert_equal_headers(encode(steps))
+
+
+def usual() -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="m", model_version="1", id="7")
+    message.inputs.add(name="a", datatype="FP32", shape=[2, 3])
+    message.inputs.add(name="b", datatype="BYTES", shape=[])
+    message.outputs.add(name="c")
+    message.raw_input_contents.extend([bytes(24), bytes(300)])
+    message.parameters["user"].string_param = "x"
+    message.parameters["attempt"].int64_param = 3
+    message.parameters["fresh"].bool_param = True
+    message.parameters["sequence_id"].int64_param = 12
+    message.parameters["sequence_start"].bool_param = True
+    message.parameters["sequence_end"].bool_param = False
+    return message
+
+
+def test_usual_requests_are_taken() -> None:
+    assert assert_equal_request(usual().SerializeToString())
+    large = usual()
+    large.raw_input_contents[1] = bytes(100_000)
+    assert assert_equal_request(large.SerializeToString())
+
+
+def test_a_usual_request_that_is_cut_or_has_a_changed_byte_is_equal() -> None:
+    data = usual().SerializeToString()[:-290]
+    for place in range(len(data)):
+        assert_equal_request(data[:place])
+        for change in (0, 1, 0x7F, 0x80, 0xFF):
+            assert_equal_request(data[:place] + bytes((change,)) + data[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"\x12\x01x",  # a second version
+        b"\x1a\x01y",  # a second id
+        b"\x0a\x01n",  # a second model
+        b"\x42\x00",  # an unknown field
+        b"\x3a\x85\x80\x80\x80\x00hello",  # a length of five bytes
+        b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
+        b"\x22\x00",  # a parameter without a name
+        b"\x22\x08\x0a\x04user\x12\x00",  # a parameter twice, without a value
+    ],
+)
+def test_unusual_fields_are_left_to_python(field: bytes) -> None:
+    data = usual().SerializeToString()
+    assert read_usual_request(data + field) is None
+    assert read_usual_request(field + data) is None
