@@ -9,6 +9,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 WORKERS ?= $(shell expr 2 '*' $$(nproc))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+
 # What clients see of the protocols, streams, shared memory, limits and cancellation.
 FRONTEND_TESTS := $(addprefix tests/integration/test_,streams.py api_keys.py client_memory.py http.py restrictions.py)
 FRONTEND_SAMPLE := $(addprefix tests/integration/test_,streams.py http.py)
@@ -17,9 +19,9 @@ FRONTEND_SAMPLE := $(addprefix tests/integration/test_,streams.py http.py)
 RAY_TESTS := $(addprefix tests/integration/test_,api_keys.py bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py model_control.py ragged.py readiness.py restrictions.py scheduling.py sequences.py streams.py versions.py)
 RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py)
 
-.PHONY: help demo serve test test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright coverage docs package bench bench-rivals bench-memory clean
+.PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright coverage docs package bench bench-rivals bench-memory clean
 
-$(VENV)/base.stamp: pyproject.toml
+$(VENV)/base.stamp: pyproject.toml setup.py host/lane/_lane.pyx
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -e .
 	touch $@
@@ -92,6 +94,14 @@ package: $(VENV)/base.stamp  ## sdist and wheel, and a server from the wheel in 
 	build/wheel/bin/python -m pip install -q dist/*.whl
 	mkdir build/wheel/work
 	cd build/wheel/work && ../bin/python ../../../tests/packaging/serve_wheel.py
+
+test-lane: $(VENV)/test.stamp  ## the compiled lane under AddressSanitizer and UBSan, and gRPC without it
+	$(BIN)/python -m pip install -q 'cython>=3.1' setuptools
+	CFLAGS='-O1 -g $(SANITIZE)' LDFLAGS='$(SANITIZE)' $(BIN)/python setup.py -q build_ext --inplace --force
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+	  PBHOST_TEST_ALL=1 $(BIN)/python -m pytest -q --timeout=3000 tests/unit/host/lane
+	$(BIN)/python setup.py -q build_ext --inplace --force
+	PBHOST_LANE=0 $(PYTEST) -q tests/unit/host/frontends/grpc tests/fuzz
 
 test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes minutes to compile
 	$(BIN)/python -m pip install -q -e '.[test,transformers]'

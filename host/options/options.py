@@ -10,6 +10,7 @@ import os
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
+from host import lane
 from host.inference.metadata import ServerMetadata
 from host.metrics.latency import MetricsSettings
 from host.options import validators
@@ -234,7 +235,10 @@ _RATE_LIMIT_NAMES = {"off": "OFF", "execution_count": "EXEC_COUNT"}
 
 
 def option_table_rows(server: ServerMetadata, options: Options) -> list[list[str]]:
-    """Returns name and value of each option, with Triton's names and in Triton's order."""
+    """Returns name and value of each option, with Triton's names and in Triton's order.
+
+    The last one, which Triton does not have, is the state of the compiled lane.
+    """
     rows: list[tuple[str, object]] = [
         ("server_id", server.name),
         ("server_version", server.version),
@@ -265,5 +269,6 @@ def option_table_rows(server: ServerMetadata, options: Options) -> list[list[str
         ("strict_readiness", int(options.strict_readiness)),
         ("exit_timeout", options.exit_timeout_secs),
         ("cache_enabled", int(options.cache_settings is not None)),
+        ("compiled_lane", lane.state),
     ]
     return [[name, str(value)] for name, value in rows]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -26,30 +28,54 @@ pytestmark = [
 ]
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Runs a command; fails with its output if it fails."""
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    """Runs a command with environment variables; fails with its output if it fails."""
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+        command,
+        cwd=cwd,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_SECONDS,
+        check=False,
     )
     output = f"{done.stdout}\n{done.stderr}"
     assert done.returncode == 0, f"{command} ended with status {done.returncode}:\n{output}"
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, built from a copy, as building writes next to the sources."""
-    folder = tmp_path_factory.mktemp("wheel")
+def build_wheel(folder: Path, **variables: str) -> Path:
+    """Builds a wheel of this checkout from a copy, as building writes next to the sources."""
     need_index(folder / "index")
     source = folder / "source"
     ignored = shutil.ignore_patterns(
-        ".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "docs", "benchmarks"
+        *(".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "docs", "benchmarks"),
+        *("*.so", "_lane.c"),
     )
     shutil.copytree(ROOT, source, ignore=ignored)
     options = ("--quiet", "--no-deps", "--wheel-dir", folder)
-    run(sys.executable, "-m", "pip", "wheel", *options, source, cwd=folder)
+    run(sys.executable, "-m", "pip", "wheel", *options, source, cwd=folder, **variables)
     (built,) = folder.glob("pbhost-*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel for all versions of Python, which is without the compiled lane."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"), PBHOST_LANE="0")
+
+
+@pytest.mark.parametrize(("compiler", "built"), [("cc", True), ("false", False)])
+def test_a_wheel_has_the_compiled_lane_if_there_is_a_compiler(
+    tmp_path: Path, compiler: str, built: bool
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip("needs a compiler")
+    names = zipfile.ZipFile(build_wheel(tmp_path, CC=compiler)).namelist()
+    assert (
+        any(name.startswith("host/lane/_lane.") and name.endswith(".so") for name in names) == built
+    )
+    assert "host/lane/__init__.py" in names
 
 
 def serve_installed(wheel: Path, version: str, folder: Path, *pip_options: str) -> str:

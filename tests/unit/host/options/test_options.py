@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from host import lane
 from host.inference.metadata import ServerMetadata
 from host.options import validators
 from host.options.command_line import DEPRECATED, parse, usage
@@ -978,6 +979,7 @@ def test_every_row_of_triton_is_there(tmp_path: Path) -> None:
         ["strict_readiness", "1"],
         ["exit_timeout", "30"],
         ["cache_enabled", "1"],
+        ["compiled_lane", lane.state],
     ]
 
 
