@@ -279,7 +279,7 @@ cdef class MessageReader:
                 raw.append(view[start:position])
             else:
                 return None
-        if model is None or len(inputs) != len(raw):
+        if not inputs or len(inputs) != len(raw):
             return None
         for index in range(len(inputs)):
             name, datatype, shape = <tuple>inputs[index]

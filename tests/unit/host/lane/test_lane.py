@@ -263,3 +263,9 @@ def test_unusual_fields_are_left_to_python(field: bytes) -> None:
     data = usual().SerializeToString()
     assert read_usual_request(data + field) is None
     assert read_usual_request(field + data) is None
+
+
+@pytest.mark.parametrize("request_id", ["", "7"])
+def test_requests_without_inputs_are_left_to_python(request_id: str) -> None:
+    message = pb.ModelInferRequest(model_name="m", id=request_id)
+    assert read_usual_request(message.SerializeToString()) is None
