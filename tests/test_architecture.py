@@ -209,7 +209,7 @@ def test_the_side_of_bound_functions_is_not_a_host(name: str) -> None:
             f"host.frontends.grpc.{name}"
             for name in ("infer_request", "request_cache", "service", "stream")
         ),
-        *(f"host.frontends.http.{name}" for name in ("fast_path", "infer", "generate")),
+        *(f"host.frontends.http.{name}" for name in ("infer", "generate")),
         "host.frontends.http.inference_app",
         "host.frontends.http.inference_endpoints",
         "host.frontend_processes.core_proxy",
