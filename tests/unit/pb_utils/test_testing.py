@@ -534,6 +534,12 @@ class TestFolders:
         with testing.load(folder, {"default_model_filename": "mine.py"}) as model:
             assert model.infer({})["OUT"][0] == b"2.mine"
 
+    def test_the_file_may_lie_in_a_folder_of_the_version(self, folder: Path) -> None:
+        (folder / "2" / "code").mkdir()
+        (folder / "2" / "code" / "mine.py").write_text("class TritonPythonModel:\n    pass\n")
+        with testing.load(folder, {"default_model_filename": "code/mine.py"}) as model:
+            assert type(model.model).__module__ == "2.code.mine"
+
     def test_a_missing_file_is_named(self, folder: Path) -> None:
         with pytest.raises(pb_utils.TritonModelException) as caught:
             testing.load(folder, version=1)

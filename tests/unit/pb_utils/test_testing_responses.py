@@ -293,6 +293,18 @@ class TestCoroutines:
         with testing.load(Model) as model, pytest.raises(TimeoutError, match="its own"):
             model.infer({})
 
+    def test_an_exit_of_a_coroutine_is_raised_and_the_next_one_runs(self) -> None:
+        class Model:
+            async def execute(self, requests: Any) -> Any:
+                if not requests[0].inputs():
+                    raise SystemExit("leaving")
+                return [response(1)]
+
+        with testing.load(Model, response_timeout=2) as model:
+            with pytest.raises(SystemExit, match="leaving"):
+                model.infer({})
+            assert numbers([model.infer({"X": [1]})]) == [1]
+
     def test_running_tasks_are_cancelled_at_close(self) -> None:
         cancelled = threading.Event()
         started = threading.Event()
