@@ -304,6 +304,23 @@ def test_a_client_loads_no_server() -> None:
     assert not loaded & {"uvloop", "zmq", "hpack", "jinja2", "orjson", "prometheus_client"}
 
 
+def test_a_frontend_process_starts_without_what_it_does_not_need() -> None:
+    loaded = loaded_by("import host.frontend_processes.process")
+    assert not loaded & {"zmq", "torch", "prometheus_client"}
+
+
+def test_only_the_links_know_what_carries_a_message() -> None:
+    users = {name for name in MODULES if "stub.wire.ring" in imports(name)}
+    assert users == {
+        "host.frontend_processes.link",
+        "host.instances.busy_polling",  # announces frames
+        "host.instances.link",
+        "host.instances.ring_link",
+        "host.server.composition",  # sets how long the host polls
+        "stub.channel",
+    }
+
+
 def test_names_of_shared_places_start_with_the_projects_name() -> None:
     arenas = Path(ROOT, "host/instances/arenas.py").read_text()
     link = Path(ROOT, "host/instances/link.py").read_text()

@@ -174,11 +174,13 @@ class RingReader:
             self.announced -= 1
             position = self._read % _CAPACITY
             size: int = _LENGTH.unpack_from(self._memory, _START + position)[0]
-            if size == _WRAP:
-                self._read += _CAPACITY - position
-                position = 0
-                size = _LENGTH.unpack_from(self._memory, _START)[0]
-            more, size = size & _MORE, size & ~_MORE
+            more = 0
+            if size > _MAX_RECORD:  # no length of a whole frame
+                if size == _WRAP:
+                    self._read += _CAPACITY - position
+                    position = 0
+                    size = _LENGTH.unpack_from(self._memory, _START)[0]
+                more, size = size & _MORE, size & ~_MORE
             at = _START + position + _LENGTH.size
             if size > _MAX_RECORD or at + size > RING_BYTES:
                 raise RingError(f"a frame of {size} bytes at {position}")
