@@ -30,11 +30,11 @@ def check_step_models(config: ModelConfig, members: Sequence[ModelConfig]) -> bo
 
     Raises HostError INVALID_ARG with the first mismatch.
     """
-    raise_first(iterate_findings(config, members), None)
+    raise_first(iterate_misfits(config, members), None)
     return _check_streams(config, members)
 
 
-def iterate_findings(config: ModelConfig, members: Sequence[ModelConfig | None]) -> Findings:
+def iterate_misfits(config: ModelConfig, members: Sequence[ModelConfig | None]) -> Findings:
     """Yields every mismatch; a step model that is None is unknown and is not compared."""
     tensors: dict[str, _TensorType] = {}
     for entry in (*config.input, *config.output):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from host.config.findings import Finding
 from host.config.schema import ModelConfig, closest_choice, is_ensemble
-from host.ensembles.compatibility import check_step_models, iterate_findings
+from host.ensembles.compatibility import check_step_models, iterate_misfits
 from host.errors import HostError
 from host.lint.model_folder import CheckedModel
 from host.model_control.dependencies import (
@@ -61,7 +61,7 @@ def _check(name: str, config: ModelConfig, models: Mapping[str, CheckedModel]) -
                 advice=f"{unset}-1 selects the latest version; available versions: {served}",
             )
         members.append(member.config if member is not None and member.complete else None)
-    misfits = list(iterate_findings(config, members))
+    misfits = list(iterate_misfits(config, members))
     yield from misfits
     known = [member for member in members if member is not None]
     if not misfits and len(known) == len(members):

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_GROUP, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_GROUP, _CPU_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-def usable_cpus(group: Path = _GROUP, mount: Path = _MOUNT) -> float:
+def usable_cpus(group: Path = _GROUP, mount: Path = _CPU_MOUNT) -> float:
     """The number of CPUs: those that the process is bound to, or the limit of its control group.
 
     `group`: the file that names the control group (cgroups(7)). `mount`: where control groups are

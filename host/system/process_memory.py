@@ -39,7 +39,7 @@ def read_byte_size(text: str) -> int:
     return size
 
 
-_PROC, _MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
+_PROC, _MEMORY_MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # bytes; version 1 shows a number near 2**63 if there is no limit
 
 
@@ -51,7 +51,7 @@ class MemoryGroup:
         mount: Where control groups are mounted.
     """
 
-    def __init__(self, proc: Path = _PROC, mount: Path = _MOUNT) -> None:
+    def __init__(self, proc: Path = _PROC, mount: Path = _MEMORY_MOUNT) -> None:
         self._vmstat = proc / "vmstat"
         self._is_version_2 = (mount / "cgroup.controllers").exists()
         self._root = mount if self._is_version_2 else mount / "memory"

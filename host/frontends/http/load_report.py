@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable, Iterable
 
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import Header, HttpExchange
+from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.generate import LoadReport
+from host.frontends.http1.cycle import Header
 from host.metrics.families import MetricFamily
 
 LOAD_REPORT_HEADER = b"endpoint-load-metrics-format"
