@@ -24,7 +24,7 @@ import psutil
 import tritonclient.grpc as grpcclient
 
 from benchmarks.servers import RunningServer, ours
-from host.system.process_memory import proportional_bytes
+from host.system.resources import proportional_bytes
 
 MODEL = """
 import numpy as np

@@ -19,7 +19,7 @@ import tritonclient.grpc as grpcclient
 
 from benchmarks.on_demand import connect, stub_processes
 from benchmarks.servers import RunningServer, ours
-from host.system.process_memory import proportional_bytes
+from host.system.resources import proportional_bytes
 
 MODEL = """
 import numpy as np

@@ -38,7 +38,7 @@ import psutil
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
-from host.system.process_memory import proportional_bytes
+from host.system.resources import proportional_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "models"

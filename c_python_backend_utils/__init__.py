@@ -24,8 +24,8 @@ from pb_utils._bls import ResponseIterator
 from pb_utils._exceptions import missing_name as _missing_name
 from pb_utils._metrics import Metric, MetricKind
 from pb_utils._request_fields import InferenceTrace, MemoryType
+from pb_utils._response import InferenceResponseSender
 from pb_utils._runtime import SharedMemory, shared_memory
-from pb_utils._sender import InferenceResponseSender
 
 COUNTER = MetricKind.COUNTER
 GAUGE = MetricKind.GAUGE

@@ -45,12 +45,12 @@ from pb_utils._request_fields import (
 from pb_utils._response import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,
+    InferenceResponseSender,
     TritonError,
     TritonModelException,
     get_output_tensor_by_name,
 )
 from pb_utils._runtime import SharedMemory, get_model_dir
-from pb_utils._sender import InferenceResponseSender
 from pb_utils._tensor import Tensor
 
 if not _typing.TYPE_CHECKING:  # otherwise type checkers would accept any name

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence
 
 from pb_utils._datatypes import NAMES
 from pb_utils._request import TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-from pb_utils._response import InferenceResponse
-from pb_utils._sender import MORE_THAN_ONE, Responder
+from pb_utils._response import MORE_THAN_ONE, InferenceResponse, Responder
 
 if TYPE_CHECKING:
     from pb_utils._request import InferenceRequest

@@ -12,8 +12,7 @@ from pb_utils import _arguments, _bls, _response
 from pb_utils._bls import ResponseIterator
 from pb_utils._exceptions import SuggestingType, TritonModelException
 from pb_utils._request_fields import NO_TRACE, InferenceTrace, PreferredMemory, RequestFields
-from pb_utils._response import InferenceResponse
-from pb_utils._sender import InferenceResponseSender, Responder
+from pb_utils._response import InferenceResponse, InferenceResponseSender, Responder
 from pb_utils._tensor import Tensor
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from pb_utils import _arguments
 from pb_utils._exceptions import NamedInt, SuggestingType
-from pb_utils._sender import InferenceResponseSender, Responder
+from pb_utils._response import InferenceResponseSender, Responder
 from pb_utils._tensor import Tensor
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pb_utils
 from pb_utils._model_texts import failed_bls, limit_text
 from pb_utils._request_fields import NO_TRACE, InferenceTrace, RequestFields
-from pb_utils._sender import Responder
+from pb_utils._response import Responder
 from pb_utils._storage import copy_array, copy_into
 from stub.memory import SharedMemoryUnavailable, StubMemory
 from stub.wire.arena import ArenaFull, Block

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import pb_utils
 from pb_utils._model_code import describe_undeclared
 from pb_utils._model_texts import limit_text
-from pb_utils._sender import Responder
+from pb_utils._response import Responder
 from stub.channel import Channel
 from stub.conversion import error_response, response_to_wire
 from stub.memory import StubMemory

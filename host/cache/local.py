@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from host.cache.responses import CachedOutputs, InsertCallback, LookupCallback, ResponseStore
 from host.errors import ErrorCode, HostError, internal, invalid_argument
 from host.metrics.families import MetricsSnapshot
-from host.system.process_memory import SizeOutOfBound, read_byte_size
+from host.system.resources import SizeOutOfBound, read_byte_size
 
 _OVERHEAD_BYTES = 256  # estimated bytes of a tensor besides its data
 

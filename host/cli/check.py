@@ -11,8 +11,7 @@ from typing import NoReturn
 
 from host.cli.arguments import parse_arguments, serve_flag
 from host.errors import HostError, invalid_argument
-from host.lint.ensembles import check_ensembles
-from host.lint.model_folder import CheckedModel, LintSettings, check_model
+from host.lint.model_folder import CheckedModel, LintSettings, check_ensembles, check_model
 from host.lint.problem import Problem
 from host.logs.formats import Colour, paint, shows_colours
 from host.models.backends import Backends

@@ -22,7 +22,7 @@ from host.instances.gpus import find_gpus
 from host.options.flags import FlagGroup, one_of
 from host.options.options import Options
 from host.release import RELEASE
-from host.system.cpus import usable_cpus
+from host.system.resources import usable_cpus
 
 _MIN_FILES = 4096
 _MIN_SHARED_MEMORY = 256 << 20

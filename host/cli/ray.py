@@ -13,8 +13,12 @@ from host.cli.arguments import check_inputs, parse_with_others, split_inputs
 from host.options.flags import PORT, Flag, FlagGroup, Status, flags_of, integer, one_of
 from host.options.options import Options
 from host.options.server_flags import FLAGS
-from host.ray.application_arguments import read_options
-from host.ray.deployment_options import ModelRequirements, derive_options, read_requirements
+from host.ray.deployment_options import (
+    ModelRequirements,
+    derive_options,
+    read_options,
+    read_requirements,
+)
 from host.ray.per_model.deployments import model_deployments
 from stub.wire.paths import absolute_path
 

@@ -25,7 +25,7 @@ from host.instances.terminal import TerminalLauncher
 from host.logs.formats import Label
 from host.logs.log_handler import is_level_written
 from host.repository.repository import ImportedFiles
-from host.system.process_memory import MemoryGroup
+from host.system.resources import MemoryGroup
 from stub.wire.heap import HeapTrimmer
 from stub.wire.messages import LogLine
 

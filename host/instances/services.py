@@ -15,7 +15,7 @@ from host.instances.process import Launcher
 from host.instances.process_reaper import ProcessReaper
 from host.logs.formats import Label
 from host.repository.repository import ImportedFiles
-from host.system.process_memory import MemoryGroup
+from host.system.resources import MemoryGroup
 from stub.wire.messages import LogLine
 from stub.wire.payload import TraceLink
 

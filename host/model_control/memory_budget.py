@@ -24,7 +24,7 @@ from host.metrics.families import MetricsSnapshot
 from host.model_control.dependencies import EnsembleDependencies
 from host.models.registry import ModelVersion, Registry, VersionState
 from host.repository.repository import Fingerprint
-from host.system.process_memory import processes_of_groups, proportional_bytes
+from host.system.resources import processes_of_groups, proportional_bytes
 
 _log = logging.getLogger("pbhost")
 

@@ -21,7 +21,7 @@ from host.logs.formats import Label
 from host.models.loading import LendableSemaphore, copy_updatable
 from host.models.python_model import PythonModel
 from host.models.warmup import Warmup
-from host.options.host_policies import HostPolicies, HostPolicy, find_policy
+from host.options.validators import HostPolicies, HostPolicy, find_policy
 from host.scheduling.rate_limiter import Permit, RateLimiter, Resource, ResourceRequest
 from host.scheduling.scheduler import InstanceSlot
 from stub.wire.messages import Initialize, ModelSource

@@ -37,7 +37,7 @@ from host.models.loading import InstanceUpdate, LendableSemaphore
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
 from host.models.warmup import Warmup
-from host.options.host_policies import HostPolicies
+from host.options.validators import HostPolicies
 from host.repository.repository import list_versions, read_labels, select_versions
 from host.scheduling.rate_limiter import RateLimiter
 from host.scheduling.sequences.sequence_call import read_states

@@ -32,7 +32,7 @@ from host.scheduling.queue import read_queue_policies
 from host.scheduling.scheduler import Scheduler
 from host.scheduling.sequences.sequence_call import START, PaddingCall, SequenceCall, SequenceStates
 from host.scheduling.sequences.sequence_scheduler import sequence_scheduler
-from host.system.cpus import usable_cpus
+from host.system.resources import usable_cpus
 
 
 class PythonModel(DrainableModel):

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from host.system.process_memory import MAX_BYTES, SizeOutOfBound, read_byte_size
+from host.system.resources import MAX_BYTES, SizeOutOfBound, read_byte_size
 
 _Value = TypeVar("_Value")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+")

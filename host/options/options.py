@@ -17,8 +17,7 @@ from host.options import validators
 from host.options import validators as values
 from host.options.flags import InvalidValue, check_values
 from host.options.server_flags import FLAGS, ServerFlags
-from host.system.cpus import usable_cpus
-from host.system.process_memory import MemoryGroup
+from host.system.resources import MemoryGroup, usable_cpus
 from host.tracing.trace_settings import TraceConfig
 from stub.wire.paths import absolute_path
 

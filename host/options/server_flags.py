@@ -19,8 +19,7 @@ from host.options.flags import (
     integer,
     one_of,
 )
-from host.options.host_policies import read_policies
-from host.options.validators import header_forward_pattern
+from host.options.validators import header_forward_pattern, read_policies
 
 StrPath = str | os.PathLike[str]
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from ray import serve
 
-from host.ray.application_arguments import read_options
-from host.ray.deployment_options import DEPLOYMENT, derive_options, read_requirements
+from host.ray.deployment_options import DEPLOYMENT, derive_options, read_options, read_requirements
 from host.ray.per_model.deployments import INGRESS, ingress_settings, model_deployments
 from host.ray.per_model.model_connection import LOAD_SECONDS
 from host.ray.per_model.replicas import Ingress, ModelReplica

@@ -33,11 +33,10 @@ from host.frontends.request_headers import Header
 from host.inference.metadata import ModelStatistics, add_statistics
 from host.metrics.families import MetricFamily, MetricKind, Sample
 from host.options.options import Options
-from host.ray.application_arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS, UNCOUNTED_REQUESTS
 from host.ray.channel_messages import ReplicaMethod
 from host.ray.channel_server import ChannelAddress, ChannelServer
-from host.ray.deployment_options import behind_haproxy
+from host.ray.deployment_options import behind_haproxy, read_options
 from host.ray.model_changes import (
     APPLY_CHANGES,
     LIST_STAMPS,
@@ -179,7 +178,7 @@ OWN_STATISTICS = ReplicaMethod[list[ModelStatistics]](
 
 
 class ServerReplica(RpcMethods):
-    """One server in one replica. `arguments`: see `host.ray.application_arguments`.
+    """One server in one replica. `arguments`: see `host.ray.deployment_options`.
 
     Ray Serve calls `check_health`, `reconfigure` and `record_autoscaling_stats`.
     """

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from host.ray.application_arguments import read_options
-from host.ray.deployment_options import DEPLOYMENT, derive_options, read_requirements
+from host.ray.deployment_options import DEPLOYMENT, derive_options, read_options, read_requirements
 from host.ray.per_model.deployments import INGRESS, ingress_settings, model_deployments
 from host.ray.servicer import GRPC_FUNCTION
 

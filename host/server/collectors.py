@@ -24,7 +24,7 @@ from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel, ModelVersion, Registry
 from host.release import RELEASE
 from host.scheduling.dynamic import DynamicScheduler
-from host.system.process_memory import resident_bytes
+from host.system.resources import resident_bytes
 from host.traffic.splits import TrafficSplits
 
 

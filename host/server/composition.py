@@ -39,9 +39,9 @@ from host.models.backends import Backends
 from host.models.loader import Loader
 from host.models.loading import LendableSemaphore, Loaders, LoadSettings
 from host.models.registry import Registry
-from host.options.host_policies import read_policies
 from host.options.options import Options
 from host.options.validators import memory_budget as read_memory_budget
+from host.options.validators import read_policies
 from host.remote import RemoteModelProvider, RemoteModels
 from host.repository.override import UploadedDirectories
 from host.repository.repository import (
@@ -52,7 +52,7 @@ from host.repository.repository import (
 )
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
 from host.server.collectors import MetricsCollector, OverviewCollector
-from host.system.cpus import usable_cpus
+from host.system.resources import usable_cpus
 from host.tracing.tracer import Tracer
 from host.traffic.splits import TrafficSplits
 from stub.wire.ring import BUSY_POLL_SECONDS

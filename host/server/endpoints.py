@@ -24,7 +24,7 @@ from host.frontends.client_endpoints import (
 from host.frontends.grpc.admin import admin_services
 from host.frontends.grpc.service import GrpcService
 from host.frontends.http.app import HttpApp
-from host.frontends.http.metrics_app import MetricsApp
+from host.frontends.http.metrics_endpoint import MetricsApp
 from host.frontends.http1.listener import HttpListener
 from host.frontends.receive_memory import ReceiveBudget
 from host.frontends.request_headers import HeaderForwarding

@@ -12,8 +12,7 @@ from pb_utils._datatypes import BF16
 from pb_utils._exceptions import TritonModelException
 from pb_utils._request import InferenceRequest
 from pb_utils._request_fields import RequestFields
-from pb_utils._response import InferenceResponse, TritonError
-from pb_utils._sender import Responder
+from pb_utils._response import InferenceResponse, Responder, TritonError
 from pb_utils._tensor import Tensor
 
 if TYPE_CHECKING:

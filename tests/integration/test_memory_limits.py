@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import tritonclient.http as httpclient
 
-from host.system.process_memory import MemoryGroup
+from host.system.resources import MemoryGroup
 from tests import uploads
 from tests.clients import infer_error, run_script, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from host.system.process_memory import proportional_bytes
+from host.system.resources import proportional_bytes
 from tests.clients import infer_error, run_command
 from tests.conftest import RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.integration.control_models import CONFIG, MODEL

@@ -17,8 +17,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from host.ray.application_arguments import read_options
-from host.ray.deployment_options import POLICY
+from host.ray.deployment_options import POLICY, read_options
 from host.ray.serve_config import Proxies, make_model_config
 from tests.clients import infer_error, tensor
 from tests.conftest import DEADLINE, RepositoryBuilder, wait_until

@@ -19,7 +19,7 @@ from host.frontends.http.diagnostics import DiagnosticsHandler, RecordingHandler
 from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.handler import Handler, answer_exchange
 from host.frontends.http.inference_endpoints import InferenceEndpoints
-from host.frontends.http.load_report import load_report
+from host.frontends.http.metrics_endpoint import load_report
 from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.web_page import DASHBOARD, DASHBOARD_ROUTES, DashboardHandler
 from host.frontends.http1.cycle import App, Header, Message, Receive, Send

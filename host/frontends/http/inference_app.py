@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from host.frontends.http.exchange import Header, HttpExchange
 from host.frontends.http.handler import answer_exchange
 from host.frontends.http.inference_endpoints import InferenceEndpoints
-from host.frontends.http.load_report import LOAD_REPORT_HEADER
+from host.frontends.http.metrics_endpoint import LOAD_REPORT_HEADER
 from host.frontends.http.routes import Route, find_route
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from pb_utils import InferenceResponse, TritonModelException
 from pb_utils._request_fields import RequestFields
+from pb_utils._response import Responder
 from pb_utils._runtime import ResponseReceiver
-from pb_utils._sender import Responder
 
 
 class SentRequest:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pb_utils
-from pb_utils._sender import InferenceResponseSender as Sender
+from pb_utils._response import InferenceResponseSender as Sender
 from stub.wire import messages as m
 from tests.conftest import DEADLINE
 from tests.unit.stub.host_peer import (

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.frontends.http.metrics_app import MetricsApp
+from host.frontends.http.metrics_endpoint import MetricsApp
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.listener import HttpListener
 from host.frontends.sockets import check_address, listening_socket

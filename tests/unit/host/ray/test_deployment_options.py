@@ -1,4 +1,4 @@
-"""The arguments of an application: the flags of `pbhost serve`, with `_` instead of `-`."""
+"""What models need of Ray Serve, and the options of servers and deployments that follow."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from host.ray.application_arguments import read_options
 from host.ray.autoscaling import QUEUE_SECONDS, TARGET_QUEUE_SECONDS, choose_replicas
-from host.ray.deployment_options import POLICY, ROUTER, derive_options, read_requirements
+from host.ray.deployment_options import (
+    POLICY,
+    ROUTER,
+    derive_options,
+    read_options,
+    read_requirements,
+)
 from tests.conftest import RepositoryBuilder
 
 INPUTS = """
