@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, TypeVar
 
 from host.errors import HostError, unavailable
@@ -182,12 +181,7 @@ class BlockingServer:
     def __enter__(self) -> BlockingServer:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 
 from host.config.model_config import AdaptConfig
 from host.core import CollectStatistics, Core
@@ -428,12 +427,7 @@ class Server:
     async def __aenter__(self) -> Server:
         return await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
 

@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from types import TracebackType
 
 from host.errors import internal
 from host.instances.terminal import has_terminal
@@ -42,12 +41,7 @@ class LoadProgress:
             self._refresh()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._log.progress_line = False
