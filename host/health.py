@@ -121,12 +121,17 @@ class ServerState:
 async def is_model_ready(model: Model | None) -> bool:
     """Whether a version is ready, by its instances and by its own `is_ready`.
 
-    The reason why it is not goes to the log. Source: docs/reference/model-api.md, "is_ready".
+    Source: docs/reference/model-api.md, "is_ready".
     """
     if model is None:
         return False
     if model.ready and not model.defines_is_ready:
         return True
+    return await ask_if_ready(model)
+
+
+async def ask_if_ready(model: Model) -> bool:
+    """Asks a version whether it is ready. The reason why it is not goes to the log."""
     reason = await model.why_not_ready()
     if reason:
         name, number = model.name, model.version

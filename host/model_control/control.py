@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from host.config.model_config import checked_load_name
 from host.errors import HostError, internal, invalid_argument, unavailable
+from host.health import ask_if_ready
 from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
 from host.logs.formats import model_fields
@@ -371,15 +372,7 @@ class ModelControl:
         self._raise_unless_serving()
         if self.remote is not None:
             await self.remote.refresh(name)
-        model = self._registry.find(name, _version(version))
-        reason = await model.why_not_ready()
-        if reason:
-            number = model.version
-            _log.debug(
-                "Model '%s' version %d is not ready: %s",
-                name, number, reason, extra=model_fields(name, number),
-            )  # fmt: skip
-        return not reason
+        return await ask_if_ready(self._registry.find(name, _version(version)))
 
     async def index(self, ready: bool) -> list[IndexEntry]:
         """The models on disk with their versions, or only the ready ones. Raises HostError."""

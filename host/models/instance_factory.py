@@ -288,6 +288,19 @@ def _permit_of(supervisor: InstanceSlot) -> Permit:
     return supervisor.permit
 
 
+def preload_arguments(config: ModelConfig, directory: Path, version: int) -> dict[str, str]:
+    """The argument of `preload`: that of `initialize` without what differs between instances.
+
+    `config`: the configuration before the model has completed it.
+    """
+    return {
+        "model_config": to_json(config),
+        "model_repository": str(directory),
+        "model_version": str(version),
+        "model_name": config.name,
+    }
+
+
 class InitializeArguments:
     """The arguments of the model's `initialize`.
 
@@ -301,12 +314,7 @@ class InitializeArguments:
         self.decoupled = bool(config.model_transaction_policy.decoupled)
         self.overlap = configuration.max_concurrent_batches(config)
         self.flow = flow
-        self._common = {
-            "model_config": to_json(config),
-            "model_repository": str(directory),
-            "model_version": str(version),
-            "model_name": config.name,
-        }
+        self._common = preload_arguments(config, directory, version)
 
     def for_config(self, config: ModelConfig) -> InitializeArguments:
         """The arguments for another configuration of the model."""

@@ -32,7 +32,13 @@ from host.instances.pool import PreparedModel, StubPool
 from host.logs.formats import Label, model_fields
 from host.metrics.latency import MetricsSettings
 from host.models.backends import Backends
-from host.models.instance_factory import InitializeArguments, InstanceFactory, InstancePlan, Start
+from host.models.instance_factory import (
+    InitializeArguments,
+    InstanceFactory,
+    InstancePlan,
+    Start,
+    preload_arguments,
+)
 from host.models.loading import InstanceUpdate, LendableSemaphore
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
@@ -269,19 +275,6 @@ def is_prepared(config: ModelConfig, source: ModelSource) -> bool:
             return _STATIC_PRELOAD.search(file.read(_MAX_SOURCE_BYTES)) is not None
     except OSError:  # the stub says what is wrong with the file
         return False
-
-
-def preload_arguments(config: ModelConfig, directory: Path, version: int) -> dict[str, str]:
-    """The argument of `preload`: that of `initialize` without what differs between instances.
-
-    `config`: the configuration before the model has completed it.
-    """
-    return {
-        "model_config": to_json(config),
-        "model_repository": str(directory),
-        "model_version": str(version),
-        "model_name": config.name,
-    }
 
 
 def read_model(
