@@ -67,9 +67,19 @@ def test_frames_beside_the_ring_are_dropped_and_counted(
     repository.copy("script")
     running = serve(repository).wait_started()
     script = """
+import threading
 from pb_utils import _runtime
-channel = _runtime.current()._channel
-for _ in range(2000): channel._outbox.send(bytes(1 << 18))
+runtime, sent = _runtime.current(), threading.Event()
+channel = runtime._channel
+receive = channel.receive_service
+def flood(*given):  # on the thread to which the socket belongs
+    channel.receive_service = receive
+    for _ in range(2000): channel._service.send(bytes(1 << 18))
+    sent.set()
+    return receive(*given)
+channel.receive_service = flood
+runtime._wake()
+assert sent.wait(60)
 """
     with running.client() as client:
         before = running.stubs("script_0")
