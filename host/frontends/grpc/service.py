@@ -300,7 +300,7 @@ class GrpcService:
 
         None: `submit_large_request` submits it. A request: `submit_when_loaded` submits it.
         """
-        message, request_id = InferMessage(), ""
+        message, request_id = _UNREAD, ""
         try:
             usual = read_usual_request(data)
             if usual is None:
@@ -465,6 +465,8 @@ class _Answered:
 
 
 _ANSWERED = _Answered()
+_UNREAD = InferMessage()
+"""In place of a message that cannot be parsed."""
 
 
 def _send_traced(trace: RequestTrace, done: ResponseCallback, answer: bytes | HostError) -> None:
