@@ -19,7 +19,7 @@ FRONTEND_SAMPLE := $(addprefix tests/integration/test_,streams.py http.py)
 RAY_TESTS := $(addprefix tests/integration/test_,api_keys.py bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py model_control.py ragged.py readiness.py restrictions.py scheduling.py sequences.py streams.py versions.py)
 RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py)
 
-.PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright coverage docs package bench bench-rivals bench-memory clean
+.PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright coverage docs pictures package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml setup.py host/lane/_lane.pyx
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -85,6 +85,9 @@ coverage: $(VENV)/test.stamp  ## unit and integration tests, measured in every p
 
 docs: $(VENV)/docs.stamp  ## the documentation site, into build/site
 	$(BIN)/mkdocs build --strict
+
+pictures: $(VENV)/test.stamp  ## the diagrams and screenshots of README and docs; needs Chromium and its driver
+	$(BIN)/python -m tests.pictures
 
 package: $(VENV)/base.stamp  ## sdist and wheel, and a server from the wheel in an empty environment
 	rm -rf dist build/wheel

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: links in the description on PyPI, and the optional extension."""
+"""Links and pictures in the description on PyPI, and the optional extension."""
 
 import os
 import re
@@ -7,8 +7,10 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 _PAGES = "https://github.com/pbhost/pbhost/blob/main/"
+_FILES = "https://raw.githubusercontent.com/pbhost/pbhost/main/"
 
 readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+readme = re.sub(r"(!\[[^\]]*\]\()(?!https?://)", rf"\1{_FILES}", readme)
 
 # Left out without a compiler; with PBHOST_LANE=0, the wheel is for every platform.
 lane = Extension("host.lane._lane", ["host/lane/_lane.pyx"], optional=True)

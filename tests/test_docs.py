@@ -12,7 +12,8 @@ they print calls /srv:
 * Any other `text` block is an illustration, and `<!-- not run: REASON -->` makes one of any block.
 
 `...` stands for any text, and on a line of its own for any lines. Clients find the host although
-they are told `localhost:8001`, `localhost:8000` for HTTP, or `localhost:8002` for metrics. What
+they are told `localhost:8001`, `localhost:8000` for HTTP, or `localhost:8002` for metrics, and
+commands if they are told no address. What
 differs from run to run (times, process ids, ports, folders) is not compared.
 """
 
@@ -33,7 +34,7 @@ from pathlib import Path
 import pytest
 
 from host.release import RELEASE
-from tests import command_reference, module_table
+from tests import command_reference, module_table, pictures
 from tests.conftest import DEADLINE, ROOT, RunningHost, Serve, wait_until
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,6 +49,7 @@ _PART = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _LOG_HEAD = re.compile(r"^([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ (\w+\.py):\d+\]", re.MULTILINE)
+_WITHOUT_URL = re.compile(r"^pbhost (?:infer|models|wait|chat|top) (?!\w+://)", re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -75,7 +77,8 @@ def comparable(text: str) -> str:
     """The text without what differs from run to run."""
     text = _LOG_HEAD.sub(r"\1 \2]", text)
     text = re.sub(r"(127\.0\.0\.1|0\.0\.0\.0|localhost):\d+", "HOST", text)
-    text = re.sub(r"in \d+\.\d+s", "in N s", text)
+    text = re.sub(r"^\d\d:\d\d:\d\d (?=[A-Z]+ )", "", text, flags=re.MULTILINE)
+    text = re.sub(r"in \d+\.\d+( ?m?s)\b", r"in N\1", text)
     return "".join(f"{line.rstrip()}\n" for line in text.strip("\n").split("\n"))
 
 
@@ -99,6 +102,7 @@ def steps(console: str) -> Iterator[tuple[str, str]]:
 
 def with_ports(host: RunningHost, text: str) -> str:
     """The text with the ports of a host instead of the usual ones."""
+    text = _WITHOUT_URL.sub(r"\g<0>http://localhost:8000 ", text)
     text = text.replace("localhost:8001", host.url)
     if "localhost:8000" in text:
         text = text.replace("localhost:8000", host.http_url)
@@ -148,10 +152,11 @@ class Story:
         if self.host is not None:
             self.host.stop()
         flags = shlex.split(command)[2:]
-        (repository,) = (f for f in flags if f.startswith("--model-repository="))
+        named = "--model-repository="
+        (repository,) = (f for f in flags if f.startswith(named) or not f.startswith("-"))
         flags.remove(repository)
         env = {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "1"}
-        host = self.host = self._serve(Path(repository.partition("=")[2]), *flags, env=env)
+        host = self.host = self._serve(Path(repository.removeprefix(named)), *flags, env=env)
         wait_until(
             lambda: (
                 "Started GRPCInferenceService" in host.output or host.process.poll() is not None
@@ -354,3 +359,16 @@ def test_the_command_reference_has_the_texts_of_help() -> None:
 
 def test_the_tour_lists_every_module_with_its_summary() -> None:
     assert module_table.tables() in module_table.PAGE.read_text(), "python -m tests.module_table"
+
+
+def test_diagrams_are_drawn_from_their_texts() -> None:
+    assert pictures.DIAGRAMS
+    for path in pictures.DIAGRAMS:
+        drawn = path.with_suffix(".svg").read_text()
+        assert pictures.diagram(path.read_text()) == drawn, "make pictures"
+
+
+def test_screenshots_show_the_pages_as_they_are() -> None:
+    current = {name: pictures.sources(name) for name in pictures.SCREENSHOTS}
+    assert pictures.taken() == current, "make pictures (needs Chromium)"
+    assert all((pictures.FOLDER / f"{name}.png").is_file() for name in current)
