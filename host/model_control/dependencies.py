@@ -54,10 +54,6 @@ class DependencyGraph:
         """The step models of an ensemble, by qualified name."""
         return frozenset(self._members.get(name, {}).values())
 
-    def step_names_of(self, name: str) -> list[str]:
-        """The names that the steps of an ensemble use."""
-        return list(self._members.get(name, {}))
-
     def dependents_of(self, name: str, maybe: bool = False) -> list[str]:
         """The ensembles that use a model; with `maybe`, also those that use one of its name."""
         plain = self._registry.name_of(name)

@@ -235,11 +235,11 @@ class DynamicScheduler(InstanceQueue):
             call.fail(error)
 
 
-def hold_from_environment() -> int:
-    """The value of `TRITONSERVER_DELAY_SCHEDULER`, 0 if it is not set. Raises HostError."""
-    text = os.environ.get(HOLD, "0")
+def hold_from_environment(variable: str = HOLD) -> int:
+    """The number of requests in an environment variable, 0 if it is not set. Raises HostError."""
+    text = os.environ.get(variable, "0")
     if not text.isdecimal():
         raise invalid_argument(
-            f"environment variable {HOLD} must be a whole number of requests, got '{text}'"
+            f"environment variable {variable} must be a whole number of requests, got '{text}'"
         )
     return int(text)

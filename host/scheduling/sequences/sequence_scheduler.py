@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -442,16 +441,6 @@ class SequenceScheduler(Scheduler):
             sequence_batch.report_expired()
 
 
-def backlog_hold_from_environment() -> int:
-    """The value of `TRITONSERVER_BACKLOG_DELAY_SCHEDULER`, 0 if not set. Raises HostError."""
-    text = os.environ.get(BACKLOG_HOLD, "0")
-    if not text.isdecimal():
-        raise invalid_argument(
-            f"environment variable {BACKLOG_HOLD} must be a whole number of requests, got '{text}'"
-        )
-    return int(text)
-
-
 def sequence_scheduler(
     config: ModelConfig,
     compatible: CanShareBatch,
@@ -486,6 +475,8 @@ def sequence_scheduler(
         direct = batcher.direct
         delay = direct.max_queue_delay_microseconds * 1000
         strategy = DirectStrategy(compatible, direct.minimum_slot_utilization, delay)
+    is_direct = isinstance(strategy, DirectStrategy)
+    backlog_hold = hold_from_environment(BACKLOG_HOLD) if is_direct else 0
     shape = SequenceOptions(
         model=config.name,
         slots=slots,
@@ -496,6 +487,6 @@ def sequence_scheduler(
         outputs=tuple(output.name for output in config.output),
         states=states,
         hold=hold,
-        backlog_hold=backlog_hold_from_environment() if isinstance(strategy, DirectStrategy) else 0,
+        backlog_hold=backlog_hold,
     )
     return SequenceScheduler(shape, clock)
