@@ -73,6 +73,7 @@ def make_grpc_service(
         HeaderForwarding(options.grpc_header_forward_pattern),
         api_keys,
         reserve_block,
+        options.grpc_reflection,
     )
 
 

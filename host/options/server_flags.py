@@ -201,6 +201,9 @@ class ServerFlags:
     grpc_address: str = _grpc("0.0.0.0", "Address to listen on.")
     grpc_port: int = _grpc(8001, "Port to listen on; 0 selects a free port.", PORT)
     reuse_grpc_port: bool = _grpc(False, "Allow other servers to listen on the same port.")
+    grpc_reflection: bool = _grpc(
+        True, "Let clients read the services and their messages, as grpcurl does."
+    )
     grpc_header_forward_pattern: str = _grpc(
         "", "Forward metadata whose keys match this regular expression to the model, as request"
         " parameters.",

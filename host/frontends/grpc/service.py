@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
@@ -23,19 +24,23 @@ from host.frontends.grpc.large_contents import (
 )
 from host.frontends.grpc.methods import (
     EMPTY_CONTEXT,
+    HEALTH_SERVICE,
     INFERENCE_SERVICE,
     Cancellable,
     ResponseCallback,
     RpcContext,
     Services,
+    StreamHandler,
     StreamMethod,
     StreamWriter,
+    UnaryHandler,
     UnaryMethod,
     to_host_error,
 )
 from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.request_cache import RequestCache
 from host.frontends.grpc.restricted_methods import check_restriction, restrict_method
+from host.frontends.grpc.standard_services import REFLECTION_SERVICES, StandardStreams
 from host.frontends.grpc.stream import InferStream
 from host.frontends.inference_core import (
     InferenceClient,
@@ -77,8 +82,12 @@ class GrpcService:
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
         api_keys: InferenceKeys | None = None,
         reserve_block: ReserveBlock | None = None,
+        reflection: bool = True,
     ) -> None:
-        """`reserve_block`: reserves shared memory of this process for tensors that are received."""
+        """`reserve_block`: reserves shared memory of this process for tensors that are received.
+
+        `reflection`: whether clients may read the services and their messages.
+        """
         self._core = core
         self._reserve_block = reserve_block
         self._others = others
@@ -93,6 +102,8 @@ class GrpcService:
         self._inference_restricted = "inference" in restrictions or api_keys is not None
         self._open_requests = OpenRequests()
         self._streams: set[InferStream] = set()
+        self._reflection = reflection
+        self._standard_streams = StandardStreams()
 
     def services(self) -> Services:
         """The methods that an engine carries."""
@@ -102,6 +113,12 @@ class GrpcService:
             **self._others,
             INFERENCE_SERVICE: [stream, *self._others[INFERENCE_SERVICE]],
         }
+        if HEALTH_SERVICE in self._others:
+            watch = StreamMethod("Watch", self._open_watch, "health")
+            unrestricted[HEALTH_SERVICE] = [*self._others[HEALTH_SERVICE], watch]
+        if self._reflection:
+            method = StreamMethod("ServerReflectionInfo", self._open_reflection, "metadata")
+            unrestricted |= {name: [method] for name in REFLECTION_SERVICES}
         services = {
             name: [restrict_method(method, self._restrictions) for method in methods]
             for name, methods in unrestricted.items()
@@ -291,6 +308,7 @@ class GrpcService:
         if not self._open_requests.draining:
             for stream in list(self._streams):
                 stream.finish_after_open_requests(unavailable(SHUTTING_DOWN))
+            self._standard_streams.end()
         return await self._open_requests.drain(timeout)
 
     def submit_stream_request(
@@ -450,6 +468,23 @@ class GrpcService:
         self._streams.add(stream)
         self._open_requests.count += 1
         return stream
+
+    def _open_watch(self, writer: StreamWriter, context: RpcContext) -> StreamHandler:
+        check = self._find_handler(HEALTH_SERVICE, "Check")
+        return self._standard_streams.open_watch(writer, check, context)
+
+    def _open_reflection(self, writer: StreamWriter, context: RpcContext) -> StreamHandler:
+        services = (INFERENCE_SERVICE, HEALTH_SERVICE, *REFLECTION_SERVICES)
+        authorize = None
+        if self._api_keys is not None:  # a client that may read metadata may read these, too
+            metadata = self._find_handler(INFERENCE_SERVICE, "ServerMetadata")
+            authorize = partial(metadata, b"", context)
+        return self._standard_streams.open_reflection(writer, services, authorize)
+
+    def _find_handler(self, service: str, name: str) -> UnaryHandler:
+        (method,) = (one for one in self._others[service] if one.name == name)
+        assert isinstance(method, UnaryMethod)
+        return method.handler
 
     def stream_closed(self, stream: InferStream) -> None:
         """Called when a stream has ended."""
