@@ -65,6 +65,7 @@ class HostFlags(TypedDict, total=False):
     grpc_address: str | None
     grpc_port: int | None
     reuse_grpc_port: bool | None
+    grpc_reflection: bool | None
     grpc_header_forward_pattern: str | None
     grpc_restricted_protocol: str | Sequence[str] | None
     grpc_infer_thread_count: int | None
