@@ -11,6 +11,7 @@ from host.inference.call import Call
 from host.inference.request import InferRequest
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
+from host.instances.process import RestartBackoff
 from host.instances.supervisor import Supervisor, prefetch_limit, reclaimable_limit
 from host.logs.formats import Label
 from host.scheduling.direct import DirectScheduler
@@ -79,3 +80,19 @@ def test_stub_that_has_exited_accepts_no_prefetch(fast: bool) -> None:
             await asyncio.wait_for(test(pool, launcher), DEADLINE)
 
     asyncio.run(main())
+
+
+def test_pauses_grow_with_each_end_in_a_row_up_to_a_limit() -> None:
+    backoff = RestartBackoff(0.5, 3.0, 600.0)
+    pauses = []
+    for _ in range(6):
+        backoff.process_exited()
+        pauses.append(backoff.pause)
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_an_end_after_long_service_begins_a_new_row() -> None:
+    backoff = RestartBackoff(0.5, 3.0, 0.0)
+    for _ in range(3):
+        backoff.process_exited()
+    assert (backoff.exits, backoff.pause) == (1, 0.0)
