@@ -304,6 +304,19 @@ def test_a_stub_that_dies_ends_the_stream_with_an_error(client: pbhost.Client) -
     assert error_of(lambda: next(stream))[0] is ErrorCode.UNAVAILABLE
 
 
+def test_a_server_that_is_killed_ends_the_stream_with_an_error(
+    repository: RepositoryBuilder, serve: Serve
+) -> None:
+    repository.copy("stream")
+    host = serve(repository).wait_started()
+    with pbhost.Client(host.url, timeout=DEADLINE) as client:
+        stream = client.stream("stream", COMMAND="respond cancelled")
+        assert next(stream)["NUMBER"] == [0]
+        host.stop(signal.SIGKILL)
+        assert error_of(lambda: next(stream))[0] is ErrorCode.UNAVAILABLE
+        assert list(stream) == []
+
+
 def test_a_timeout_ends_a_call(client: pbhost.Client) -> None:
     assert (
         error_of(lambda: list(client.stream("stream", COMMAND="cancelled", timeout=0.5)))[0]
