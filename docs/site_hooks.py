@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
-_FOR_TESTS = re.compile(r"^<!-- (?:file|log|not run)\b[^\n]*-->\n", re.MULTILINE)
+_FOR_TESTS = re.compile(r"^<!-- (?:file|log|needs|not run)\b[^\n]*-->\n", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:

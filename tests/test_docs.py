@@ -9,6 +9,7 @@ they print calls /srv:
   anything does. `$ pbhost serve ...` starts a host, which serves until the next one starts.
 * `<!-- log -->` above a `text` block: the host that runs now writes these lines to its log. Here
   and below `pbhost serve`, what lines of `...` separate may come in any order.
+* `<!-- needs: MODULE -->`: the page is skipped where this module is not installed.
 * Any other `text` block is an illustration, and `<!-- not run: REASON -->` makes one of any block.
 
 `...` stands for any text, and on a line of its own for any lines. Clients find the host although
@@ -48,8 +49,11 @@ _PART = re.compile(
     r"```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+_NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 _LOG_HEAD = re.compile(r"^([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ (\w+\.py):\d+\]", re.MULTILINE)
-_WITHOUT_URL = re.compile(r"^pbhost (?:infer|models|wait|chat|top) (?!\w+://)", re.MULTILINE)
+_WITHOUT_URL = re.compile(
+    r"(?:^|\| )pbhost (?:infer|models|wait|chat|top) (?!\w+://)", re.MULTILINE
+)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -212,17 +216,24 @@ class Story:
             assert done.returncode == 0, f"$ {command}\n{printed}"
 
 
-TOLD = [page for page in PAGES if any(block.language != "text" for block in blocks(page))]
-
-
 def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", TOLD, ids=_name)
+_LIBRARY = pytest.mark.test_all(reason="each of its programs imports a large library")
+TOLD = [
+    pytest.param(page, id=_name(page), marks=[_LIBRARY] if _NEEDS.search(page.read_text()) else [])
+    for page in PAGES
+    if any(block.language != "text" for block in blocks(page))
+]
+
+
+@pytest.mark.parametrize("page", TOLD)
 def test_the_examples_of_a_page_do_what_it_says(
     page: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in _NEEDS.findall(page.read_text()):
+        pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
     story = Story(tmp_path, serve)
     for block in blocks(page):
