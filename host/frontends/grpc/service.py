@@ -10,6 +10,7 @@ from host.errors import HostError, unavailable
 from host.frontends.classification import classify
 from host.frontends.grpc.cached_responses import MAX_REPEATABLE_BYTES, CachedResponses
 from host.frontends.grpc.infer_request import (
+    COMPILED,
     InferMessage,
     describe_usual_request,
     parse_infer_request,
@@ -178,7 +179,7 @@ class GrpcService:
 
     def _recognise(self, data: bytes) -> InferRequest | None:
         """Reads a usual request, or one of a known kind; None for others."""
-        request = read_usual_request(data)
+        request = read_usual_request(data) if COMPILED else None
         if request is None:
             known = self._request_cache.lookup(data)
             return None if known is None else known[0]
@@ -320,7 +321,7 @@ class GrpcService:
         """
         message, request_id = _UNREAD, ""
         try:
-            usual = read_usual_request(data)
+            usual = read_usual_request(data) if COMPILED else None
             if usual is None:
                 known = self._request_cache.lookup(data)
             else:
