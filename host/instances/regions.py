@@ -27,7 +27,8 @@ from host.inference.request import Buffer, SharedMemoryBytes
 from host.instances.arenas import Arenas
 from stub.wire.arena import Block
 from stub.wire.messages import OpenArena
-from stub.wire.shared_file import PAGE, Mapping
+from stub.wire.shared_file import PAGE
+from stub.wire.shared_file import Mapping as FileMapping
 
 _RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _UINT64 = 0xFFFFFFFFFFFFFFFF
@@ -90,7 +91,7 @@ class Region:
         self._descriptor = descriptor
         self._locked = self._is_locked()
         # Stubs must be able to map it.
-        Mapping(descriptor, status.byte_size, True, status.offset).unmap()
+        FileMapping(descriptor, status.byte_size, True, status.offset).unmap()
         self._blocks_created = 0
         self._blocks_dropped: deque[None] = deque()  # by finalisers, in any thread
 
