@@ -30,7 +30,7 @@ from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.scheduler import InstanceSlot, LoopClock
 from stub.wire import messages as m
 from stub.wire.arena import Arena, file_size
-from stub.wire.payload import WireRequest, WireTensor
+from stub.wire.messages import WireRequest, WireTensor
 from stub.wire.ring import RingReader, RingWriter, create_ring_file, map_ring
 
 Operation = Callable[[], object]

@@ -13,7 +13,7 @@ from host.scheduling.ordering import OrderedCall
 from host.scheduling.scheduler import Clock, LoopClock, Timer
 from host.tracing.tracer import Tracer
 from pb_utils import _model_texts as texts
-from stub.wire.payload import TraceLink
+from stub.wire.messages import TraceLink
 
 _CHECK_INTERVAL_NS = 1_000_000_000
 """Interval of checks of open calls, as a cycle may form long after they were made."""

@@ -28,7 +28,7 @@ from host.errors import ErrorCode, HostError, internal, unavailable, unexpected_
 from host.inference.call import Call, CallHolder
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest, InferResponse, copy_from_shared_memory
-from host.instances.client_memory import write_outputs
+from host.instances.regions import write_outputs
 from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.statistics import InferenceCounters

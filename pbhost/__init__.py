@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from host.client.aio import AsyncClient
     from host.client.blocking import Client
     from host.errors import ErrorCode, HostError
-    from host.frontends.grpc.application import GrpcApplication, GrpcMethod, GrpcStatus
+    from host.frontends.grpc.grpc_application import GrpcApplication, GrpcMethod, GrpcStatus
     from host.inference.request import Result
     from host.model_control.control import ModelControlHook
     from host.options.options import Options
@@ -54,9 +54,9 @@ _HOMES = {
     "BlockingServer": "host.server.blocking",
     "Client": "host.client.blocking",
     "ErrorCode": "host.errors",
-    "GrpcApplication": "host.frontends.grpc.application",
-    "GrpcMethod": "host.frontends.grpc.application",
-    "GrpcStatus": "host.frontends.grpc.application",
+    "GrpcApplication": "host.frontends.grpc.grpc_application",
+    "GrpcMethod": "host.frontends.grpc.grpc_application",
+    "GrpcStatus": "host.frontends.grpc.grpc_application",
     "HostError": "host.errors",
     "ModelControlHook": "host.model_control.control",
     "Options": "host.options.options",

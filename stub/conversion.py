@@ -11,7 +11,7 @@ from pb_utils._response import Responder
 from pb_utils._storage import copy_array, copy_into
 from stub.memory import SharedMemoryUnavailable, StubMemory
 from stub.wire.arena import ArenaFull, Block
-from stub.wire.payload import (
+from stub.wire.messages import (
     INLINE_ALWAYS,
     OutputPlacement,
     Parameter,

@@ -19,17 +19,17 @@ import stub.worker  # noqa: F401  (it is what the forks need)
 from stub.preload import prepare_model
 from stub.process import kill_with_parent, lead_process_group, set_title
 from stub.user_model import ModelFailure
-from stub.wire.fork_protocol import (
+from stub.wire.heap import freeze_gc
+from stub.wire.messages import PreloadJob
+from stub.wire.spawn import (
     RequestRefused,
+    SpawnArguments,
     receive_request,
     send_ended,
     send_prepared,
     send_refused,
     send_started,
 )
-from stub.wire.heap import freeze_gc
-from stub.wire.messages import PreloadJob
-from stub.wire.spawn import SpawnArguments
 
 
 def run_fork_server(descriptor: int, job: Optional[PreloadJob] = None) -> SpawnArguments:

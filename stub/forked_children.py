@@ -24,8 +24,15 @@ from stub.conversion import (
 from stub.memory import StubMemory
 from stub.runtime import StubRuntime
 from stub.wire.arena import ArenaFull
-from stub.wire.messages import BlsRequest, BlsResponse, decode_to_host, decode_to_stub, encode
-from stub.wire.payload import WireError, WireResponse
+from stub.wire.messages import (
+    BlsRequest,
+    BlsResponse,
+    WireError,
+    WireResponse,
+    decode_to_host,
+    decode_to_stub,
+    encode,
+)
 from stub.wire.shared_file import create_shared_file
 
 _BYTE = b"\0"  # the only content of a message; the rest is in its file descriptors

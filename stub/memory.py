@@ -22,12 +22,10 @@ from stub.wire.arena import (
     file_size,
 )
 from stub.wire.messages import (
-    BlockRelease,
-    OpenArena,
-)
-from stub.wire.payload import (
     INLINE_ALWAYS,
     INLINE_LIMIT,
+    BlockRelease,
+    OpenArena,
     OutputPlacement,
     WireTensor,
 )

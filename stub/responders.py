@@ -18,11 +18,9 @@ from stub.wire.messages import (
     Initialize,
     LogLine,
     ModelWarning,
+    OutputPlacement,
     Response,
     ToHost,
-)
-from stub.wire.payload import (
-    OutputPlacement,
     WireResponse,
     WireTensor,
 )

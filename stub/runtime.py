@@ -21,8 +21,7 @@ import pb_utils
 from pb_utils._model_texts import BLS_NOT_ALLOWED, limit_text
 from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
-from stub.bls_bursts import BlsBursts
-from stub.bls_reader import BlsReader, BlsWaiter
+from stub.bls_requests import BlsBursts, BlsReader, BlsWaiter
 from stub.channel import Channel
 from stub.conversion import (
     ConversionError,
@@ -44,8 +43,6 @@ from stub.wire.messages import (
     LogLine,
     ToHost,
     ToStub,
-)
-from stub.wire.payload import (
     WireRequest,
     WireResponse,
 )

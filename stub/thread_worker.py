@@ -18,13 +18,13 @@ from stub.forked_children import ForkedChildren
 from stub.host_calls import HOST_GONE
 from stub.user_model import ModelFailure, UserModel
 from stub.wire import messages as m
-from stub.wire.fork_protocol import (
+from stub.wire.spawn import (
     RequestRefused,
+    SpawnArguments,
     receive_request,
     send_ended,
     send_started,
 )
-from stub.wire.spawn import SpawnArguments
 from stub.worker import Worker
 
 ModelProvider = Callable[[str], Any]

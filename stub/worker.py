@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional
 import pb_utils
 from pb_utils._api_modules import report_to
 from pb_utils._storage import set_copy_on_write_mapper, set_core_is_free
-from stub.bls_bursts import BlsBursts
-from stub.bls_reader import BlsReader
+from stub.bls_requests import BlsBursts, BlsReader
 from stub.channel import Channel
 from stub.coroutine_batches import CoroutineBatches
 from stub.coroutines import CoroutineRunner, ReadinessChecker

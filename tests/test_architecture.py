@@ -62,7 +62,7 @@ moved there, imports it.
 """
 
 ONE_PLACE = {
-    "zmq": {"host.instances.channel", "stub.channel"},
+    "zmq": {"host.instances.host_channel", "stub.channel"},
     "grpc": {
         "host.cli.inference_clients",
         "host.client.aio",
@@ -207,13 +207,13 @@ def test_the_side_of_bound_functions_is_not_a_host(name: str) -> None:
         "host.frontends.inference_core",
         *(
             f"host.frontends.grpc.{name}"
-            for name in ("infer_request", "request_cache", "service", "stream")
+            for name in ("infer_request", "infer_stream", "request_cache", "service")
         ),
-        *(f"host.frontends.http.{name}" for name in ("infer", "generate")),
+        *(f"host.frontends.http.{name}" for name in ("infer_endpoint", "generate")),
         "host.frontends.http.inference_app",
-        "host.frontends.http.inference_endpoints",
+        "host.frontends.http.inference_app",
         "host.frontend_processes.core_proxy",
-        "host.frontend_processes.process",
+        "host.frontend_processes.frontend_process",
     ],
 )
 def test_inference_endpoints_know_the_core_by_its_protocol_only(name: str) -> None:
@@ -305,16 +305,16 @@ def test_a_client_loads_no_server() -> None:
 
 
 def test_a_frontend_process_starts_without_what_it_does_not_need() -> None:
-    loaded = loaded_by("import host.frontend_processes.process")
+    loaded = loaded_by("import host.frontend_processes.frontend_process")
     assert not loaded & {"zmq", "torch", "prometheus_client"}
 
 
 def test_only_the_links_know_what_carries_a_message() -> None:
     users = {name for name in MODULES if "stub.wire.ring" in imports(name)}
     assert users == {
-        "host.frontend_processes.link",
+        "host.frontend_processes.frontend_link",
         "host.instances.busy_polling",  # announces frames
-        "host.instances.link",
+        "host.instances.stub_link",
         "host.instances.ring_link",
         "host.server.composition",  # sets how long the host polls
         "stub.channel",
@@ -323,8 +323,8 @@ def test_only_the_links_know_what_carries_a_message() -> None:
 
 def test_names_of_shared_places_start_with_the_projects_name() -> None:
     arenas = Path(ROOT, "host/instances/arenas.py").read_text()
-    link = Path(ROOT, "host/instances/link.py").read_text()
-    frontends = Path(ROOT, "host/frontend_processes/connection.py").read_text()
+    link = Path(ROOT, "host/instances/stub_link.py").read_text()
+    frontends = Path(ROOT, "host/frontend_processes/core_connection.py").read_text()
     folder = Path(ROOT, "host/system/files.py").read_text()
     assert arenas.count('create_arena_file("pbhost-') == 2
     assert 'RingFiles("pbhost-rings"' in link

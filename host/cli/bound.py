@@ -34,7 +34,7 @@ from host.config.json_form import from_json
 from host.config.model_config import checked_load_name
 from host.config.pbtxt import to_pbtxt
 from host.errors import HostError, internal
-from host.instances.bound_process import BoundProcessLauncher
+from host.instances.launchers import BoundProcessLauncher
 from host.options.command_line import parse
 from host.options.options import UsageError
 from host.server.server import Server

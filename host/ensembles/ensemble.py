@@ -26,7 +26,7 @@ from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest, Tensor
 from host.inference.validation import Signature
 from host.instances.arenas import Arenas
-from host.instances.client_memory import write_outputs
+from host.instances.regions import write_outputs
 from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.statistics import InferenceCounters

@@ -19,8 +19,8 @@ from host.ensembles.step_limits import FlowControl, InflightLimiter, Permit, Res
 from host.errors import HostError, invalid_argument, unexpected_failure
 from host.inference.call import Call, CallHolder, ComputeCallback
 from host.inference.request import InferRequest, InferResponse, Tensor
-from host.instances.client_memory import write_outputs
-from host.instances.process_memory import arena_full_error
+from host.instances.arenas import arena_full_error
+from host.instances.regions import write_outputs
 from stub.wire.arena import ArenaFull
 
 _log = logging.getLogger("pbhost")

@@ -15,6 +15,6 @@ if __name__ == "__main__":
 
     import_dependencies(("msgspec",))  # it speaks to no stub
 
-    from host.frontend_processes.process import run_frontend
+    from host.frontend_processes.frontend_process import run_frontend
 
     run_frontend(sys.argv[1])

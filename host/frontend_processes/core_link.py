@@ -16,13 +16,13 @@ from typing import NoReturn
 import msgspec
 
 from host.errors import ErrorCode, HostError
-from host.frontend_processes.errors import decode_error
-from host.frontend_processes.link import MessageLink, SharedState
-from host.frontend_processes.messages import (
+from host.frontend_processes.frontend_link import MessageLink, SharedState
+from host.frontend_processes.frontend_messages import (
     Cancel,
     Reply,
     ToCore,
     ToFrontend,
+    decode_error,
     decode_to_frontend,
 )
 from host.instances.ring_link import FULL_RING_PAUSE

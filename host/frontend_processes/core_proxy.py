@@ -11,9 +11,8 @@ from host.cache.responses import CacheHit
 from host.config.schema import ModelConfig
 from host.errors import HostError, invalid_argument, unsupported
 from host.frontend_processes.core_link import CoreLink
-from host.frontend_processes.errors import decode_error
-from host.frontend_processes.frontend_memory import FrontendMemory, RegionPlace
-from host.frontend_processes.messages import (
+from host.frontend_processes.exchanged_memory import FrontendMemory, RegionPlace
+from host.frontend_processes.frontend_messages import (
     AwaitModel,
     CancelInfer,
     Infer,
@@ -22,14 +21,20 @@ from host.frontend_processes.messages import (
     ResponseAck,
     WireResponse,
     WireTensor,
+    decode_error,
 )
-from host.frontend_processes.model_table import ModelTable
-from host.frontend_processes.remote_keys import KEY_ERRORS, RemoteKeys, current_sender
-from host.frontend_processes.remote_trace import RemoteTrace, RemoteTracer
+from host.frontend_processes.remote_state import (
+    KEY_ERRORS,
+    ModelTable,
+    RemoteKeys,
+    RemoteTrace,
+    RemoteTracer,
+    current_sender,
+)
 from host.frontend_processes.request_templates import SentTemplates
 from host.inference.call import Call, CallHolder
 from host.inference.request import InferRequest, InferResponse
-from host.instances.process_memory import arena_full_error
+from host.instances.arenas import arena_full_error
 from host.models.registry import NotServedError, parse_version
 from stub.wire.arena import ArenaFull
 from stub.wire.messages import BlockRelease

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from host.frontend_processes.core_link import CoreLink
-from host.frontend_processes.messages import (
+from host.frontend_processes.frontend_messages import (
     CallRpc,
     Cancel,
     EndExchange,
@@ -17,7 +17,7 @@ from host.frontend_processes.messages import (
     SendBody,
     SendHead,
 )
-from host.frontends.grpc.admin import ADMIN_METHODS
+from host.frontends.grpc.grpc_admin import ADMIN_METHODS
 from host.frontends.grpc.methods import RpcContext, Services, UnaryMethod
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message, Receive, Send
 

@@ -16,11 +16,10 @@ from typing import Any
 from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import internal
-from host.frontend_processes.connection import FrontendConnection
+from host.frontend_processes.core_connection import FrontendConnection
 from host.frontend_processes.core_link import OUT_OF_MEMORY_STATUS
-from host.frontend_processes.messages import Drain, Ping, ReloadTls, Start, Stop
-from host.frontend_processes.shared_budget import BudgetFile, SharedReceiveBudget
-from host.frontend_processes.spawn import FrontendSpawn
+from host.frontend_processes.frontend_link import BudgetFile, FrontendSpawn, SharedReceiveBudget
+from host.frontend_processes.frontend_messages import Drain, Ping, ReloadTls, Start, Stop
 from host.frontends.client_endpoints import InferenceHttpApp, grpc_tls, http_tls, start_service
 from host.frontends.grpc.methods import Services
 from host.frontends.sockets import listening_socket
@@ -28,7 +27,7 @@ from host.frontends.tls import TlsFiles, TlsReloader
 from host.instances.arenas import Arenas
 from host.instances.busy_polling import ConnectionHooks
 from host.instances.launchers import ChildProcess, InterpreterSpawner
-from host.instances.process import RestartBackoff, describe_exit
+from host.instances.stub_process import RestartBackoff, describe_exit
 from host.options.options import Options
 
 _ENTRY = str(Path(__file__).with_name("__main__.py"))

@@ -7,9 +7,8 @@ gets no template, as most requests with tensors as JSON never recur: they would 
 
 from __future__ import annotations
 
-from host.frontend_processes.core_memory import CoreMemory
-from host.frontend_processes.frontend_memory import RegionPlace
-from host.frontend_processes.messages import Infer, RepeatedInfer
+from host.frontend_processes.exchanged_memory import CoreMemory, RegionPlace
+from host.frontend_processes.frontend_messages import Infer, RepeatedInfer
 from host.inference.request import InferRequest, RequestShape, Tensor
 
 _MAX_TEMPLATES = 256  # of one frontend process

@@ -12,8 +12,7 @@ from host.access.api_keys import ApiKeys
 from host.access.clients import Admission
 from host.core import Core
 from host.errors import HostError
-from host.frontend_processes.errors import encode_error
-from host.frontend_processes.messages import (
+from host.frontend_processes.frontend_messages import (
     Authorize,
     AwaitModel,
     CallRpc,
@@ -26,6 +25,7 @@ from host.frontend_processes.messages import (
     SendBody,
     SendHead,
     ToFrontend,
+    encode_error,
 )
 from host.frontends.grpc.methods import EmptyContext, Services, UnaryMethod, to_host_error
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, App, Message

@@ -13,9 +13,8 @@ from host.access.api_keys import ApiKeys
 from host.access.clients import Admission, Client
 from host.core import Core
 from host.errors import HostError, internal, unexpected_failure
-from host.frontend_processes.core_memory import CoreMemory
-from host.frontend_processes.errors import encode_error
-from host.frontend_processes.messages import (
+from host.frontend_processes.exchanged_memory import CoreMemory
+from host.frontend_processes.frontend_messages import (
     FinishTrace,
     Infer,
     RepeatedInfer,
@@ -26,12 +25,13 @@ from host.frontend_processes.messages import (
     WireResponse,
     WireTensor,
     WireTrace,
+    encode_error,
 )
 from host.frontend_processes.request_templates import ReceivedTemplates
 from host.frontends.classification import classify
 from host.inference.call import Call
 from host.inference.request import Classification, InferRequest, InferResponse, RequestTrace, Tensor
-from host.instances.process_memory import arena_full_error
+from host.instances.arenas import arena_full_error
 from host.models.registry import NotServedError
 from stub.wire.arena import ArenaFull
 

@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 
 from host.errors import HostError, ServiceStartError
 from host.frontends.grpc.aio import GrpcAioFrontend, check_tls_files
+from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_tls
-from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import GrpcOptions, Services
 from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.service import GrpcService

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from host.errors import HostError, invalid_argument, unsupported
-from stub.wire.payload import TraceLink
+from stub.wire.messages import TraceLink
 
 if TYPE_CHECKING:
     import numpy.typing as npt

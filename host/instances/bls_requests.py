@@ -13,7 +13,7 @@ from host.inference.request import InferRequest, InferResponse
 from host.instances.services import HostServices
 from host.instances.transfer import BLS, WORK, TensorTransfer
 from stub.wire import messages as m
-from stub.wire.payload import WireResponse
+from stub.wire.messages import WireResponse
 from stub.wire.session import Session, State
 
 _log = logging.getLogger("pbhost")

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stub.wire.fork_protocol import receive_event, send_request
-from stub.wire.spawn import SpawnArguments
+from stub.wire.spawn import SpawnArguments, receive_event, send_request
 
 _START_TIMEOUT = 30.0  # seconds in which a new server has to answer for the first time
 _MAX_PENDING_LAUNCHES = 16  # requests without a response; the socket holds many more

@@ -1,20 +1,24 @@
-"""Launchers of stubs: a new interpreter each, or forks of a server with its imports done."""
+"""Launchers of stubs: new interpreters, forks of a server, the terminal, and bound functions."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import signal
 import socket
 import subprocess
+import sys
+import termios
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from host.environments.environment import Environment
 from host.errors import internal
 from host.instances.fork_client import ForkClient
-from host.instances.process import (
+from host.instances.stub_process import (
     OutputHandler,
     OutputReader,
     StubLaunch,
@@ -22,6 +26,7 @@ from host.instances.process import (
     describe_exit,
     stub_command,
 )
+from stub.wire.spawn import SpawnArguments
 
 _SILENCE_TIMEOUT = 5.0  # seconds in which a fork server has to answer
 
@@ -364,3 +369,120 @@ def _output_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
 def _close_descriptors(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+class TerminalLauncher:
+    """Starts stubs with the standard streams of the host, each as a new interpreter."""
+
+    async def launch(self, stub: StubLaunch) -> StubProcess:
+        """As `Launcher.launch`; output of the stub goes to the terminal."""
+        modes = _terminal_modes()
+        pid = _spawn_stub(stub.spawn, stub.environment)
+        pidfd = _open_child_pidfd(pid)
+        process = StubProcess(pid, pidfd, stub)
+
+        def wait() -> int:
+            _, status = os.waitpid(pid, 0)
+            _restore_terminal(modes)
+            return os.waitstatus_to_exitcode(status)
+
+        process.reap_on_exit(wait)
+        return process
+
+    async def close(self) -> None:
+        """As `Launcher.close`."""
+
+
+def _spawn_stub(spawn: SpawnArguments, environment: Environment | None) -> int:
+    """Starts a stub; returns its pid. Raises OSError."""
+    program = stub_command(environment)
+    return os.posix_spawn(
+        program[0],
+        [*program, spawn.dump()],
+        os.environ if environment is None else environment.variables(os.environ),
+        # Onto itself: that lets the child inherit it.
+        file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in spawn.descriptors],
+        setsid=True,  # Ctrl-C at the terminal is for the host alone
+    )
+
+
+def _open_child_pidfd(pid: int) -> int:
+    """A pidfd of a child. Raises OSError; then the child is killed, as it cannot be watched."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def has_terminal() -> bool:
+    """Whether stdin and stdout are a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _terminal_modes() -> list[Any] | None:
+    """The modes of the terminal, if there is one."""
+    return termios.tcgetattr(0) if has_terminal() else None
+
+
+def _restore_terminal(modes: list[Any] | None) -> None:
+    """Restores the terminal after a debugger was killed at its prompt, when echo is off."""
+    if modes is None:
+        return
+    try:
+        if _in_foreground():
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+    except termios.error:
+        pass  # the terminal was closed
+
+
+def _in_foreground() -> bool:
+    """Whether this process group may change the terminal."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return True  # not the controlling terminal: there is no job control
+
+
+_GONE = "the process with the bound functions has ended"
+
+
+class _BoundThread(StubProcess):
+    """A stub that is a thread of the caller's process. It cannot be killed, only abandoned."""
+
+    leads_process_group = False
+
+    def kill(self) -> None:
+        """Closes its lifeline, so that it ends when its function returns; `on_exit` follows."""
+        if self.running:
+            asyncio.get_running_loop().call_soon(self.ended, -signal.SIGKILL)
+
+    def ended(self, code: int) -> None:
+        """Called when it has ended or was abandoned; only the first time counts."""
+        if self.running:
+            super().mark_exited(code)
+
+
+class BoundProcessLauncher:
+    """Asks the caller for stubs over a socket, like a fork server.
+
+    Source: docs/explanation/decisions/0016.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._client = ForkClient(sock, _GONE, lambda: None)
+
+    async def launch(self, stub: StubLaunch) -> StubProcess:
+        """As `Launcher.launch`; the caller's Python is the only one."""
+        if stub.environment is not None:
+            raise OSError("a bound function runs in the process that has bound it")
+        streams = sys.stdout.fileno(), sys.stderr.fileno()
+        started = await self._client.start_stub(stub.spawn, *streams)
+        thread = _BoundThread(os.getppid(), started.pidfd, stub)
+        started.code.add_done_callback(lambda code: thread.ended(code.result()))
+        return thread
+
+    async def close(self) -> None:
+        """As `Launcher.close`."""
+        self._client.close()

@@ -14,14 +14,13 @@ from host.inference.call import Call
 from host.instances.activity import InstanceActivity
 from host.instances.arenas import Arenas
 from host.instances.busy_polling import BusyPoller
-from host.instances.channel import Channel
+from host.instances.host_channel import Channel
 from host.instances.instance import Instance
-from host.instances.launchers import ForkLauncher, Preload
-from host.instances.process import NO_MORE_PROCESSES, Launcher, stub_lost
-from host.instances.process_reaper import ProcessReaper
+from host.instances.launchers import ForkLauncher, Preload, TerminalLauncher
+from host.instances.reaper_client import ProcessReaper
 from host.instances.regions import Regions
 from host.instances.services import Metrics, ModelControl, Models
-from host.instances.terminal import TerminalLauncher
+from host.instances.stub_process import NO_MORE_PROCESSES, Launcher, stub_lost
 from host.logs.formats import Label
 from host.logs.log_handler import is_level_written
 from host.repository.repository import ImportedFiles

@@ -1,4 +1,4 @@
-"""Shared memory regions that clients have created and registered.
+"""Shared memory regions that clients have registered, and outputs that are written into them.
 
 Source: docs/reference/protocol.md, "Shared memory".
 """
@@ -9,21 +9,14 @@ import errno
 import fcntl
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import posix_ipc
 
-from host.errors import (
-    ErrorCode,
-    HostError,
-    internal,
-    invalid_argument,
-    not_found,
-    unsupported,
-)
-from host.inference.request import Buffer, SharedMemoryBytes
+from host.errors import ErrorCode, HostError, internal, invalid_argument, not_found, unsupported
+from host.inference.request import Buffer, SharedMemoryBytes, Tensor, read_bytes
 from host.instances.arenas import Arenas
 from stub.wire.arena import Block
 from stub.wire.messages import OpenArena
@@ -306,3 +299,47 @@ def _map_region(status: RegionStatus, number: int, descriptor: int) -> Region:
         raise invalid_argument(
             f"{failed}: unable to process address space{error.strerror or error}"
         ) from error
+
+
+def is_in_place(tensor: Tensor, placement: object) -> bool:
+    """Whether a stub has made the tensor where the client wants it."""
+    block = tensor.owner
+    return (
+        isinstance(block, Block)
+        and isinstance(placement, Block)
+        and (block.arena, block.offset) == (placement.arena, placement.offset)
+        and block.size <= placement.size
+    )
+
+
+def write_outputs(placement: Mapping[str, object], outputs: list[Tensor]) -> HostError | None:
+    """Writes outputs to where the client wants them; returns the error if that fails.
+
+    Outputs that a stub has written there already are left alone.
+    """
+    for index, output in enumerate(outputs):
+        slot = placement.get(output.name)
+        if slot is None:
+            continue
+        assert isinstance(slot, RegionBlock)
+        if not is_in_place(output, slot):
+            size = len(output.data)
+            if size > slot.size:
+                return _too_small(output.name, slot.size, size)
+            try:
+                slot.write(read_bytes(output.data))
+            except OSError as error:
+                return internal(f"output '{output.name}' cannot be written: {error.strerror}")
+        outputs[index] = Tensor(output.name, output.datatype, output.shape, b"")
+    return None
+
+
+def _too_small(output: str, room: int, size: int) -> HostError:
+    """The error with its documented text.
+
+    Source: docs/reference/protocol.md, "Shared memory".
+    """
+    return internal(
+        f"shared memory size specified with the request for output '{output}' ({room} bytes)"
+        f" should be at least {size} bytes to hold the results"
+    )

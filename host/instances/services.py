@@ -10,14 +10,13 @@ from host.inference.call import Call
 from host.inference.request import InferRequest, RequestTrace
 from host.instances.arenas import Arenas
 from host.instances.busy_polling import BusyPoller
-from host.instances.channel import Channel
-from host.instances.process import Launcher
-from host.instances.process_reaper import ProcessReaper
+from host.instances.host_channel import Channel
+from host.instances.reaper_client import ProcessReaper
+from host.instances.stub_process import Launcher
 from host.logs.formats import Label
 from host.repository.repository import ImportedFiles
 from host.system.resources import MemoryGroup
-from stub.wire.messages import LogLine
-from stub.wire.payload import TraceLink
+from stub.wire.messages import LogLine, TraceLink
 
 
 class Models(Protocol):

@@ -13,21 +13,20 @@ from typing import Any
 import msgspec
 
 from host.errors import HostError, internal, unavailable, unexpected_failure
-from host.inference.call import Call, CallHolder, CallState
+from host.inference.call import Batch, Call, CallHolder, CallState
 from host.inference.request import ExecutionTimes, InferResponse, Tensor
-from host.instances.batch import Batch
+from host.instances.arenas import arena_full_error
 from host.instances.bls_requests import BlsRequest, BlsRequests
-from host.instances.client_memory import write_outputs
 from host.instances.flow_control import ACK_COUNT, FlowControlSettings, ResponseAckSender
-from host.instances.link import Link, ReclaimedFrame
-from host.instances.process_memory import arena_full_error
+from host.instances.regions import write_outputs
 from host.instances.services import HostServices
+from host.instances.stub_link import Link, ReclaimedFrame
 from host.instances.stub_log import StubLog
 from host.instances.transfer import WORK, TensorTransfer
 from pb_utils._model_texts import NOT_RESCHEDULED
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull, Block
-from stub.wire.payload import INLINE_ALWAYS, WireRequest
+from stub.wire.messages import INLINE_ALWAYS, WireRequest
 from stub.wire.session import TRANSITIONS, ProtocolError, Session, State
 
 _log = logging.getLogger("pbhost")

@@ -10,11 +10,10 @@ from functools import partial
 
 from host.crashes.records import CrashRecord
 from host.errors import HostError, unavailable
-from host.inference.call import Call, CallHolder
+from host.inference.call import Batch, Call, CallHolder
 from host.inference.request import ExecutionTimes, InferRequest
-from host.instances.batch import Batch
 from host.instances.instance import Instance
-from host.instances.process import RestartBackoff, StubLost
+from host.instances.stub_process import RestartBackoff, StubLost
 from host.scheduling.rate_limiter import Permit
 from host.scheduling.scheduler import InstanceSlot, Scheduler
 

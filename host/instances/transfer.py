@@ -12,16 +12,16 @@ from host.inference.request import (
     Tensor,
     copy_from_shared_memory,
 )
-from host.instances.arenas import ArenaFile, Arenas
-from host.instances.client_memory import is_in_place
-from host.instances.process_memory import ProcessMemory, arena_full_error
+from host.instances.arenas import ArenaFile, Arenas, ProcessMemory, arena_full_error
+from host.instances.regions import is_in_place
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.datatypes import CODES, NAMES
-from stub.wire.messages import CloseArena, ToStub
-from stub.wire.payload import (
+from stub.wire.messages import (
     INLINE_ALWAYS,
     INLINE_LIMIT,
+    CloseArena,
     OutputPlacement,
+    ToStub,
     WireError,
     WireRequest,
     WireResponse,

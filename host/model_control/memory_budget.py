@@ -18,7 +18,7 @@ from host.config.model_config import ModelConfig
 from host.config.parameters import is_pinned, stated_gpu_memory, stated_memory
 from host.environments.program import ProgramError
 from host.errors import HostError, unavailable
-from host.instances.gpu_memory import GpuMemory
+from host.instances.gpus import GpuMemory
 from host.logs.formats import model_fields
 from host.metrics.families import MetricsSnapshot
 from host.model_control.dependencies import EnsembleDependencies

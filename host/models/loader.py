@@ -25,10 +25,10 @@ from host.config.schema import is_ensemble
 from host.environments.environment import Environment
 from host.environments.environments import Environments
 from host.errors import invalid_argument
-from host.instances.client_memory import write_outputs
 from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
 from host.instances.pool import PreparedModel, StubPool
+from host.instances.regions import write_outputs
 from host.logs.formats import Label, model_fields
 from host.metrics.latency import MetricsSettings
 from host.models.backends import Backends

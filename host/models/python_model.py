@@ -13,11 +13,10 @@ from host.crashes.quarantine import Quarantine
 from host.crashes.records import CrashRecord
 from host.environments.environment import Environment
 from host.errors import HostError, unavailable
-from host.inference.call import Call, FailureReason
+from host.inference.call import Batch, Call, FailureReason
 from host.inference.metadata import ModelStatistics
 from host.inference.request import ExecutionTimes, InferRequest
 from host.inference.validation import Signature
-from host.instances.batch import Batch
 from host.instances.pool import PreparedModel
 from host.instances.supervisor import InstanceState, Supervisor
 from host.metrics.latency import MetricsSettings

@@ -16,13 +16,12 @@ from pathlib import Path
 from host.config.model_config import ModelConfig
 from host.config.schema import ConfigPart
 from host.errors import ErrorCode, HostError, internal, invalid_argument
-from host.inference.call import Call
+from host.inference.call import Batch, Call
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
 from host.inference.tensor_spec import byte_size, raise_invalid_input, wire_name
 from host.inference.validation import Signature
-from host.instances.batch import Batch
 from host.instances.instance import Instance
-from host.instances.process import stub_lost
+from host.instances.stub_process import stub_lost
 from host.system.files import read_file
 
 _log = logging.getLogger("pbhost")

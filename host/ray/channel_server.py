@@ -142,7 +142,7 @@ class ChannelServer:
     """Answers requests and calls of other replicas. Belongs to one event loop.
 
     `infer`: as that of `host.server.own_models.OwnModels`. `start_infer`: as that of
-    `host.frontends.grpc.application.GrpcApplication`. `methods`: what others may call.
+    `host.frontends.grpc.grpc_application.GrpcApplication`. `methods`: what others may call.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from host.errors import unavailable
+from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.frontend import H2Frontend
-from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import Method, RpcContext, Services, UnaryMethod
 from host.frontends.sockets import BACKLOG
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from host.errors import HostError
-from host.frontends.grpc.application import GrpcApplication
+from host.frontends.grpc.grpc_application import GrpcApplication
 from host.frontends.grpc.methods import RETRY_METADATA
 from host.frontends.request_headers import Header
 from host.ray.servicer import Rpc, list_rpcs, set_status

@@ -21,11 +21,10 @@ from host.errors import internal, invalid_argument
 from host.frontends.openai.load_hook import OpenAILoadHook
 from host.health import EventLoopWatchdog, ServerState
 from host.instances.flow_control import FlowControlSettings
-from host.instances.gpu_memory import read_gpu_memory
-from host.instances.gpus import find_gpus
+from host.instances.gpus import find_gpus, read_gpu_memory
 from host.instances.launchers import ForkLauncher, SpawnLauncher
 from host.instances.pool import StubPool
-from host.instances.process import Launcher
+from host.instances.stub_process import Launcher
 from host.logs.log_handler import LogHandler
 from host.logs.log_settings import LogSettings
 from host.metrics.custom import CustomMetrics

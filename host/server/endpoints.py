@@ -21,7 +21,7 @@ from host.frontends.client_endpoints import (
     make_timeouts,
     start_service,
 )
-from host.frontends.grpc.admin import admin_services
+from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.service import GrpcService
 from host.frontends.http.app import HttpApp
 from host.frontends.http.metrics_endpoint import MetricsApp

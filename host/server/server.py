@@ -11,10 +11,10 @@ from host.config.model_config import AdaptConfig
 from host.core import CollectStatistics, Core
 from host.errors import HostError, invalid_argument, unavailable
 from host.frontend_processes.processes import FrontendProcesses
-from host.frontends.grpc.application import GrpcApplication
+from host.frontends.grpc.grpc_application import GrpcApplication
 from host.frontends.http.app import AsgiApplication
 from host.inference.request import InferRequest, InferResponse, Result
-from host.instances.process import Launcher
+from host.instances.stub_process import Launcher
 from host.logs.formats import format_table
 from host.logs.log_handler import LogHandler, LogTail, configure
 from host.metrics.families import MetricFamily

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from host.errors import internal
-from host.instances.terminal import has_terminal
+from host.instances.launchers import has_terminal
 from host.logs.formats import format_table
 from host.logs.log_handler import CLEAR_LINE, LogHandler
 from host.model_control.dependencies import EnsembleDependencies

@@ -20,7 +20,7 @@ from host.inference.request import (
     Tensor,
     read_bytes,
 )
-from stub.wire.payload import TraceLink
+from stub.wire.messages import TraceLink
 
 Header = Callable[[str], str | None]
 """Returns the value of a request header or metadata key, by its lowercase name."""

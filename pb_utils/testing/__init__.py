@@ -15,9 +15,9 @@ import warnings as _warnings
 from pb_utils._api_modules import keep_api_modules as _keep_api_modules
 from pb_utils._api_modules import report_to as _report_to
 from pb_utils.testing._harness import Fake, ModelHarness, load
-from pb_utils.testing._metrics import MetricSample
+from pb_utils.testing._harness_runtime import LogRecord
+from pb_utils.testing._metric_samples import MetricSample
 from pb_utils.testing._other_models import ModelControl
-from pb_utils.testing._runtime import LogRecord
 
 __all__ = ["Fake", "LogRecord", "MetricSample", "ModelControl", "ModelHarness", "load"]
 

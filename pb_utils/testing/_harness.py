@@ -16,10 +16,10 @@ from pb_utils._model_code import call_preload, defines
 from pb_utils._request import InferenceRequest
 from pb_utils._response import InferenceResponse
 from pb_utils.testing import _loading, _messages
+from pb_utils.testing._harness_runtime import HarnessRuntime, LogRecord
 from pb_utils.testing._instance import Instance
-from pb_utils.testing._metrics import MetricSample
+from pb_utils.testing._metric_samples import MetricSample
 from pb_utils.testing._other_models import ModelControl, OtherModels
-from pb_utils.testing._runtime import HarnessRuntime, LogRecord
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from typing import Deque, List, Optional, Union
 
-from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT
+from stub.wire.messages import INLINE_ALWAYS, INLINE_LIMIT
 from stub.wire.shared_file import Mapping, create_shared_file
 
 RING_BYTES = 1 << 19

@@ -16,9 +16,9 @@ import hpack
 
 from host.errors import not_found
 from host.frontends.grpc.h2 import frames
-from host.frontends.grpc.h2.connection import H2Connection
-from host.frontends.grpc.h2.limits import ConnectionLimits
-from host.frontends.grpc.h2.route import Router
+from host.frontends.grpc.h2.frames import ConnectionLimits
+from host.frontends.grpc.h2.frontend import Router
+from host.frontends.grpc.h2.h2_connection import H2Connection
 from host.frontends.grpc.methods import (
     GrpcOptions,
     ResponseCallback,

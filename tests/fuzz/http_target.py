@@ -14,7 +14,7 @@ from typing import Any
 
 from host.errors import HostError
 from host.frontends.compression import decompress
-from host.frontends.http.infer_request import to_request
+from host.frontends.http.infer_endpoint import to_request
 from host.frontends.http.inference_header import InferenceHeaderReader
 from host.frontends.http.routes import find_route
 from host.frontends.http.tensors import JsonInputLimit

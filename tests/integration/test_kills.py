@@ -263,7 +263,7 @@ import gc, os, struct
 import triton_python_backend_utils as pb_utils
 from stub.channel import Channel
 from stub.wire.messages import *
-from stub.wire.payload import *
+from stub.wire.messages import *
 
 channel = next(each for each in gc.get_objects() if isinstance(each, Channel))
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from host.errors import HostError, unavailable
-from host.frontends.grpc.async_stream import serve_stream
+from host.frontends.grpc.grpc_application import serve_stream
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
     RETRY_METADATA,

@@ -1,14 +1,24 @@
-"""Converts typed `InferTensorContents` to tensor bytes."""
+"""Converts typed `InferTensorContents` to tensor bytes; large ones in a thread, in parts.
+
+Protobuf turns each element into a Python object: 16 million elements take a second, in which no
+other thread may run. Parts of 16 KiB take about a millisecond.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
 
-from host.errors import invalid_argument
+from host.errors import HostError, invalid_argument
+from host.frontends.grpc.protobuf_wire import encode_varint, read_varint
+from host.inference.request import Buffer
 
 _LENGTH = struct.Struct("<I")
 
@@ -71,3 +81,155 @@ class ContentsConverter:
 def serialize_bytes(elements: Iterable[bytes]) -> bytes:
     """Serializes BYTES elements: each after its length in 4 little-endian bytes."""
     return b"".join([part for item in elements for part in (_LENGTH.pack(len(item)), item)])
+
+
+MIN_LARGE_INPUT_BYTES = 1 << 16
+"""An InferInputTensor of this size or more may have large contents."""
+
+_PART_BYTES = 1 << 14
+_PAUSE = 0.0001  # seconds; without it, a waiting thread gets its turn only after 5 ms
+_TENSOR_FIELDS = pb.ModelInferRequest.InferInputTensor.DESCRIPTOR.fields_by_name
+_CONTENTS_FIELDS = pb.InferTensorContents.DESCRIPTOR.fields_by_name
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}  # by wire type
+_CONTENTS_TAG = _TENSOR_FIELDS["contents"].number << 3 | _LENGTH_DELIMITED
+# Bytes of an element in a packed field, by the field's tag; 0: varints.
+_PACKED = {
+    _CONTENTS_FIELDS[name].number << 3 | _LENGTH_DELIMITED: size
+    for name, size in (
+        ("bool_contents", 0),
+        ("int_contents", 0),
+        ("int64_contents", 0),
+        ("uint_contents", 0),
+        ("uint64_contents", 0),
+        ("fp32_contents", 4),
+        ("fp64_contents", 8),
+    )
+}
+
+
+class LargeInput:
+    """An input with large typed contents. It takes the place of its InferInputTensor."""
+
+    __slots__ = ("name", "datatype", "shape", "parameters", "_contents", "_result")
+
+    def __init__(self, message: Any, contents: Buffer) -> None:
+        self.name: str = message.name
+        self.datatype: str = message.datatype
+        self.shape: tuple[int, ...] = tuple(message.shape)
+        self.parameters = message.parameters
+        self._contents = contents
+        self._result: bytearray | HostError = bytearray()
+
+    @classmethod
+    def parse(cls, data: memoryview) -> LargeInput | None:
+        """Parses an InferInputTensor without its contents; None if it has none.
+
+        Raises IndexError or DecodeError if the message is invalid.
+        """
+        rest, contents = [], []
+        position = 0
+        while position < len(data):
+            tag, start, end = _skip_field(data, position)
+            if tag == _CONTENTS_TAG:
+                contents.append(data[start:end])
+            else:
+                rest.append(data[position:end])
+            position = end
+        if not contents:
+            return None
+        message = pb.ModelInferRequest.InferInputTensor.FromString(b"".join(rest))
+        return cls(message, contents[0] if len(contents) == 1 else b"".join(contents))
+
+    def decode(self, model: str, cancelled: Callable[[], bool]) -> None:
+        """Converts the contents, unless cancelled. Takes a second for 16 million elements."""
+        converter = ContentsConverter(self.name, self.datatype, model)
+        converted = bytearray()
+        try:
+            for part in split_contents(self._contents):
+                if cancelled():
+                    break
+                time.sleep(_PAUSE)
+                converted += converter.convert(pb.InferTensorContents.FromString(part))
+            self._result = converted
+        except HostError as error:
+            self._result = error
+        except (IndexError, DecodeError):
+            self._result = invalid_argument(
+                "failed to parse the ModelInferRequest message: invalid contents of input "
+                f"'{self.name}'"
+            )
+        self._contents = b""
+
+    def data(self) -> memoryview:
+        """The bytes of the tensor, once `decode` has returned. Raises HostError INVALID_ARG."""
+        if isinstance(self._result, HostError):
+            raise self._result
+        return memoryview(self._result)
+
+
+async def decode_inputs(inputs: list[LargeInput], model: str) -> None:
+    """Decodes inputs, in a thread. Once cancelled, the thread ends at its next part."""
+    cancelled = False
+
+    def decode() -> None:
+        for large in inputs:
+            large.decode(model, lambda: cancelled)
+
+    try:
+        await asyncio.to_thread(decode)
+    finally:
+        cancelled = True
+
+
+def split_contents(contents: Buffer) -> Iterator[bytes]:
+    """Splits an InferTensorContents into messages of about 16 KiB with the same elements.
+
+    An element of BYTES stays whole. Raises IndexError if a field runs past the end.
+    """
+    waiting = position = 0  # the fields from `waiting` on belong to the next message
+    while position < len(contents):
+        tag, start, end = _skip_field(contents, position)
+        if tag in _PACKED and end - start > _PART_BYTES:
+            if waiting < position:
+                yield bytes(contents[waiting:position])
+            yield from _split_packed(tag, contents, start, end)
+            waiting = end
+        elif end - waiting > _PART_BYTES:
+            yield bytes(contents[waiting:end])
+            waiting = end
+        position = end
+    if waiting < position:
+        yield bytes(contents[waiting:position])
+
+
+def _split_packed(tag: int, contents: Buffer, position: int, end: int) -> Iterator[bytes]:
+    while position < end:
+        part_end = min(position + _PART_BYTES, end)  # a whole number of elements of fixed size
+        if not _PACKED[tag]:
+            while part_end < end and contents[part_end - 1] > 127:
+                part_end += 1
+        payload = contents[position:part_end]
+        yield b"".join((bytes((tag,)), encode_varint(len(payload)), payload))
+        position = part_end
+
+
+def _skip_field(data: Buffer, position: int) -> tuple[int, int, int]:
+    """The tag of the field at `position`, the start of its value, and its end.
+
+    Raises IndexError if the field runs past the end, or is a group.
+    """
+    tag, position = read_varint(data, position)
+    wire_type = tag & 7
+    if wire_type == _LENGTH_DELIMITED:
+        length, position = read_varint(data, position)
+        end = position + length
+    elif wire_type == _VARINT:
+        end = read_varint(data, position)[1]
+    elif wire_type in _FIXED_BYTES:
+        end = position + _FIXED_BYTES[wire_type]
+    else:
+        raise IndexError(position)
+    if end > len(data):
+        raise IndexError(end)
+    return tag, position, end

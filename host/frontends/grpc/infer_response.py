@@ -12,7 +12,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, internal, invalid_argument
-from host.frontends.grpc.varints import SINGLE_BYTES, encode_varint
+from host.frontends.grpc.protobuf_wire import SINGLE_BYTES, encode_varint
 from host.inference.request import Buffer, InferResponse, Parameter, read_bytes
 
 MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX, the limit of gRPC

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from host.errors import ErrorCode, HostError, TooManyRequests, unexpected_failure
+from host.errors import ErrorCode, HostError, TooManyRequests, unavailable, unexpected_failure
 from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.receive_memory import ReservedBytes
-from host.frontends.request_headers import Header
+from host.frontends.request_headers import Header, Restrictions
 from host.frontends.tls import TlsFiles
 
 _log = logging.getLogger("pbhost")
@@ -188,3 +189,31 @@ class GrpcOptions:
     compression_level: str = "none"
     handshake_timeout: int = 20000
     tls: TlsFiles | None = None
+
+
+def check_restriction(restrictions: Restrictions, category: str, context: RpcContext) -> None:
+    """Raises HostError unless the client sent the metadata that the category requires."""
+    lacking = restrictions.missing_header(category, context.metadata)
+    if lacking is not None:
+        raise unavailable(f"This protocol is restricted, expecting header '{lacking}'")
+
+
+def restrict_method(method: Method, restrictions: Restrictions) -> Method:
+    """The method with access control, before anything is read from a stream."""
+    if method.category not in restrictions:
+        return method
+    if isinstance(method, StreamMethod):
+        open_stream = method.open_stream
+
+        def open_restricted(writer: StreamWriter, context: RpcContext) -> StreamHandler:
+            check_restriction(restrictions, method.category, context)
+            return open_stream(writer, context)
+
+        return dataclasses.replace(method, open_stream=open_restricted)
+    handler = method.handler
+
+    async def handle_restricted(data: bytes, context: RpcContext) -> bytes:
+        check_restriction(restrictions, method.category, context)
+        return await handler(data, context)
+
+    return dataclasses.replace(method, handler=handle_restricted)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tritonclient.grpc import service_pb2 as pb
 
-from host.frontends.grpc.message_limits import MAX_FIELDS
+from host.frontends.grpc.protobuf_wire import MAX_FIELDS
 from host.frontends.receive_memory import FilledMessage, Piece
 from stub.wire.arena import Block
 

@@ -8,7 +8,11 @@ from functools import partial
 
 from host.errors import HostError, unavailable
 from host.frontends.classification import classify
-from host.frontends.grpc.cached_responses import MAX_REPEATABLE_BYTES, CachedResponses
+from host.frontends.grpc.contents import (
+    MIN_LARGE_INPUT_BYTES,
+    LargeInput,
+    decode_inputs,
+)
 from host.frontends.grpc.infer_request import (
     COMPILED,
     InferMessage,
@@ -18,11 +22,7 @@ from host.frontends.grpc.infer_request import (
     to_request,
 )
 from host.frontends.grpc.infer_response import encode_infer_response
-from host.frontends.grpc.large_contents import (
-    MIN_LARGE_INPUT_BYTES,
-    LargeInput,
-    decode_inputs,
-)
+from host.frontends.grpc.infer_stream import InferStream
 from host.frontends.grpc.methods import (
     EMPTY_CONTEXT,
     HEALTH_SERVICE,
@@ -36,13 +36,13 @@ from host.frontends.grpc.methods import (
     StreamWriter,
     UnaryHandler,
     UnaryMethod,
+    check_restriction,
+    restrict_method,
     to_host_error,
 )
 from host.frontends.grpc.placed_message import ReserveBlock
-from host.frontends.grpc.request_cache import RequestCache
-from host.frontends.grpc.restricted_methods import check_restriction, restrict_method
+from host.frontends.grpc.request_cache import MAX_REPEATABLE_BYTES, CachedResponses, RequestCache
 from host.frontends.grpc.standard_services import REFLECTION_SERVICES, StandardStreams
-from host.frontends.grpc.stream import InferStream
 from host.frontends.inference_core import (
     InferenceClient,
     InferenceCore,

@@ -16,9 +16,8 @@ from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler, SettingsHandler, SharedMemoryHandler
 from host.frontends.http.api_page import page
 from host.frontends.http.diagnostics import DiagnosticsHandler, RecordingHandler
-from host.frontends.http.exchange import HttpExchange
-from host.frontends.http.handler import Handler, answer_exchange
-from host.frontends.http.inference_endpoints import InferenceEndpoints
+from host.frontends.http.exchange import Handler, HttpExchange, answer_exchange
+from host.frontends.http.inference_app import InferenceEndpoints
 from host.frontends.http.metrics_endpoint import load_report
 from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.web_page import DASHBOARD, DASHBOARD_ROUTES, DashboardHandler

@@ -1,17 +1,30 @@
-"""One HTTP request and its response over ASGI, with a size limit for the body."""
+"""One HTTP request and its response over ASGI: its body, its errors and its trace events."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from host.access.clients import Client
-from host.errors import ErrorCode, HostError, TooManyRequests, invalid_argument
+from host.errors import (
+    ErrorCode,
+    HostError,
+    TooManyRequests,
+    invalid_argument,
+    unavailable,
+    unexpected_failure,
+)
+from host.frontends.http import json_text as json
 from host.frontends.http.json_text import error_body
+from host.frontends.http.routes import Route
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message
 from host.frontends.receive_memory import SMALL_BYTES, ReceiveBudget, ReceiveBuffer, ReservedBytes
-from host.inference.request import Buffer
+from host.inference.request import Buffer, InferRequest, RequestTracer
 
 JSON = b"application/json"
 BINARY = b"application/octet-stream"
@@ -243,3 +256,93 @@ class HttpExchange:
             [*headers, *error_headers(error)],
             status or HTTP_STATUS[error.code],
         )
+
+
+async def read_json_body(exchange: HttpExchange, max_size: int) -> bytes:
+    """Returns the body of a request. Raises HostError if it has more than `max_size` bytes."""
+    return await exchange.read_body(max_size, lambda size: json_too_large(size, max_size))
+
+
+async def read_json_object(exchange: HttpExchange, max_size: int) -> dict[str, Any]:
+    """Returns the body as a JSON object; an empty body, or other JSON, is an empty object.
+
+    Raises HostError if it is not JSON, or has more than `max_size` bytes.
+    """
+    body = await read_json_body(exchange, max_size)
+    document = json.parse(body) if body else {}
+    return document if isinstance(document, dict) else {}
+
+
+def json_too_large(size: int, most: int) -> HostError:
+    """Returns the error for a JSON part of more than `most` bytes."""
+    return invalid_argument(
+        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {most}"
+        " bytes. Use --http-max-input-size to increase the limit."
+    )
+
+
+_log = logging.getLogger("pbhost")
+
+Handler = Callable[[HttpExchange, Route], Awaitable[None]]
+
+
+async def answer_exchange(exchange: HttpExchange, answering: Awaitable[None]) -> None:
+    """Awaits the answer to a request; sends an error response if that fails."""
+    try:
+        await answering
+    except HostError as error:
+        await exchange.send_error(error, getattr(error, "headers", ()))
+    except ClientDisconnected:
+        pass
+    except asyncio.CancelledError:
+        # The client has disconnected, or the exit timeout of the server has passed.
+        if not exchange.response_started:
+            await exchange.send_error(unavailable("Server exiting"))
+    except Exception as error:  # a defect of ours
+        _log.error("unexpected failure of an HTTP request", exc_info=error)
+        if not exchange.response_started:
+            await exchange.send_error(unexpected_failure(error))
+
+
+def receive_started(tracing: RequestTracer | None) -> int:
+    """Returns the start time of a request in nanoseconds; 0 if tracing is off."""
+    return 0 if tracing is None else time.monotonic_ns()
+
+
+@contextmanager
+def trace_request(
+    tracing: RequestTracer | None,
+    exchange: HttpExchange,
+    request: InferRequest,
+    receive_started_ns: int,
+) -> Iterator[None]:
+    """Traces a request, whose body is complete, until its response is sent."""
+    if tracing is None:
+        yield
+        return
+
+    def header(name: str) -> str | None:
+        value = exchange.header(name)
+        return None if value is None else value.decode("latin-1")
+
+    trace = request.trace = tracing.start_trace(request.model_name, header)
+    if trace is None:
+        yield
+        return
+    trace.record_event("HTTP_RECV_START", receive_started_ns)
+    trace.record_event("HTTP_RECV_END")
+    try:
+        yield
+    finally:
+        trace.finish_response()
+
+
+@contextmanager
+def trace_response(request: InferRequest) -> Iterator[None]:
+    """Records the start and the end of sending a response."""
+    trace = request.trace
+    if trace is not None:
+        trace.record_event("HTTP_SEND_START")
+    yield
+    if trace is not None:
+        trace.record_event("HTTP_SEND_END")

@@ -10,22 +10,30 @@ from typing import Any
 from host.config.model_config import ModelConfig
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import HTTP_STATUS, JSON, Header, HttpExchange
+from host.frontends.http.exchange import (
+    HTTP_STATUS,
+    JSON,
+    Header,
+    HttpExchange,
+    json_too_large,
+    receive_started,
+    trace_request,
+    trace_response,
+)
 from host.frontends.http.inference_header import MAX_INLINE_BYTES, custom_parameter
-from host.frontends.http.json_body import json_too_large
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
-from host.frontends.http.steps import Steps, run_in_turns
 from host.frontends.http.tensors import (
     MAX_BYTES,
     JsonInputLimit,
+    Steps,
     binary_only_error,
     flatten,
     read_numbers,
     read_strings,
+    run_in_turns,
     write_tensor,
 )
-from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.inference_core import InferenceCore
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.inference.tensor_spec import wire_name

@@ -1,19 +1,49 @@
-"""The ASGI application of the inference endpoints alone; another one answers all other requests."""
+"""The inference endpoints, and an ASGI application of them alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from host.frontends.http.exchange import Header, HttpExchange
-from host.frontends.http.handler import answer_exchange
-from host.frontends.http.inference_endpoints import InferenceEndpoints
+from host.frontends.http import routes
+from host.frontends.http.exchange import Handler, Header, HttpExchange, answer_exchange
+from host.frontends.http.generate import GenerateHandler, LoadReport
+from host.frontends.http.infer_endpoint import InferHandler
 from host.frontends.http.metrics_endpoint import LOAD_REPORT_HEADER
-from host.frontends.http.routes import Route, find_route
+from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler
-from host.frontends.inference_core import InferenceCore, SendingKeys
+from host.frontends.inference_core import InferenceCore, OpenRequests, SendingKeys
 from host.frontends.receive_memory import ReceiveBudget
 from host.frontends.request_headers import HeaderForwarding, Restrictions
+
+
+class InferenceEndpoints:
+    """The handlers by endpoint, and `find_fast_handler` for requests without a task.
+
+    `max_input_size` is `--http-max-input-size`. `load_report`: for the generate endpoints.
+    `needs_key`: each request needs an API key; then all have a task, which checks it.
+    `open_requests` counts requests without a task; the application counts all others.
+    """
+
+    def __init__(
+        self,
+        core: InferenceCore,
+        max_input_size: int,
+        restrictions: Restrictions,
+        forwarding: HeaderForwarding,
+        load_report: LoadReport,
+        needs_key: bool,
+    ) -> None:
+        self.open_requests = OpenRequests()
+        needs_task = needs_key or "inference" in restrictions
+        infer = InferHandler(core, forwarding, max_input_size, needs_task, self.open_requests)
+        self.find_fast_handler = infer.find_handler
+        generate = GenerateHandler(core, max_input_size, load_report)
+        self.handlers: dict[Endpoint, Handler] = {
+            routes.INFER: infer.infer,
+            routes.GENERATE: generate.generate,
+            routes.GENERATE_STREAM: generate.generate_stream,
+        }
 
 
 class InferenceApp:

@@ -11,9 +11,8 @@ from typing import Any
 
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
-from host.frontends.http.infer_response import ALL_NAMES
 from host.frontends.http.json_arrays import CutText
-from host.frontends.http.tensors import JsonInputLimit, read_tensor
+from host.frontends.http.tensors import ALL_NAMES, JsonInputLimit, read_tensor
 from host.inference.request import Parameter, RequestShape, checked_correlation_text
 from host.instances.regions import RegionPart
 

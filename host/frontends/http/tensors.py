@@ -1,19 +1,20 @@
-"""Converts tensors from and to JSON arrays (docs/reference/protocol.md, "Data types", "Inference
-request", "Inference response").
-"""
+"""Converts tensors from and to JSON arrays, in steps, and responses to the parts of a body."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from host.errors import HostError, internal, invalid_argument
+from host.frontends.http import json_text as json
 from host.frontends.http.json_arrays import LargeArray
 from host.frontends.http.json_text import (
     dump_numbers,
@@ -23,9 +24,25 @@ from host.frontends.http.json_text import (
     with_context,
     wrong_type,
 )
-from host.frontends.http.steps import Steps
-from host.inference.request import Tensor, read_bytes
+from host.inference.request import Buffer, InferResponse, Tensor, read_bytes
 from stub.wire.datatypes import CODES
+
+_Result = TypeVar("_Result")
+
+Steps = Generator[None, None, _Result]
+"""Yields after each step but the last, and returns the result."""
+
+
+async def run_in_turns(steps: Steps[_Result]) -> _Result:
+    """Returns the result of all steps; each one has a turn of the event loop."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: _Result = done.value
+            return result
+        await asyncio.sleep(0)
+
 
 MAX_BYTES = 2**63 - 1
 MAX_NESTING = 100
@@ -326,3 +343,72 @@ def split_strings(data: bytes | memoryview) -> Iterator[list[bytes]]:
             elements = []
     if elements:
         yield elements
+
+
+_CACHE_SIZE = 2048  # entries of each cache
+
+
+class AllNames:
+    """A container of every name."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+ALL_NAMES = AllNames()
+
+
+def encode_infer_response(
+    response: InferResponse, binary: Container[str], outputs_in_shared_memory: Container[str]
+) -> Steps[tuple[bytes, list[Buffer]]]:
+    """Returns the JSON part, and the data of the outputs named in `binary`, in order.
+
+    Outputs in `outputs_in_shared_memory` have their data there already. Raises
+    HostError with the texts of docs/reference/protocol.md, "Inference response".
+    """
+    chunks: list[Buffer] = []
+    try:
+        parts = [b"{", _model_fields(response.model_name, response.model_version)]
+        if response.id:
+            parts[0] = b'{"id":%b,' % json.dump(response.id)
+        if response.parameters:
+            parts += (b',"parameters":', json.dump(response.parameters))
+        separator = b',"outputs":['
+        for tensor in response.outputs:
+            name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
+            parts.append(separator)
+            separator = b","
+            if name in outputs_in_shared_memory:
+                parts += (_output_head(name, datatype, shape), b"}")
+            elif name in binary:
+                data = read_bytes(tensor.data)
+                size = len(data) if type(data) is bytes else memoryview(data).nbytes
+                parts.append(_binary_output(name, datatype, shape, size))
+                if size:
+                    chunks.append(data)
+            else:
+                values = yield from write_tensor(tensor)
+                parts += (_output_head(name, datatype, shape), b',"data":', values, b"}")
+    except (TypeError, ValueError, BufferError) as error:  # a name, a shape, a value
+        raise internal(
+            f"response of model '{response.model_name}' cannot be sent: {error}"
+        ) from None
+    parts.append(b"]}" if response.outputs else b',"outputs":[]}')
+    return b"".join(parts), chunks
+
+
+@functools.lru_cache(_CACHE_SIZE)
+def _model_fields(name: str, version: int) -> bytes:
+    return b'"model_name":%b,"model_version":"%d"' % (json.dump(name), version)
+
+
+@functools.lru_cache(_CACHE_SIZE)
+def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    """Returns the JSON of an output without its closing brace."""
+    whole = json.dump({"name": name, "datatype": datatype, "shape": list(shape)})
+    return whole[:-1]
+
+
+@functools.lru_cache(_CACHE_SIZE)
+def _binary_output(name: str, datatype: str, shape: tuple[int, ...], size: int) -> bytes:
+    return _output_head(name, datatype, shape) + b',"parameters":{"binary_data_size":%d}}' % size

@@ -21,9 +21,14 @@ import numpy.typing as npt
 from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import JSON, HttpExchange
+from host.frontends.http.exchange import (
+    JSON,
+    HttpExchange,
+    receive_started,
+    trace_request,
+    trace_response,
+)
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
-from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.http1.cycle import STATUS_LINES, Header
 from host.frontends.http1.parser import FastHandler, ResponseCallback
 from host.frontends.inference_core import OpenRequests

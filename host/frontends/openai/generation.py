@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from host.core import Core
-from host.frontends.http.exchange import JSON, Header, HttpExchange
+from host.frontends.http.exchange import (
+    JSON,
+    Header,
+    HttpExchange,
+    receive_started,
+    trace_request,
+    trace_response,
+)
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
-from host.frontends.http.trace_events import receive_started, trace_request, trace_response
 from host.frontends.openai.answers import Answer, ResponseAnswer, sum_usage
 from host.frontends.openai.bodies import BodyReader, set_request_id
 from host.frontends.openai.contract import Contract

@@ -11,8 +11,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import JSON, HttpExchange
-from host.frontends.http.trace_events import receive_started, trace_request, trace_response
+from host.frontends.http.exchange import (
+    JSON,
+    HttpExchange,
+    receive_started,
+    trace_request,
+    trace_response,
+)
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract
 from host.frontends.openai.fields import IMAGES, SPEECH, Fields, check_fields

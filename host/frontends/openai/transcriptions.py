@@ -10,8 +10,13 @@ from typing import Any
 
 from host.errors import HostError
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import JSON, HttpExchange
-from host.frontends.http.trace_events import receive_started, trace_request, trace_response
+from host.frontends.http.exchange import (
+    JSON,
+    HttpExchange,
+    receive_started,
+    trace_request,
+    trace_response,
+)
 from host.frontends.openai.answers import event
 from host.frontends.openai.bodies import set_request_id
 from host.frontends.openai.contract import Contract

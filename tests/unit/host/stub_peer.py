@@ -18,14 +18,14 @@ from host.crashes.records import CrashRecords
 from host.environments.environment import Environment
 from host.health import ServerState
 from host.instances.pool import StubPool
-from host.instances.process import StubLaunch, StubProcess
+from host.instances.stub_process import StubLaunch, StubProcess
 from host.metrics.custom import CustomMetrics
 from host.models.registry import Registry
 from host.tracing.trace_settings import TraceConfig
 from host.tracing.tracer import Tracer
 from stub.channel import Channel
 from stub.wire import messages as m
-from stub.wire.payload import WireResponse, WireTensor
+from stub.wire.messages import WireResponse, WireTensor
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
 from tests.waiting import eventually

@@ -23,7 +23,7 @@ from stub.thread_worker import ThreadWorker
 from stub.wire import messages as m
 from stub.wire.arena import Arena, ArenaReader, Block, create_arena_file
 from stub.wire.datatypes import CODES
-from stub.wire.payload import WireRequest, WireResponse, WireTensor
+from stub.wire.messages import WireRequest, WireResponse, WireTensor
 from stub.wire.ring import (
     BLS_RING,
     HOST_RING,

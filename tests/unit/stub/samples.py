@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stub.wire import messages as m
-from stub.wire.payload import WireRequest, WireResponse
+from stub.wire.messages import WireRequest, WireResponse
 
 SOURCE = m.ModelSource("/models/x", 1, "model.py")
 REQUEST = WireRequest("id", [], [], {})

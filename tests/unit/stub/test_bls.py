@@ -16,7 +16,7 @@ import pytest
 
 import pb_utils
 from stub.wire import messages as m
-from stub.wire.payload import WireError, WireRequest, WireResponse, WireTensor
+from stub.wire.messages import WireError, WireRequest, WireResponse, WireTensor
 from tests.conftest import DEADLINE
 from tests.unit.stub.host_peer import (
     HOST_ARENA,

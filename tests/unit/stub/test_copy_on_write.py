@@ -22,8 +22,7 @@ from stub.conversion import tensor_from_wire, tensor_to_wire
 from stub.copy_on_write import CopyOnWriteMapping
 from stub.memory import StubMemory
 from stub.wire.arena import Arena, Block, create_arena_file
-from stub.wire.messages import OpenArena
-from stub.wire.payload import WireTensor
+from stub.wire.messages import OpenArena, WireTensor
 from stub.wire.shared_file import PAGE
 
 SIZE = 1 << 18  # bytes: the minimum for a view

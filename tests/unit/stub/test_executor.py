@@ -10,7 +10,7 @@ import pytest
 
 import pb_utils
 from stub.wire import messages as m
-from stub.wire.payload import WireRequest, WireTensor
+from stub.wire.messages import WireRequest, WireTensor
 from tests.conftest import DEADLINE
 from tests.unit.stub.host_peer import (
     FAILED,

@@ -10,8 +10,7 @@ import sys
 
 import pytest
 
-from stub.wire.fork_protocol import send_request
-from stub.wire.spawn import SpawnArguments
+from stub.wire.spawn import SpawnArguments, send_request
 from tests.conftest import DEADLINE, ROOT
 
 SPAWN = SpawnArguments("ipc:///nowhere", "", "", 0, 0, 0, 0, 0, 1, 0, 4096, 0, 4096)

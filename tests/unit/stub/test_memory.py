@@ -15,10 +15,10 @@ import pb_utils
 from stub.conversion import request_from_wire, response_to_wire, tensor_from_wire, tensor_to_wire
 from stub.memory import SharedMemoryUnavailable, StubMemory
 from stub.wire.arena import Arena, Block, create_arena_file
-from stub.wire.messages import OpenArena
-from stub.wire.payload import (
+from stub.wire.messages import (
     INLINE_ALWAYS,
     INLINE_LIMIT,
+    OpenArena,
     WireRequest,
     WireResponse,
     WireTensor,

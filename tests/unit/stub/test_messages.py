@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stub.wire import messages as m
-from stub.wire.payload import Parameter, TraceLink, WireError, WireRequest, WireResponse, WireTensor
+from stub.wire.messages import (
+    Parameter,
+    TraceLink,
+    WireError,
+    WireRequest,
+    WireResponse,
+    WireTensor,
+)
 from stub.wire.spawn import SpawnArguments
 from tests.unit.stub.samples import TO_HOST, TO_STUB
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stub.wire import ring
-from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT
+from stub.wire.messages import INLINE_ALWAYS, INLINE_LIMIT
 from stub.wire.ring import (
     RING_BYTES,
     RingError,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
-from host.frontends.grpc.h2.hpack_decoder import (
+from host.frontends.grpc.h2.hpack import (
     CONNECTION_SPECIFIC,
     NAME_BYTES,
     Field,

@@ -15,10 +15,10 @@ from host.frontends.grpc.h2.frames import (
     PADDED,
     PREFACE,
     WINDOW_UPDATE,
+    ConnectionLimits,
     H2ConnectionError,
     H2ErrorCode,
 )
-from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.receive_memory import Piece
 
 _MIN_VIEW_BYTES = 16384  # bytes; a smaller view would keep much more memory alive

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from host.frontends.grpc.h2 import frames
-from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode, Setting
-from host.frontends.grpc.h2.limits import ConnectionLimits
+from host.frontends.grpc.h2.frames import ConnectionLimits, H2ConnectionError, H2ErrorCode, Setting
 from host.frontends.receive_memory import Piece
 from host.frontends.sockets import SocketWriter
 

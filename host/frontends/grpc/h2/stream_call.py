@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
-from host.frontends.grpc.h2 import status
-from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall
-from host.frontends.grpc.h2.messages import PREFIX, MessageReader, compress, decompress
-from host.frontends.grpc.h2.rpc import Rpc
-from host.frontends.grpc.h2.status import RpcError, StatusCode
+from host.frontends.grpc.h2 import grpc_messages
+from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall, Rpc
+from host.frontends.grpc.h2.grpc_messages import (
+    PREFIX,
+    MessageReader,
+    RpcError,
+    StatusCode,
+    compress,
+    decompress,
+)
 from host.frontends.grpc.methods import RETRY_METADATA, StreamHandler, StreamMethod
 from host.frontends.receive_memory import Piece, ReservedBytes
 
@@ -129,8 +134,10 @@ class StreamCall(GrpcCall):
         self._cancel_deadline()
         trailers = OK_TRAILERS
         if retry is not None:
-            trailers += status.hpack_field(RETRY_METADATA, b"%d" % retry)
-        self.send_trailers(trailers if self._headers_sent else status.RESPONSE_HEADERS + trailers)
+            trailers += grpc_messages.hpack_field(RETRY_METADATA, b"%d" % retry)
+        self.send_trailers(
+            trailers if self._headers_sent else grpc_messages.RESPONSE_HEADERS + trailers
+        )
         self.connection.send_buffer.flush()
 
     async def _decompress_and_deliver(self, message: bytes, reserved: ReservedBytes | None) -> None:

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Awaitable
 
 from host.errors import HostError
-from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall, encode_response
-from host.frontends.grpc.h2.messages import (
+from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall, Rpc, encode_response
+from host.frontends.grpc.h2.grpc_messages import (
     PREFIX,
     MessageReader,
     ReceivedMessage,
+    RpcError,
+    StatusCode,
     compress,
     decompress,
 )
-from host.frontends.grpc.h2.rpc import Rpc
-from host.frontends.grpc.h2.status import RpcError, StatusCode
-from host.frontends.grpc.h2.stream import JOIN_UP_TO
+from host.frontends.grpc.h2.h2_stream import JOIN_UP_TO
 from host.frontends.grpc.methods import UnaryMethod
 from host.frontends.receive_memory import Piece, ReservedBytes
 

@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from host.frontend_processes import messages as m
-from host.frontend_processes.link import MessageLink
+from host.frontend_processes import frontend_messages as m
+from host.frontend_processes.frontend_link import MessageLink
 from host.instances.ring_link import RingFiles
 
 DEADLINE = 60

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
-from host.frontend_processes import messages as m
+from host.frontend_processes import frontend_messages as m
 from host.frontend_processes.core_link import CoreLink
 from stub.wire.ring import RING_BYTES
 from tests.unit.host.frontend_processes.core_thread import DEADLINE, CoreThread

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from host.errors import HostError
-from host.frontend_processes import messages as m
+from host.frontend_processes import frontend_messages as m
 from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.core_proxy import CoreProxy
-from host.frontend_processes.frontend_memory import FrontendMemory
-from host.frontend_processes.remote_trace import RemoteTrace
+from host.frontend_processes.exchanged_memory import FrontendMemory
+from host.frontend_processes.remote_state import RemoteTrace
 from host.inference.request import InferRequest, RequestShape, Tensor
 from stub.wire.arena import create_arena_file
 from tests.unit.host.frontend_processes.core_thread import CoreThread

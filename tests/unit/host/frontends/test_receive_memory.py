@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from host.frontends import receive_memory
 from host.frontends.compression import decompress_in_steps
-from host.frontends.grpc.h2.messages import PREFIX, MessageReader
-from host.frontends.grpc.h2.status import RpcError, StatusCode
+from host.frontends.grpc.h2.grpc_messages import PREFIX, MessageReader, RpcError, StatusCode
 from host.frontends.receive_memory import (
     SMALL_BYTES,
     OutOfReceiveMemory,

@@ -21,11 +21,11 @@ import psutil
 import pytest
 
 from host.environments.environment import Environment, StubSources
-from host.instances.bound_process import BoundProcessLauncher
 from host.instances.fork_client import ForkClient
-from host.instances.launchers import ForkLauncher
-from host.instances.process import Launcher, StubLaunch, StubProcess
-from stub.wire.fork_protocol import (
+from host.instances.launchers import BoundProcessLauncher, ForkLauncher
+from host.instances.stub_process import Launcher, StubLaunch, StubProcess
+from stub.wire.spawn import (
+    SpawnArguments,
     receive_event,
     receive_request,
     send_ended,
@@ -33,7 +33,6 @@ from stub.wire.fork_protocol import (
     send_request,
     send_started,
 )
-from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE, ROOT
 from tests.descriptors import descriptors
 from tests.waiting import FakeClockLoop

@@ -10,15 +10,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.inference.call import Call
+from host.inference.call import Batch, Call
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
-from host.instances.batch import Batch
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
 from host.logs.formats import Label
 from host.metrics.custom import CustomMetrics
 from stub.wire import messages as m
-from stub.wire.payload import WireRequest, WireResponse
+from stub.wire.messages import WireRequest, WireResponse
 from tests.conftest import DEADLINE
 from tests.descriptors import descriptors
 from tests.unit.host.call_parties import RecordingHolder

@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from host.environments.environment import Environment, StubSources
-from host.instances.launchers import ForkLauncher, SpawnLauncher
-from host.instances.process import Launcher, StubLaunch
-from host.instances.terminal import TerminalLauncher
+from host.instances.launchers import ForkLauncher, SpawnLauncher, TerminalLauncher
+from host.instances.stub_process import Launcher, StubLaunch
 from stub.wire.spawn import SpawnArguments
 from tests.descriptors import descriptors
 

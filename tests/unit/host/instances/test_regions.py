@@ -19,8 +19,7 @@ from host.inference.call import Call
 from host.inference.request import InferRequest, Tensor, copy_from_shared_memory, read_bytes
 from host.inference.validation import Signature
 from host.instances.arenas import Arenas
-from host.instances.client_memory import write_outputs
-from host.instances.regions import RegionBlock, Regions
+from host.instances.regions import RegionBlock, Regions, write_outputs
 from stub.wire.shared_file import PAGE
 
 SHAPED = """

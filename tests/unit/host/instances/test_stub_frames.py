@@ -13,14 +13,13 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from host.inference.call import Call
+from host.inference.call import Batch, Call
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
-from host.instances.batch import Batch
 from host.instances.bls_requests import BlsRequest
 from host.instances.instance import Instance
 from host.logs.formats import Label
 from stub.wire import messages as m
-from stub.wire.payload import INLINE_LIMIT, WireError, WireRequest, WireResponse, WireTensor
+from stub.wire.messages import INLINE_LIMIT, WireError, WireRequest, WireResponse, WireTensor
 from tests.conftest import ALL, DEADLINE
 from tests.unit.host.call_parties import RecordingHolder
 from tests.unit.host.stub_peer import PeerLauncher, initialize_message, stub_pool

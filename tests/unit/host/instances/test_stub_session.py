@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from host.errors import ErrorCode
-from host.inference.call import Call
+from host.inference.call import Batch, Call
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor
-from host.instances.batch import Batch
 from host.instances.pool import StubPool
 from host.instances.stub_log import StubLog
 from host.instances.stub_session import StubSession
@@ -19,7 +18,7 @@ from host.logs.formats import Label
 from host.tracing.trace import Trace, TraceTree
 from pb_utils._model_texts import NOT_RESCHEDULED
 from stub.wire import messages as m
-from stub.wire.payload import INLINE_ALWAYS, INLINE_LIMIT, WireError, WireResponse, WireTensor
+from stub.wire.messages import INLINE_ALWAYS, INLINE_LIMIT, WireError, WireResponse, WireTensor
 from stub.wire.session import State
 from tests.conftest import DEADLINE
 from tests.unit.host.stub_peer import PeerLauncher, stub_pool

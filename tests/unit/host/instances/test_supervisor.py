@@ -11,7 +11,7 @@ from host.inference.call import Call
 from host.inference.request import InferRequest
 from host.instances.instance import Instance
 from host.instances.pool import StubPool
-from host.instances.process import RestartBackoff
+from host.instances.stub_process import RestartBackoff
 from host.instances.supervisor import Supervisor, prefetch_limit, reclaimable_limit
 from host.logs.formats import Label
 from host.scheduling.direct import DirectScheduler

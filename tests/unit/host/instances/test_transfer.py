@@ -11,20 +11,17 @@ import pytest
 
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.request import InferRequest, InferResponse, Tensor
-from host.instances.arenas import ArenaFile, Arenas
-from host.instances.process_memory import arena_full_error
+from host.instances.arenas import ArenaFile, Arenas, arena_full_error
 from host.instances.transfer import BLS, WORK, TensorTransfer
 from host.tracing.trace import Trace, TraceTree
 from stub.wire.arena import Arena, ArenaFull
 from stub.wire.messages import (
+    INLINE_ALWAYS,
+    INLINE_LIMIT,
     BlockRelease,
     CloseArena,
     OpenArena,
     ToStub,
-)
-from stub.wire.payload import (
-    INLINE_ALWAYS,
-    INLINE_LIMIT,
     WireError,
     WireRequest,
     WireTensor,

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
 from host.frontends.grpc.h2.headers import _check_request
-from host.frontends.grpc.h2.hpack_decoder import HpackDecoder
+from host.frontends.grpc.h2.hpack import HpackDecoder
 from host.frontends.grpc.infer_request import (
     MIN_VIEW_BYTES,
     describe_usual_request,
@@ -23,7 +23,7 @@ from host.frontends.grpc.infer_request import (
 from host.inference.request import InferRequest
 from host.instances.regions import Regions
 from host.lane import message_reader, state
-from tests.unit.host.frontends.grpc.h2.test_hpack_decoder import (
+from tests.unit.host.frontends.grpc.h2.test_hpack import (
     CAPTURED,
     FIELDS,
     MAX_LIST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from host.instances.gpu_memory import GpuMemory
+from host.instances.gpus import GpuMemory
 from host.model_control.memory_budget import MemoryUsage, ModelMemory
 
 

@@ -10,10 +10,9 @@ from tritonclient.grpc import service_pb2 as pb
 from host.cache.local import LocalStore
 from host.cache.responses import CacheHit, ResponseCache
 from host.errors import HostError
-from host.frontends.grpc.cached_responses import CachedResponses
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
 from host.frontends.grpc.infer_response import encode_infer_response
-from host.frontends.grpc.request_cache import RequestCache
+from host.frontends.grpc.request_cache import CachedResponses, RequestCache
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
 from host.metrics.statistics import InferenceCounters

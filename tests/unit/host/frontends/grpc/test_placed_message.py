@@ -14,14 +14,12 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
-from host.frontends.grpc.admin import admin_services
-from host.frontends.grpc.cached_responses import is_repeatable
-from host.frontends.grpc.h2.messages import PREFIX, MessageReader
-from host.frontends.grpc.h2.status import RpcError
+from host.frontends.grpc.grpc_admin import admin_services
+from host.frontends.grpc.h2.grpc_messages import PREFIX, MessageReader, RpcError
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
-from host.frontends.grpc.message_limits import MAX_FIELDS
 from host.frontends.grpc.placed_message import MIN_PLACED_BYTES, PlacedMessage
-from host.frontends.grpc.request_cache import RequestCache
+from host.frontends.grpc.protobuf_wire import MAX_FIELDS
+from host.frontends.grpc.request_cache import RequestCache, is_repeatable
 from host.frontends.grpc.service import GrpcService
 from host.frontends.receive_memory import ReceiveBudget
 from host.inference.request import InferRequest

@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import ErrorCode, HostError, internal
-from host.frontends.grpc.admin import admin_services
+from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.methods import (
     EMPTY_CONTEXT,
     GRPC_STATUS,

@@ -25,12 +25,10 @@ from host.frontends.http import generate, json_reader, json_text
 from host.frontends.http import tensors as http_tensors
 from host.frontends.http.admin import trace_change
 from host.frontends.http.exchange import HttpExchange
-from host.frontends.http.infer_request import raw_request, to_request
-from host.frontends.http.infer_response import encode_infer_response
+from host.frontends.http.infer_endpoint import raw_request, to_request
 from host.frontends.http.inference_header import MAX_CACHED_BYTES, InferenceHeaderReader
 from host.frontends.http.routes import find_route
-from host.frontends.http.steps import run_in_turns
-from host.frontends.http.tensors import JsonInputLimit
+from host.frontends.http.tensors import JsonInputLimit, encode_infer_response, run_in_turns
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions

@@ -26,8 +26,8 @@ from hyperframe.frame import (
 )
 
 from host.errors import not_found
+from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.frontend import H2Frontend
-from host.frontends.grpc.h2.limits import ConnectionLimits
 from host.frontends.grpc.methods import (
     GrpcOptions,
     ResponseCallback,

@@ -21,8 +21,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from host.frontends.grpc.h2.frames import H2ErrorCode
-from host.frontends.grpc.h2.limits import ConnectionLimits
+from host.frontends.grpc.h2.frames import ConnectionLimits, H2ErrorCode
 from tests.conftest import DEADLINE, wait_until
 from tests.unit.host.frontends.grpc.h2.h2_peer import (
     PREFACE,

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from host.frontends.grpc.h2.connection import H2Connection
-from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
-from host.frontends.grpc.h2.limits import ConnectionLimits
+from host.frontends.grpc.h2.frames import ConnectionLimits, H2ConnectionError, H2ErrorCode
+from host.frontends.grpc.h2.frontend import Router
+from host.frontends.grpc.h2.h2_connection import H2Connection
 from host.frontends.grpc.h2.reader import FrameReader
-from host.frontends.grpc.h2.route import Router
 from host.frontends.grpc.methods import GrpcOptions
 from host.frontends.receive_memory import Piece, ReceiveBudget
 from host.instances.busy_polling import no_connection_hook

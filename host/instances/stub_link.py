@@ -1,0 +1,160 @@
+"""The connection to one stub: rings in shared memory, and ZeroMQ for its service thread."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from host.instances.busy_polling import BusyPoller
+from host.instances.host_channel import Channel
+from host.instances.ring_link import (
+    FrameReceiver,
+    FrameSender,
+    RingFiles,
+    event_writer,
+    full_counter_error,
+)
+from stub.wire.messages import ToStub, encode
+from stub.wire.ring import BLS_RING, HOST_RING, RECLAIMABLE, WORK_RING, map_ring
+
+_BYTES_PER_FRAME = 128  # more bytes, with many messages, count as further frames
+_MAX_RECLAIMABLE = 64  # the newest frames of work that can be reclaimed
+
+ReclaimedFrame = tuple[int, tuple[ToStub, ...]]
+"""The number of the batch in a reclaimed frame, and the other messages of the frame."""
+
+
+class Link:
+    """The connection to one stub. Frames that come before `start_reading` are ignored.
+
+    Only the link knows what carries a message: a ring for work, for responses to BLS requests and
+    for what the stub sends; ZeroMQ for the rest. `on_error` is called with the reason if the stub
+    breaks the protocol of the rings. Raises OSError.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        busy_poller: BusyPoller,
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self.token = secrets.token_hex(8)
+        self._files = RingFiles("pbhost-rings", 3)
+        self.rings_fd = self._files.memory
+        self.work_event, self.host_event, self.bls_event = self._files.events
+        self._doorbell = busy_poller.doorbell(
+            self.work_event, lambda: on_error(full_counter_error())
+        )
+        self._work = FrameSender(map_ring(self.rings_fd, WORK_RING), self._doorbell.announce_frames)
+        self.inline_limit = self._work.inline_limit  # bytes of tensors in the next frame of work
+        # The newest frames, if they can be reclaimed, and where they start in the ring.
+        self._reclaimable: deque[tuple[int, ReclaimedFrame]] = deque(maxlen=_MAX_RECLAIMABLE)
+        self._flags = 0
+        self._bls = FrameSender(
+            map_ring(self.rings_fd, BLS_RING), event_writer(self.bls_event, on_error)
+        )
+        self.bls_inline_limit = self._bls.inline_limit  # the same for BLS responses
+        self._inbox = FrameReceiver(
+            map_ring(self.rings_fd, HOST_RING),
+            self.host_event,
+            on_error,
+            bytes_per_frame=_BYTES_PER_FRAME,
+        )
+        self._channel = channel
+        self._on_frame: Callable[[bytes], None] = lambda frame: None
+        self.dropped_frames = 0  # frames by ZeroMQ after the first one
+        self._connected = False
+        self._open = True
+
+    def start_reading(self, on_frame: Callable[[bytes], None]) -> None:
+        """Calls `on_frame` with every frame of the stub, in the order in which it was sent."""
+        self._on_frame = on_frame
+        self._channel.register(self.token, self._on_channel_frame)
+        self._inbox.start_reading(on_frame, self._doorbell.stub_answered)
+
+    def _on_channel_frame(self, frame: bytes) -> None:
+        """The first frame of a stub comes by ZeroMQ, which can send to it from then on."""
+        if self._connected:
+            self.dropped_frames += 1
+        else:
+            self._connected = True
+            self._on_frame(frame)
+
+    def send_work(
+        self, messages: Sequence[ToStub], reclaimed: ReclaimedFrame | None = None
+    ) -> None:
+        """Sends a frame to the stub's main thread. Frames for a stub that is gone are dropped.
+
+        `reclaimed`: what `reclaim_frames` returns if it reclaims this frame.
+        """
+        if not self._open:
+            return
+        work = self._work
+        if reclaimed is not None and not self._flags & RECLAIMABLE:
+            self._set_flags(self._flags | RECLAIMABLE)
+        start = work.written
+        if work.send(encode(messages)) and reclaimed is not None:
+            self._reclaimable.append((start, reclaimed))
+        elif self._reclaimable:
+            self._reclaimable.clear()
+
+    def reclaim_frames(self, most: int) -> list[ReclaimedFrame]:
+        """Removes at most `most` of the newest frames of work that the stub has not taken.
+
+        Returns the oldest first.
+
+        The counter of the eventfd decides which these are: what the host has read from it, the stub
+        can no longer read. Nothing is reclaimed before a frame that was not sent to be reclaimed.
+        """
+        reclaimed: list[ReclaimedFrame] = []
+        if not self._open or not self._reclaimable:
+            return reclaimed
+        unread = self._doorbell.withdraw_frames()
+        while unread and self._reclaimable and len(reclaimed) < most:
+            start, frame = self._reclaimable.pop()
+            self._work.rewind(start)
+            reclaimed.append(frame)
+            unread -= 1
+        if unread:
+            self._doorbell.restore_frames(unread)
+        reclaimed.reverse()
+        return reclaimed
+
+    def send_bls_responses(self, messages: Sequence[ToStub]) -> None:
+        """Sends a frame of BLS responses to the thread of the stub that reads them."""
+        self._bls.send(encode(messages))
+
+    def send_service(self, messages: Sequence[ToStub]) -> None:
+        """Sends a frame to the stub's service thread."""
+        self._channel.send(self.token, encode(messages))
+
+    def set_log_levels(self, levels: int) -> None:
+        """Tells the stub which levels of `pb_utils.Logger` are written; level n is bit n."""
+        if self._open:
+            self._set_flags(levels | (self._flags & RECLAIMABLE))
+
+    def _set_flags(self, flags: int) -> None:
+        self._flags = flags
+        self._work.set_flags(flags)
+
+    def read_announced(self) -> None:
+        """Reads the frames that were announced so far, all in this turn of the loop."""
+        self._inbox.read_announced()
+
+    def stop_reading(self) -> None:
+        """Reads nothing more from a stub that breaks the protocol."""
+        if self._open:
+            self._inbox.stop_reading()
+            self._channel.unregister(self.token)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._open:
+            self._open = False
+            self._channel.unregister(self.token)
+            self._doorbell.close()
+            self._work.close()
+            self._bls.close()
+            self._inbox.close()
+            self._files.close()
