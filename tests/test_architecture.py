@@ -211,7 +211,6 @@ def test_the_side_of_bound_functions_is_not_a_host(name: str) -> None:
         ),
         *(f"host.frontends.http.{name}" for name in ("infer_endpoint", "generate")),
         "host.frontends.http.inference_app",
-        "host.frontends.http.inference_app",
         "host.frontend_processes.core_proxy",
         "host.frontend_processes.frontend_process",
     ],
