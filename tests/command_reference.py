@@ -17,7 +17,7 @@ HEAD = """\
 
 This page has the text of `--help` of each command, and is generated from it. `--help=TEXT` prints
 only the flags that have TEXT in their name or description. The flags of `pbhost serve` are in
-[Every flag](../how-to/operations.md#every-flag).
+[Every flag](flags.md#every-flag).
 
 Commands that ask a server take the address of its HTTP port, and `http://localhost:8000` if it is
 left out. Errors are one line on standard error. The exit status is 0 for success, 1 for a failure,

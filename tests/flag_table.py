@@ -1,4 +1,4 @@
-"""The section "Every flag" of docs/how-to/operations.md, generated from the options.
+"""The section "Every flag" of docs/reference/flags.md, generated from the options.
 
 `python -m tests.flag_table` updates the page.
 """
@@ -13,7 +13,7 @@ from host.options.command_line import DEPRECATED
 from host.options.flags import Flag, Status
 from host.options.server_flags import FLAGS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "operations.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "flags.md"
 BEGIN, END = "## Every flag\n", "\n## "
 WIDTH = 128
 

@@ -133,7 +133,7 @@ def _post(
     operation = operations.operation(
         "inference", TAG, summary, answer,
         body=json_body(schema, True, {"model": models[0], **example}),
-        details="Fields, and what becomes of them: docs/how-to/openai.md.",
+        details="Fields, and what becomes of them: docs/reference/openai.md.",
     )  # fmt: skip
     return {"post": _with_errors(operation)}
 
@@ -154,7 +154,7 @@ def _transcriptions(operations: Operations, models: Sequence[str]) -> Schema:
     operation = operations.operation(
         "inference", TAG, "Ask a model for the text of a sound", {JSON: {"schema": _OBJECT}},
         body={"required": True, "content": {"multipart/form-data": {"schema": schema}}},
-        details="Fields, and what becomes of them: docs/how-to/openai.md.",
+        details="Fields, and what becomes of them: docs/reference/openai.md.",
     )  # fmt: skip
     return {"post": _with_errors(operation)}
 

@@ -1,6 +1,6 @@
 """Checks the fields of requests: JSON types, ranges and contradictions.
 
-The fields are in docs/how-to/openai.md. `null` means that a field is absent. Fields that are not
+The fields are in docs/reference/openai.md. `null` means that a field is absent. Fields that are not
 checked here pass as they are: models may have inputs of any name.
 """
 

@@ -1,6 +1,6 @@
 """The errors of the OpenAI routes: their statuses, types, codes and JSON form.
 
-The rules are in docs/how-to/openai.md, Errors.
+The rules are in docs/reference/openai.md, Errors.
 """
 
 from __future__ import annotations

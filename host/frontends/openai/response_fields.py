@@ -1,6 +1,6 @@
 """Converts the fields of `POST /v1/responses` to those of a chat.
 
-The fields are in docs/how-to/openai.md, Responses. The server keeps no responses, so fields that
+The fields are in docs/reference/openai.md, Responses. The server keeps no responses, so fields that
 refer to stored ones are refused.
 """
 

@@ -726,7 +726,7 @@ def test_every_flag_of_triton_is_known() -> None:
 
 def test_the_operators_page_says_what_becomes_of_every_flag() -> None:
     assert flag_table.written().strip() == flag_table.section().strip(), (
-        "docs/how-to/operations.md is behind the options; run: python -m tests.flag_table"
+        "docs/reference/flags.md is behind the options; run: python -m tests.flag_table"
     )
 
 

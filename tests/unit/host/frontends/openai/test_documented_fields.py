@@ -19,7 +19,8 @@ from host.frontends.openai.fields import (
 from host.frontends.openai.inputs import SCHEDULING_FIELDS
 from host.frontends.openai.response_fields import KNOWN_RESPONSE_FIELDS
 
-GUIDE = Path(__file__).parents[5] / "docs" / "how-to" / "openai.md"
+DOCS = Path(__file__).parents[5] / "docs"
+PAGES = (DOCS / "reference" / "openai.md", DOCS / "how-to" / "openai-media.md")
 OLD = {"functions", "function_call"}
 TABLES = {
     "Of chats and completions:": KNOWN_FIELDS[CHAT] | KNOWN_FIELDS[COMPLETIONS],
@@ -33,7 +34,8 @@ TABLES = {
 
 def listed(heading: str) -> list[str]:
     """The fields of the first column of the table of fields after a heading."""
-    text = GUIDE.read_text().split(f"\n{heading}\n", 1)[1]
+    guide = "\n".join(page.read_text() for page in PAGES)
+    text = guide.split(f"\n{heading}\n", 1)[1]
     rows = text.split("\n| field | |\n|---|---|\n", 1)[1].split("\n\n", 1)[0].splitlines()
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
 
