@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,10 @@ import pytest
 from host.environments.environment import Environment, StubSources
 from host.instances.fork_client import ForkClient
 from host.instances.launchers import BoundProcessLauncher, ForkLauncher
+from host.instances.ring_link import RingFiles
 from host.instances.stub_process import Launcher, StubLaunch, StubProcess
+from stub.wire.arena import file_size
+from stub.wire.shared_file import create_shared_file
 from stub.wire.spawn import (
     SpawnArguments,
     receive_event,
@@ -51,26 +55,43 @@ class StubLauncher:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self.codes: asyncio.Queue[int] = asyncio.Queue()
-        self._lifelines: list[int] | None = None
+        self._spawn = SPAWN
+        self._opened: ExitStack | None = None
 
     def __enter__(self) -> StubLauncher:
-        self._lifelines = []
+        self._opened = ExitStack()
+        rings = RingFiles("rings", 3)
+        self._opened.callback(rings.close)
+        arenas = [create_shared_file("arena", file_size(SPAWN.arena_limit)) for _ in range(2)]
+        for arena in arenas:
+            self._opened.callback(os.close, arena)
+        self._spawn = replace(
+            SPAWN,
+            rings_fd=rings.memory,
+            work_event_fd=rings.events[0],
+            host_event_fd=rings.events[1],
+            bls_event_fd=rings.events[2],
+            arena_fd=arenas[0],
+            host_arena_fd=arenas[1],
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
-        for lifeline in self._lifelines or []:
-            os.close(lifeline)
+        if self._opened is not None:
+            self._opened.close()
 
     async def launch(self, token: str = "t", environment: Environment | None = None) -> StubProcess:
         read, lifeline = os.pipe()
-        if self._lifelines is None:
+        spawn = replace(self._spawn, token=token)
+        if self._opened is None:
             os.close(read)
         else:
-            self._lifelines.append(read)
+            self._opened.callback(os.close, read)
+            spawn = replace(spawn, lifeline_fd=read)
         try:
             return await self._launcher.launch(
                 StubLaunch(
-                    replace(SPAWN, token=token),
+                    spawn,
                     lifeline,
                     _ignore_output,
                     self.codes.put_nowait,
