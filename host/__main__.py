@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from host.system.host_process import fork_from_init, open_standard_streams
-from stub.wire.dependencies import import_dependencies
+from stub.wire.early_imports import import_dependencies
 
 _USAGE = """\
 Usage: pbhost COMMAND [arguments] [options]
@@ -133,7 +133,7 @@ def _import(command: str) -> Callable[[list[str]], NoReturn] | None:
         case "completion":
             from host.cli.completion import main
         case "version" | "--version":
-            from host.cli.version import main
+            from host.cli.doctor import print_version as main
         case _:
             return None
     return main

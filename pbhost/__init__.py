@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from host.model_control.control import ModelControlHook
     from host.options.options import Options
     from host.remote import RemoteModelProvider, RemoteVersion
-    from host.server.blocking import BlockingServer
+    from host.server.blocking_server import BlockingServer
     from host.server.collectors import QueueState
     from host.server.own_models import OwnModels
     from host.server.server import Server
@@ -51,7 +51,7 @@ __all__ = [
 
 _HOMES = {
     "AsyncClient": "host.client.aio",
-    "BlockingServer": "host.server.blocking",
+    "BlockingServer": "host.server.blocking_server",
     "Client": "host.client.blocking",
     "ErrorCode": "host.errors",
     "GrpcApplication": "host.frontends.grpc.grpc_application",

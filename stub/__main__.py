@@ -16,13 +16,13 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
     sys.path[0] = os.path.dirname(_here)
 
     from stub.process import lead_process_group, set_up_stub_process
-    from stub.wire.dependencies import import_dependencies
+    from stub.wire.early_imports import import_dependencies
 
     lead_process_group()  # first: until then, signals of a terminal come here
     gc.disable()  # modules make hardly any garbage: collections only take time
     import_dependencies()
 
-    from stub.channel import ThreadsUnavailable
+    from stub.stub_channel import ThreadsUnavailable
     from stub.wire.spawn import NO_THREADS_STATUS, SpawnArguments
     from stub.worker import Worker
 

@@ -6,10 +6,10 @@ from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
 
-from stub.channel import Channel, HostGone
 from stub.coroutines import CoroutineRunner, current_batch
 from stub.executor import Executor, RunningBatch
 from stub.memory import StubMemory
+from stub.stub_channel import Channel, HostGone
 from stub.wire.messages import Execute, Finalize, ToHost, ToStub
 
 if TYPE_CHECKING:

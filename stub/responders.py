@@ -10,9 +10,9 @@ import pb_utils
 from pb_utils._model_code import describe_undeclared
 from pb_utils._model_texts import limit_text
 from pb_utils._response import Responder
-from stub.channel import Channel
 from stub.conversion import error_response, response_to_wire
 from stub.memory import StubMemory
+from stub.stub_channel import Channel
 from stub.wire.arena import Block
 from stub.wire.messages import (
     Initialize,

@@ -21,8 +21,7 @@ import pb_utils
 from pb_utils._model_texts import BLS_NOT_ALLOWED, limit_text
 from pb_utils._request_fields import RequestFields
 from pb_utils._runtime import ResponseReceiver
-from stub.bls_requests import BlsBursts, BlsReader, BlsWaiter
-from stub.channel import Channel
+from stub.bls_exchange import BlsBursts, BlsReader, BlsWaiter
 from stub.conversion import (
     ConversionError,
     arena_full_message,
@@ -33,6 +32,7 @@ from stub.conversion import (
 from stub.coroutines import current_batch
 from stub.host_calls import HostCalls
 from stub.memory import StubMemory
+from stub.stub_channel import Channel
 from stub.wire.arena import ArenaFull, Block
 from stub.wire.log_budget import LogBudget
 from stub.wire.messages import (

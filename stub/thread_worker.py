@@ -13,9 +13,9 @@ import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import pb_utils
-from stub.channel import HostGone
 from stub.forked_children import ForkedChildren
 from stub.host_calls import HOST_GONE
+from stub.stub_channel import HostGone
 from stub.user_model import ModelFailure, UserModel
 from stub.wire import messages as m
 from stub.wire.spawn import (

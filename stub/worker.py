@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional
 import pb_utils
 from pb_utils._api_modules import report_to
 from pb_utils._storage import set_copy_on_write_mapper, set_core_is_free
-from stub.bls_requests import BlsBursts, BlsReader
-from stub.channel import Channel
+from stub.bls_exchange import BlsBursts, BlsReader
 from stub.coroutine_batches import CoroutineBatches
 from stub.coroutines import CoroutineRunner, ReadinessChecker
 from stub.executor import Executor
@@ -27,6 +26,7 @@ from stub.preload import find_prepared_model
 from stub.process import BindingError, bind_process, describe_stacks, set_title
 from stub.responders import ResponderRegistry
 from stub.runtime import StubRuntime
+from stub.stub_channel import Channel
 from stub.user_model import ModelFailure, UserModel, describe_exception
 from stub.wire import messages as m
 from stub.wire.arena import Arena, Block

@@ -62,13 +62,13 @@ moved there, imports it.
 """
 
 ONE_PLACE = {
-    "zmq": {"host.instances.host_channel", "stub.channel"},
+    "zmq": {"host.instances.host_channel", "stub.stub_channel"},
     "grpc": {
         "host.cli.inference_clients",
         "host.client.aio",
         "host.client.blocking",
         "host.client.channel",
-        "host.frontends.grpc.aio",
+        "host.frontends.grpc.grpcio_engine",
         "host.ray.replica_port",
         "host.ray.servicer",
     },
@@ -293,7 +293,7 @@ def test_a_stub_starts_without_what_it_does_not_need() -> None:
 
 
 def test_heavy_libraries_are_not_imported_by_the_host() -> None:
-    loaded = loaded_by("import host.__main__, host.server.server, host.server.blocking")
+    loaded = loaded_by("import host.__main__, host.server.server, host.server.blocking_server")
     assert not loaded & {"torch", "onnxruntime", "tensorrt", "tensorflow", "opentelemetry", "ray"}
 
 
@@ -316,7 +316,7 @@ def test_only_the_links_know_what_carries_a_message() -> None:
         "host.instances.stub_link",
         "host.instances.ring_link",
         "host.server.composition",  # sets how long the host polls
-        "stub.channel",
+        "stub.stub_channel",
     }
 
 

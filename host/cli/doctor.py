@@ -209,3 +209,16 @@ def _advice() -> Iterator[str]:
                 "/dev/shm is small, which limits the shared memory of clients: give a container"
                 " more with --shm-size=1g"
             )
+
+
+@dataclass
+class _VersionOptions:
+    """There are no flags."""
+
+
+def print_version(arguments: Sequence[str]) -> NoReturn:
+    """Runs `pbhost version`: prints the versions of pbhost and of the Triton that it stands for."""
+    about = "Print the version of pbhost, and the version of Triton that it tells clients."
+    parse_texts(arguments, "version", about, _VersionOptions)
+    sys.stdout.write(f"pbhost {RELEASE} (as Triton {VERSION})\n")
+    sys.exit(0)

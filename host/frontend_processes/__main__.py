@@ -11,7 +11,7 @@ if __name__ == "__main__":
         sys.path.insert(0, _here)  # otherwise Python has done this
     sys.path[0] = os.path.dirname(os.path.dirname(_here))
 
-    from stub.wire.dependencies import import_dependencies
+    from stub.wire.early_imports import import_dependencies
 
     import_dependencies(("msgspec",))  # it speaks to no stub
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from host.errors import HostError, ServiceStartError
-from host.frontends.grpc.aio import GrpcAioFrontend, check_tls_files
+from host.frontends.grpc.grpcio_engine import GrpcAioFrontend, check_tls_files
 from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_tls
 from host.frontends.grpc.methods import GrpcOptions, Services

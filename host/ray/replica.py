@@ -26,7 +26,7 @@ from host.frontends.grpc.methods import (
     Services,
     UnaryMethod,
 )
-from host.frontends.http.exchange import HttpExchange
+from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.frontends.request_headers import Header

@@ -21,7 +21,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from host.errors import unavailable
-from host.ray.channel import Channel, ChannelLostError, NotTakenError
+from host.ray.channel_client import Channel, ChannelLostError, NotTakenError
 from host.ray.channel_messages import ReplicaMethod
 from host.ray.channel_server import ChannelAddress, ChannelServer
 

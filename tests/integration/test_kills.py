@@ -261,7 +261,7 @@ def test_deaths_after_long_service_do_not_count_in_a_row(
 STUB_INTERNALS_MODEL = """
 import gc, os, struct
 import triton_python_backend_utils as pb_utils
-from stub.channel import Channel
+from stub.stub_channel import Channel
 from stub.wire.messages import *
 from stub.wire.messages import *
 

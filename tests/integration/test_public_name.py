@@ -23,7 +23,12 @@ ENDS = "raise SystemExit(f'the server imported {__file__}')\n"
 FILES = {
     "modules": ["host.py", "stub.py", "pb_utils.py"],
     "packages": ["host/__init__.py", "stub/__init__.py", "pb_utils/__init__.py"],
-    "folders": ["host/errors.py", "host/server/server.py", "stub/worker.py", "stub/channel.py"],
+    "folders": [
+        "host/errors.py",
+        "host/server/server.py",
+        "stub/worker.py",
+        "stub/stub_channel.py",
+    ],
 }
 """Files of the user, by how they lie there."""
 

@@ -17,7 +17,7 @@ from host.config.json_form import to_json
 from host.core import Core
 from host.errors import internal, invalid_argument, unsupported
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import JSON, HttpExchange, read_json_body, read_json_object
+from host.frontends.http.http_exchange import JSON, HttpExchange, read_json_body, read_json_object
 from host.frontends.http.routes import Route
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Parameter

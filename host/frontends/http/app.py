@@ -12,11 +12,11 @@ from urllib.parse import quote_from_bytes
 from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.core import Core
 from host.errors import internal
+from host.frontends.http import api_page as page
 from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler, SettingsHandler, SharedMemoryHandler
-from host.frontends.http.api_page import page
 from host.frontends.http.diagnostics import DiagnosticsHandler, RecordingHandler
-from host.frontends.http.exchange import Handler, HttpExchange, answer_exchange
+from host.frontends.http.http_exchange import Handler, HttpExchange, answer_exchange
 from host.frontends.http.inference_app import InferenceEndpoints
 from host.frontends.http.metrics_endpoint import load_report
 from host.frontends.http.routes import Endpoint, Route, find_route

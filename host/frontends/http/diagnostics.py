@@ -15,7 +15,7 @@ import msgspec
 from host.core import Core
 from host.crashes.records import summarize
 from host.errors import invalid_argument, unsupported
-from host.frontends.http.exchange import HttpExchange, read_json_body, read_json_object
+from host.frontends.http.http_exchange import HttpExchange, read_json_body, read_json_object
 from host.frontends.http.routes import Route
 from host.inference.request import Buffer
 from host.recording.recorder import RecordingSettings

@@ -10,7 +10,7 @@ from typing import Any
 from host.config.model_config import ModelConfig
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import (
+from host.frontends.http.http_exchange import (
     HTTP_STATUS,
     JSON,
     Header,

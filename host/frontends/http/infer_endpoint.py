@@ -22,7 +22,7 @@ from host.frontends.compression import (
     decompressed_too_large,
     max_compressed_size,
 )
-from host.frontends.http.exchange import (
+from host.frontends.http.http_exchange import (
     BINARY,
     HTTP_STATUS,
     JSON,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from host.frontends.http import routes
-from host.frontends.http.exchange import Handler, Header, HttpExchange, answer_exchange
 from host.frontends.http.generate import GenerateHandler, LoadReport
+from host.frontends.http.http_exchange import Handler, Header, HttpExchange, answer_exchange
 from host.frontends.http.infer_endpoint import InferHandler
 from host.frontends.http.metrics_endpoint import LOAD_REPORT_HEADER
 from host.frontends.http.routes import Endpoint, Route, find_route

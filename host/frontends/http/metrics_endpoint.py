@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import HttpExchange
 from host.frontends.http.generate import LoadReport
+from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import Header, Message, Receive, Send
 from host.metrics.exposition import render_exposition

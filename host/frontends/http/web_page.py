@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from host.frontends.http.exchange import Header, HttpExchange
+from host.frontends.http.http_exchange import Header, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 
 HTML = b"text/html; charset=utf-8"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from host.frontends.http.api_page.schemas import (
+from host.frontends.http.api_schemas import (
     EVENTS,
     JSON,
     STRING,

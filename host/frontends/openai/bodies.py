@@ -6,7 +6,7 @@ import asyncio
 
 from host.errors import ErrorCode, HostError
 from host.frontends.compression import SUPPORTED_ENCODINGS, decompress, max_compressed_size
-from host.frontends.http.exchange import HttpExchange
+from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
 from host.frontends.openai.fields import Fields, model_name, parse_object
 from host.frontends.openai.openai_errors import OpenAIError, invalid_value, unsupported_route

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import (
+from host.frontends.http.http_exchange import (
     JSON,
     HttpExchange,
     receive_started,
@@ -44,7 +44,7 @@ from host.frontends.openai.fields import (
 )
 from host.frontends.openai.inference_handler import Handler, gather
 from host.frontends.openai.inputs import build_parameters, dump_text, encode_input, set_scheduling
-from host.frontends.openai.models import ModelDirectory
+from host.frontends.openai.model_directory import ModelDirectory
 from host.frontends.openai.openai_errors import (
     OpenAIError,
     from_host_error,

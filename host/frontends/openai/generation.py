@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from host.core import Core
-from host.frontends.http.exchange import (
+from host.frontends.http.http_exchange import (
     JSON,
     Header,
     HttpExchange,
@@ -26,8 +26,8 @@ from host.frontends.openai.field_support import prepare_fields
 from host.frontends.openai.fields import CHAT, MAX_CHOICES, Fields, check_fields, too_deep
 from host.frontends.openai.inference_handler import Handler
 from host.frontends.openai.inputs import build_request, choice_fields
+from host.frontends.openai.model_directory import ModelDirectory
 from host.frontends.openai.model_files import OpenAIFiles, TokenCounter
-from host.frontends.openai.models import ModelDirectory
 from host.frontends.openai.openai_errors import OpenAIError, invalid_value
 from host.frontends.openai.outputs import (
     Delta,

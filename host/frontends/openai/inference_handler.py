@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from host.core import Core
 from host.errors import HostError
-from host.frontends.http.exchange import HttpExchange
+from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.openai.bodies import BodyReader
-from host.frontends.openai.models import ModelDirectory
+from host.frontends.openai.model_directory import ModelDirectory
 from host.frontends.openai.openai_errors import from_host_error
 from host.frontends.request_headers import HeaderForwarding
 from host.inference.call import Call

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import (
+from host.frontends.http.http_exchange import (
     JSON,
     HttpExchange,
     receive_started,

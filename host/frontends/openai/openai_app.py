@@ -12,8 +12,8 @@ from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import HostError, unavailable, unexpected_failure
 from host.frontends.http import json_text as json
-from host.frontends.http.api_page.schemas import Operations, Schema
-from host.frontends.http.exchange import JSON, Header, HttpExchange
+from host.frontends.http.api_schemas import Operations, Schema
+from host.frontends.http.http_exchange import JSON, Header, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.inference_core import OpenRequests
 from host.frontends.openai import openai_routes
@@ -23,7 +23,7 @@ from host.frontends.openai.embeddings import EmbeddingsHandler, FastEmbeddings
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
 from host.frontends.openai.media_generation import ImageHandler, SpeechHandler
-from host.frontends.openai.models import ModelDirectory
+from host.frontends.openai.model_directory import ModelDirectory
 from host.frontends.openai.openai_errors import OpenAIError, from_host_error, unknown_model
 from host.frontends.openai.response_fields import RESPONSES
 from host.frontends.openai.template import PromptRenderer

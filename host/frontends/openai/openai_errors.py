@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from host.errors import ErrorCode, HostError
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import Header, error_headers
+from host.frontends.http.http_exchange import Header, error_headers
 
 _INVALID_REQUEST = "invalid_request_error"
 _DO_NOT_RETRY: Header = (b"x-should-retry", b"false")

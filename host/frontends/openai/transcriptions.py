@@ -10,7 +10,7 @@ from typing import Any
 
 from host.errors import HostError
 from host.frontends.http import json_text as json
-from host.frontends.http.exchange import (
+from host.frontends.http.http_exchange import (
     JSON,
     HttpExchange,
     receive_started,

@@ -19,7 +19,7 @@ from host.frontends.request_headers import Header
 from host.inference.metadata import IndexEntry, ModelStatistics, add_statistics
 from host.inference.request import InferRequest
 from host.model_control.control import LoadParameters, ModelControlHook
-from host.ray.channel import Channel, ChannelLostError, NotTakenError
+from host.ray.channel_client import Channel, ChannelLostError, NotTakenError
 from host.ray.channel_messages import (
     LARGE_BYTES,
     PackedVersion,

@@ -23,7 +23,7 @@ from host.metrics.custom import CustomMetrics
 from host.models.registry import Registry
 from host.tracing.trace_settings import TraceConfig
 from host.tracing.tracer import Tracer
-from stub.channel import Channel
+from stub.stub_channel import Channel
 from stub.wire import messages as m
 from stub.wire.messages import WireResponse, WireTensor
 from stub.wire.spawn import SpawnArguments

@@ -14,9 +14,9 @@ import pytest
 import zmq
 
 import pb_utils
-from stub.channel import Channel
 from stub.memory import StubMemory
 from stub.responders import ResponderRegistry, StubResponder
+from stub.stub_channel import Channel
 from stub.wire import messages as m
 from stub.wire.arena import Arena, create_arena_file
 from stub.wire.ring import create_ring_file

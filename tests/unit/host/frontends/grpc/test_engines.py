@@ -23,8 +23,8 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from host.errors import ErrorCode, HostError
-from host.frontends.grpc.aio import GrpcAioFrontend
 from host.frontends.grpc.grpc_admin import admin_services
+from host.frontends.grpc.grpcio_engine import GrpcAioFrontend
 from host.frontends.grpc.h2.frontend import H2Frontend
 from host.frontends.grpc.methods import GrpcOptions
 from host.frontends.grpc.service import SHUTTING_DOWN, GrpcService

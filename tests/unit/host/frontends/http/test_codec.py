@@ -24,7 +24,7 @@ from host.frontends.compression import choose_encoding, compress, decompress
 from host.frontends.http import generate, json_reader, json_text
 from host.frontends.http import tensors as http_tensors
 from host.frontends.http.admin import trace_change
-from host.frontends.http.exchange import HttpExchange
+from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.http.infer_endpoint import raw_request, to_request
 from host.frontends.http.inference_header import MAX_CACHED_BYTES, InferenceHeaderReader
 from host.frontends.http.routes import find_route

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from host.frontends.http.exchange import HttpExchange
+from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.openai.generation import KeepAlive
 from host.frontends.receive_memory import ReceiveBudget
 from tests.conftest import DEADLINE

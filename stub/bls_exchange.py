@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import Callable, Dict, Iterator, Optional, Sequence, Tuple
 
-from stub.channel import Channel
+from stub.stub_channel import Channel
 from stub.wire.messages import ToHost
 
 _BURST_SECONDS = 0.0005  # requests that follow each other more quickly are joined

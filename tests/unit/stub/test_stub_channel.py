@@ -1,4 +1,4 @@
-"""The stub's end of the connection: waiting for work."""
+"""The stub's end of the connection to the host; the only stub module that knows of zmq."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from stub.channel import Channel
+from stub.stub_channel import Channel
 from stub.wire import messages as m
 from stub.wire.ring import RECLAIMABLE, WAKE_EARLY, RingWriter, create_ring_file, map_ring
 from stub.wire.spawn import SpawnArguments

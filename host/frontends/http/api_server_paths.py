@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from host.frontends.http.api_page.schemas import (
+from host.frontends.http.api_schemas import (
     COUNT,
     STRING,
     Operations,

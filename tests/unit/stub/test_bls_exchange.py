@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stub.bls_requests import BlsReader, BlsWaiter
+from stub.bls_exchange import BlsReader, BlsWaiter
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from host.frontends.grpc.methods import Cancellable, ResponseCallback
 from host.frontends.request_headers import Header
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.ray import channel_server
-from host.ray.channel import Channel, ChannelLostError, NotTakenError
+from host.ray.channel_client import Channel, ChannelLostError, NotTakenError
 from host.ray.channel_messages import (
     RESPONSE_WINDOW,
     FrameKind,

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
 from host.config.model_config import ModelConfig
-from host.frontends.http.api_page import schemas as tensors
-from host.frontends.http.api_page.schemas import (
+from host.frontends.http import api_schemas as tensors
+from host.frontends.http.api_schemas import (
     BINARY,
     EVENTS,
     JSON,

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from host.core import Core
 from host.frontends.http import json_text as json
-from host.frontends.http.api_page.model_paths import DescribedModel, model_paths
-from host.frontends.http.api_page.schemas import (
+from host.frontends.http.api_model_paths import DescribedModel, model_paths
+from host.frontends.http.api_schemas import (
     Operations,
     Schema,
     component_schemas,
     element_schemas,
     error_responses,
 )
-from host.frontends.http.api_page.server_paths import TAGS, diagnostics_paths, server_paths
-from host.frontends.http.exchange import JSON, HttpExchange
+from host.frontends.http.api_server_paths import TAGS, diagnostics_paths, server_paths
+from host.frontends.http.http_exchange import JSON, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.http.web_page import HTML, NO_CACHE, WebPage
 from host.frontends.request_headers import Restrictions
@@ -114,7 +114,7 @@ class ApiPageHandler:
         self._describe_others = describe_others
         self._restrictions = restrictions
         without = b"" if dashboard else b'<a href="dashboard">Dashboard</a>'
-        self._page = WebPage(Path(__file__).parent, without)
+        self._page = WebPage(Path(__file__).parent / "api_page", without)
 
     async def docs(self, exchange: HttpExchange, route: Route) -> None:
         """Sends the page. It is the same for all servers, and reads the OpenAPI document."""
