@@ -414,7 +414,7 @@ class Core:
     async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
         """Loads or reloads a model. Raises HostError.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Load requests".
+        Source: docs/reference/model-control.md, "Load requests".
         """
         await self._control.load_for_client(name, parameters)
 
@@ -425,7 +425,7 @@ class Core:
     async def unload_model(self, name: str, unload_dependents: bool) -> None:
         """Starts to unload a model. Raises HostError.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Unload requests".
+        Source: docs/reference/model-control.md, "Unload requests".
         """
         await self._control.unload_for_client(name, unload_dependents)
 

@@ -1,7 +1,7 @@
 """Creates the batch inputs of a batch, and splits its batch outputs.
 
 They are `batch_input` and `batch_output` of a configuration
-(docs/reference/configuration-and-scheduling.md, "batch_input and batch_output").
+(docs/reference/scheduling.md, "batch_input and batch_output").
 """
 
 import json

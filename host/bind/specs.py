@@ -133,7 +133,7 @@ class QueuePolicy:
 class DynamicBatcher:
     """Settings of the dynamic batcher.
 
-    Source: docs/reference/configuration-and-scheduling.md, "Control tensors".
+    Source: docs/reference/scheduling.md, "Control tensors".
     """
 
     max_queue_delay_microseconds: int = 0

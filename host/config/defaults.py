@@ -246,7 +246,7 @@ class InstanceSpec:
 def normalise_instance_groups(config: ModelConfig, gpus: Sequence[int] = ()) -> None:
     """Fills in name, kind and count of every group; `gpus` are the usable GPU ids.
 
-    The rules are in docs/reference/configuration-and-scheduling.md, "Instance groups".
+    The rules are in docs/reference/scheduling.md, "Instance groups".
     """
     if is_ensemble(config):
         return
@@ -276,7 +276,7 @@ def use_cpu_without_gpus(config: ModelConfig) -> bool:
 def check_instance_groups(
     config: ModelConfig, gpus: Sequence[int] = (), least_capability: float = _MIN_CAPABILITY
 ) -> Findings:
-    """Checks normalised instance groups (docs/reference/configuration-and-scheduling.md, "Instance
+    """Checks normalised instance groups (docs/reference/scheduling.md, "Instance
     groups").
 
     `gpus` are the ids of GPUs that have at least the compute capability `least_capability`.

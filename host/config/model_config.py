@@ -98,7 +98,7 @@ class LoadedConfig:
     `source` is None if no file was read. `instance_error` is the reason why the model's versions
     cannot be loaded on this server; other errors are raised by `load_config`. `namespace` is the
     repository's path if model names are local to repositories
-    (docs/reference/configuration-and-scheduling.md, "Namespaces").
+    (docs/reference/model-control.md, "Namespaces").
     """
 
     config: ModelConfig

@@ -168,7 +168,7 @@ class _Tensor:
 
 
 def check_ensemble(config: ModelConfig) -> Findings:
-    """Checks `ensemble_scheduling` (docs/reference/configuration-and-scheduling.md, "Checks of the
+    """Checks `ensemble_scheduling` (docs/reference/ensembles.md, "Checks of the
     configuration").
     """
     name = config.name

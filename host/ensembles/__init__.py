@@ -1,4 +1,4 @@
 """Ensembles: models that are a graph of steps, each of which calls another model.
 
-Source: docs/reference/configuration-and-scheduling.md, "Ensembles".
+Source: docs/reference/ensembles.md, "Ensembles".
 """

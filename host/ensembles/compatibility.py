@@ -1,6 +1,6 @@
 """Checks whether an ensemble and its step models fit together.
 
-Source: docs/reference/configuration-and-scheduling.md, "Checks against the composing models".
+Source: docs/reference/ensembles.md, "Checks against the composing models".
 """
 
 from __future__ import annotations

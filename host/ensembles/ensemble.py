@@ -165,7 +165,7 @@ class Ensemble(DrainableModel):
     def _record_execution(self, call: Call, run: EnsembleExecution, started: int) -> None:
         """Counts a request; its times are the sums over its steps.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Execution".
+        Source: docs/reference/ensembles.md, "Execution".
         """
         now = time.monotonic_ns()
         total = now - call.received_ns

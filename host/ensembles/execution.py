@@ -60,7 +60,7 @@ class EnsembleExecution(CallHolder):
 
     Tensors have an iteration number: a decoupled step numbers its responses, and whatever is
     computed from one has its number. One response of the ensemble consists of tensors with the same
-    number (docs/reference/configuration-and-scheduling.md, "Execution"). If the ensemble is
+    number (docs/reference/ensembles.md, "Execution"). If the ensemble is
     ordered, the responses of a step are used in the order in which its executions were started.
     """
 

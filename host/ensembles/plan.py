@@ -53,7 +53,7 @@ class Route:
 class EnsemblePlan:
     """The graph of one configuration that has passed its checks.
 
-    Source: docs/reference/configuration-and-scheduling.md, "Checks of the configuration".
+    Source: docs/reference/ensembles.md, "Checks of the configuration".
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -124,7 +124,7 @@ class SequencePosition:
     def updated_by(self, parameters: Mapping[str, Parameter]) -> SequencePosition:
         """The position after the parameters of a response. Raises HostError INVALID_ARG.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Execution".
+        Source: docs/reference/ensembles.md, "Execution".
         """
         if parameters.keys().isdisjoint(_NAMES):
             return self
@@ -173,7 +173,7 @@ class EnsembleTensor:
         """The tensor as input `name` of a model with shape `dims`. Copies no bytes.
 
         A batch dimension of one is added or removed where only one side has it
-        (docs/reference/configuration-and-scheduling.md, "Execution").
+        (docs/reference/ensembles.md, "Execution").
         """
         tensor = self.tensor
         if tensor is None:

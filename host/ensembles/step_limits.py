@@ -48,7 +48,7 @@ class FlowControl:
     ended, so that a step model runs ahead by its usual number of outstanding responses. With it, a
     response is acknowledged as soon as no step waits for a permit, and a step model may have one
     outstanding response: it stops as soon as a step waits
-    (docs/reference/configuration-and-scheduling.md, "Execution"). The same holds if the caller is
+    (docs/reference/ensembles.md, "Execution"). The same holds if the caller is
     an ensemble with that limit.
     """
 
@@ -123,7 +123,7 @@ _log = logging.getLogger("pbhost")
 _MAX_WAIT_NS = 300 * 1_000_000_000
 """A permit is granted after this time, whatever is in flight.
 
-Source: docs/reference/configuration-and-scheduling.md, "Execution".
+Source: docs/reference/ensembles.md, "Execution".
 """
 
 

@@ -117,7 +117,7 @@ class Signature:
     def can_share_batch(self, first: Call, other: Call) -> bool:
         """Whether two validated calls may share a batch.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Which requests may share a batch".
+        Source: docs/reference/scheduling.md, "Which requests may share a batch".
         """
         ours = first.request.inputs
         theirs = other.request.inputs

@@ -1,6 +1,6 @@
 """Model control: loads and unloads models on request, and tells what has changed.
 
-Source: docs/reference/configuration-and-scheduling.md, "Control modes" to "Unload requests".
+Source: docs/reference/model-control.md, "Control modes" to "Unload requests".
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class ModelControl:
     async def _resolve_model(self, name: str, override: Override | None) -> list[str]:
         """The qualified names of all models of this name; unloads those that are gone from disk.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Namespaces".
+        Source: docs/reference/model-control.md, "Namespaces".
         """
         if override is not None and override.files:
             return [name]  # its files are in no repository

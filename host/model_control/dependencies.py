@@ -85,7 +85,7 @@ class DependencyGraph:
         """Checks that an ensemble fits its step models, and sets whether it is decoupled.
 
         `failures`: the errors of step models that did not load. Raises HostError INVALID_ARG
-        (docs/reference/configuration-and-scheduling.md, "Checks against the composing models").
+        (docs/reference/ensembles.md, "Checks against the composing models").
         """
         last = self.find_cycle_end(name)
         if last:
@@ -176,7 +176,7 @@ class EnsembleDependencies:
 
     Step models load before their ensemble. When a step model changes, its ensembles are reloaded;
     when it is unloaded, they are unloaded, and they are loaded again when it returns
-    (docs/reference/configuration-and-scheduling.md, "How a load proceeds", "Load requests", "Unload
+    (docs/reference/model-control.md, "How a load proceeds", "Load requests", "Unload
     requests").
     """
 
@@ -235,7 +235,7 @@ class EnsembleDependencies:
     async def unload_in_turn(self, name: str, dependents: bool = False) -> None:
         """Waits for the loads in progress that concern the model, then as `unload`.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Load requests".
+        Source: docs/reference/model-control.md, "Load requests".
         """
         while loads := self._loads_of(name, dependents):
             await asyncio.wait(loads)
@@ -450,7 +450,7 @@ class LoadOrder:
     async def _bring_up_to_date(self, planned: PlannedModel) -> bool:
         """Loads a model after its step models; returns whether what is served has changed.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Checks against the composing
+        Source: docs/reference/ensembles.md, "Checks against the composing
         models".
         """
         name, graph, lifecycle = planned.name, self._graph, self._lifecycle

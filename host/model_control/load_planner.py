@@ -93,7 +93,7 @@ class ModelRecord:
     Attributes:
         fingerprint: The files in the repository; None if the model is not loaded from there.
         override: The configuration that a client sent with a load. It holds for loads without one
-            until the files change (docs/reference/configuration-and-scheduling.md, "Load
+            until the files change (docs/reference/model-control.md, "Load
             requests").
         override_outlasts_changes: Whether that load was the last one that a client asked for.
             Then the override also holds, after a change of files, for loads that only happen

@@ -1,6 +1,6 @@
 """The memory budget of models: usage, admission of loads, and eviction of idle models.
 
-Source: docs/reference/configuration-and-scheduling.md, "The memory budget".
+Source: docs/reference/model-control.md, "The memory budget".
 """
 
 from __future__ import annotations

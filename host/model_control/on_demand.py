@@ -1,6 +1,6 @@
 """Loads models that requests ask for.
 
-Source: docs/reference/configuration-and-scheduling.md, "Loading on demand".
+Source: docs/reference/model-control.md, "Loading on demand".
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class RepositoryPoller:
     A model that failed to load is tried again at each scan. With `started_with`, the fingerprints
     before the models were first loaded, it is tried again only when a file of a model changes.
 
-    Source: docs/reference/configuration-and-scheduling.md, "Control modes".
+    Source: docs/reference/model-control.md, "Control modes".
     """
 
     def __init__(

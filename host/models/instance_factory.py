@@ -264,7 +264,7 @@ class InstanceChange:
 def _instance_fingerprint(group: ConfigPart, spec: InstanceSpec) -> bytes:
     """Identifies what an instance is made from; instances with equal values are interchangeable.
 
-    Source: docs/reference/configuration-and-scheduling.md, "Updating instances in place".
+    Source: docs/reference/scheduling.md, "Updating instances in place".
     """
     rest = type(group)()
     rest.CopyFrom(group)

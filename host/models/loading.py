@@ -60,7 +60,7 @@ class LendableSemaphore:
 UPDATABLE_FIELDS = ("instance_group", "version_policy")
 """Fields of a configuration that may change while the loaded versions of the model stay.
 
-Source: docs/reference/configuration-and-scheduling.md, "Change detection".
+Source: docs/reference/model-control.md, "Change detection".
 """
 
 UPDATABLE_PARAMETERS = (CANARY_PARAMETER, SHADOW_PARAMETER)

@@ -128,7 +128,7 @@ class SplitModel(LoadedModel, Protocol):
 class VersionState(enum.Enum):
     """The states in the repository index.
 
-    Source: docs/reference/configuration-and-scheduling.md, "States in the repository index".
+    Source: docs/reference/model-control.md, "States in the repository index".
     """
 
     LOADING = "LOADING"
@@ -191,7 +191,7 @@ class Registry:
     """Finds models for requests. Only the lifecycle changes it.
 
     The keys are qualified names; requests use names. The two are the same without `namespaces`
-    (docs/reference/configuration-and-scheduling.md, "Namespaces").
+    (docs/reference/model-control.md, "Namespaces").
     """
 
     def __init__(self, namespaces: bool = False) -> None:

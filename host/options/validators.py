@@ -1,6 +1,6 @@
 """Checks and conversions of the values of options.
 
-Source: docs/reference/protocol.md, "Flags", and docs/reference/configuration-and-scheduling.md,
+Source: docs/reference/protocol.md, "Flags", and docs/reference/scheduling.md,
 "Instance groups".
 """
 

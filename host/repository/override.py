@@ -32,7 +32,7 @@ class Override:
 def parse_override(parameters: Mapping[str, Parameter | bytes]) -> Override | None:
     """Parses the parameters of a load: `config` (str) and `file:<path>` (bytes).
 
-    Raises HostError INVALID_ARG (docs/reference/configuration-and-scheduling.md, "Load requests").
+    Raises HostError INVALID_ARG (docs/reference/model-control.md, "Load requests").
     """
     config: str | None = None
     files: dict[str, bytes] = {}

@@ -123,7 +123,7 @@ class Repository:
     def __init__(self, paths: Iterable[Path], namespaces: bool = False) -> None:
         """`namespaces`: models of several repositories may share a name.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Namespaces". Raises HostError
+        Source: docs/reference/model-control.md, "Namespaces". Raises HostError
         without paths.
         """
         self.paths = sorted(set(paths))
@@ -285,7 +285,7 @@ def list_served_versions(model_dir: Path, config: ModelConfig) -> list[int]:
     """As `list_versions`; an ensemble without a version directory has version 1.
 
     An ensemble has no files of its own, and tools such as git keep no empty directories. Source:
-    docs/reference/configuration-and-scheduling.md, "Ensembles".
+    docs/reference/ensembles.md, "Ensembles".
     """
     found = list_versions(model_dir, config.default_model_filename)
     return found or ([1] if is_ensemble(config) else [])
@@ -327,7 +327,7 @@ def compute_fingerprint(model_dir: Path) -> Fingerprint:
     """The fingerprint of a model directory. Blocks.
 
     Files that running or editing a model leaves behind do not count. Names are compared as well as
-    times, so that a removed file is a change (docs/reference/configuration-and-scheduling.md,
+    times, so that a removed file is a change (docs/reference/model-control.md,
     "Change detection"). Raises HostError INTERNAL if the directory cannot be read.
     """
     try:

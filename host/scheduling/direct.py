@@ -1,6 +1,6 @@
 """First come, first served: each call is a batch of its own.
 
-Source: docs/reference/configuration-and-scheduling.md, "Default scheduler".
+Source: docs/reference/scheduling.md, "Default scheduler".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The dynamic batcher: calls that fit together run as one batch.
 
-Source: docs/reference/configuration-and-scheduling.md, "Terms" to "Which requests may share a
+Source: docs/reference/scheduling.md, "Terms" to "Which requests may share a
 batch".
 """
 
@@ -26,7 +26,7 @@ from host.scheduling.scheduler import Clock, CoalescingTimer, InstanceSlot, Loop
 CanShareBatch = Callable[[Call, Call], bool]
 """Whether two calls may share a batch.
 
-Source: docs/reference/configuration-and-scheduling.md, "Which requests may share a batch".
+Source: docs/reference/scheduling.md, "Which requests may share a batch".
 """
 
 _LARGEST_GATHERED = 16  # calls; a larger batch saves little by taking its first call in, too

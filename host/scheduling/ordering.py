@@ -76,7 +76,7 @@ class OrderedCall(Call):
 class ResponseOrdering:
     """Calls that have not ended, in the order in which they were added.
 
-    Source: docs/reference/configuration-and-scheduling.md, "Order of responses".
+    Source: docs/reference/scheduling.md, "Order of responses".
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class QueuePolicy:
 
     `timeout_us`: microseconds, 0 for none. `max_size`: requests, 0 for no limit. `may_shorten`: a
     request may set a shorter timeout. `delays`: a request that timed out is served after the others
-    of its level instead of being refused. Source: docs/reference/configuration-and-scheduling.md,
+    of its level instead of being refused. Source: docs/reference/scheduling.md,
     "Queue policies".
     """
 
@@ -57,7 +57,7 @@ class QueuePolicies:
     def priority_level(self, request: InferRequest) -> int:
         """The level of a request; 1 is served first.
 
-        Source: docs/reference/configuration-and-scheduling.md, "Priorities".
+        Source: docs/reference/scheduling.md, "Priorities".
         """
         if 0 < request.priority <= self.levels:
             return request.priority
@@ -160,7 +160,7 @@ class _Level:
 class PolicyQueue:
     """Calls by priority, with limits on number and time.
 
-    Source: docs/reference/configuration-and-scheduling.md, "Priorities" and "Queue policies".
+    Source: docs/reference/scheduling.md, "Priorities" and "Queue policies".
     """
 
     def __init__(self, policies: QueuePolicies) -> None:

@@ -174,7 +174,7 @@ class Batch:
             _batch_size(each, contract) if contract.supports_batching else 1 for each in tensors
         ]
         # The scheduler batches only requests with the same set of inputs
-        # (docs/reference/configuration-and-scheduling.md, "Which requests may share a batch").
+        # (docs/reference/scheduling.md, "Which requests may share a batch").
         self.inputs: Dict[str, Array] = {
             name: self._concatenated_input(name, [each[name] for each in tensors])
             for name in tensors[0]

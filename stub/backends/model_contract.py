@@ -70,7 +70,7 @@ class ModelContract:
 
     `supports_batching`: whether they have a batch dimension. `has_only_plain_tensors`: whether none
     needs special treatment, so that a single request takes the fast path. The inputs include batch
-    inputs (docs/reference/configuration-and-scheduling.md, "batch_input and batch_output") and
+    inputs (docs/reference/scheduling.md, "batch_input and batch_output") and
     sequence controls.
     """
 

@@ -308,7 +308,7 @@ def own_row(answer: Any) -> Any:
 def test_models_see_where_in_its_sequence_a_request_is(
     client: grpcclient.InferenceServerClient, model: str
 ) -> None:
-    """The table in docs/reference/configuration-and-scheduling.md, "Control tensors"."""
+    """The table in docs/reference/scheduling.md, "Control tensors"."""
     seen = [own_row(send_request(client, model, 77, flags)) for flags in ("s", "", "e", "se")]
     assert [(row["START"], row["END"], row["READY"], row["ID"]) for row in seen] == [
         (1, 0.5, True, 77),

@@ -1,4 +1,4 @@
 """Sequences: requests that belong together and keep their slot in one instance.
 
-Source: docs/reference/configuration-and-scheduling.md, "Sequence batcher".
+Source: docs/reference/scheduling.md, "Sequence batcher".
 """

@@ -1,6 +1,6 @@
 """A request of a sequence, with the control tensors and the states that it gets.
 
-Source: docs/reference/configuration-and-scheduling.md, "Control tensors" and "Implicit state".
+Source: docs/reference/scheduling.md, "Control tensors" and "Implicit state".
 """
 
 from __future__ import annotations

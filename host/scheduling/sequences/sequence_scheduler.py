@@ -1,6 +1,6 @@
 """The scheduler of sequences: gives each sequence a slot, or queues its requests until one is free.
 
-Source: docs/reference/configuration-and-scheduling.md, "Identity of a sequence" and "Slots,
+Source: docs/reference/scheduling.md, "Identity of a sequence" and "Slots,
 backlog, idle sequences".
 """
 

@@ -1,6 +1,6 @@
 """The strategies of the sequence batcher: direct and oldest.
 
-Source: docs/reference/configuration-and-scheduling.md, "Direct strategy" and "Oldest strategy".
+Source: docs/reference/scheduling.md, "Direct strategy" and "Oldest strategy".
 """
 
 from __future__ import annotations

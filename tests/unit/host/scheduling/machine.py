@@ -272,7 +272,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def due_now(self, now: int) -> int:
         """The number of queued calls that form a batch now.
 
-        See docs/reference/configuration-and-scheduling.md, "Forming a batch".
+        See docs/reference/scheduling.md, "Forming a batch".
         """
         preferred = self.preferred or frozenset([self.largest])
         best = pending = 0
