@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-
-if TYPE_CHECKING:
     Text = str | bytes | bytearray
     Parameters = dict[str, bool | int | str]
+    SplitResult = Callable[[npt.NDArray[Any]], List[npt.NDArray[Any]]]
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -425,10 +424,6 @@ def _checked_correlation_id(value: object) -> int | str:
     if not 0 <= value < 1 << 64:
         raise RuntimeError(f"Correlation ID {value} does not fit 64 bits without sign")
     return int(value)
-
-
-if TYPE_CHECKING:
-    SplitResult = Callable[[npt.NDArray[Any]], List[npt.NDArray[Any]]]
 
 
 def stack_inputs(

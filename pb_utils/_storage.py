@@ -17,8 +17,6 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-
-if TYPE_CHECKING:
     _Array = np.ndarray[Any, Any]
 else:
     _Array = np.ndarray  # np.ndarray has no type parameters before Python 3.9
