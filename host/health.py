@@ -1,6 +1,6 @@
 """The health of the server: liveness, readiness, and a watchdog of its event loop.
 
-Source: docs/reference/protocol.md, "Health and readiness".
+Source: docs/reference/http.md, "Health and readiness".
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ TRITONS = frozenset(
     allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model
     """.split()
 )
-"""Triton's flags except the deprecated ones (docs/reference/protocol.md, "Flags")."""
+"""Triton's flags except the deprecated ones (docs/reference/process.md, "Flags")."""
 
 
 def section() -> str:

@@ -99,7 +99,7 @@ _NO_CONNECTION = ("failed to connect", "DNS resolution failed")
 
 
 class GrpcInferenceClient:
-    """Asks the gRPC port of a server (docs/reference/protocol.md, "gRPC").
+    """Asks the gRPC port of a server (docs/reference/grpc.md, "gRPC").
 
     `timeout`: seconds until the last response of a call.
     """
@@ -254,7 +254,7 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class HttpInferenceClient:
-    """Asks the HTTP port of a server (docs/reference/protocol.md, "HTTP/REST")."""
+    """Asks the HTTP port of a server (docs/reference/http.md, "HTTP/REST")."""
 
     def __init__(self, url: str, headers: Sequence[str], timeout: float) -> None:
         self._client = ServerClient(url, headers, timeout)

@@ -1,6 +1,6 @@
 """Replaces an output by its top classes.
 
-Source: docs/reference/protocol.md, "Classification".
+Source: docs/reference/http.md, "Classification".
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ class Restrictions:
     """The restrictions of one endpoint.
 
     `restricted`: by category, the name and the value of the required header; `prefix` is put before
-    the name. Source: docs/reference/protocol.md, "Compression, size limits, forwarded headers,
-    restricted endpoints" and "Methods".
+    the name. Source: docs/reference/http.md, "Compression, size limits, forwarded headers,
+    restricted endpoints", and docs/reference/grpc.md, "Methods".
     """
 
     def __init__(self, restricted: Mapping[str, tuple[str, str]], prefix: str = "") -> None:
@@ -64,8 +64,9 @@ _RESERVED_PREFIX = "triton_"
 class HeaderForwarding:
     """Selects the headers whose names match a pattern; an empty pattern selects none.
 
-    Source: docs/reference/protocol.md, "Compression, size limits, forwarded headers, restricted
-    endpoints" and "Connections and options". Raises InvalidValue for an invalid pattern.
+    Source: docs/reference/http.md, "Compression, size limits, forwarded headers, restricted
+    endpoints", and docs/reference/grpc.md, "Connections and options". Raises InvalidValue for an
+    invalid pattern.
     """
 
     def __init__(self, pattern: str = "") -> None:

@@ -61,7 +61,7 @@ def _bound_socket(address: str, port: int, reuse_port: bool) -> socket.socket:
 
 def _bind_error(where: str, error: OSError) -> HostError:
     if error.errno == errno.EADDRINUSE:
-        # The trailing space is part of the text (docs/reference/protocol.md, "Start").
+        # The trailing space is part of the text (docs/reference/process.md, "Start").
         return unavailable(f"{where} already in use ")
     return unavailable(f"{where} cannot be opened: {error.strerror or error}")
 

@@ -21,7 +21,7 @@ _log = logging.getLogger("pbhost")
 class FailureReason(enum.Enum):
     """Why an accepted request failed, as in the metrics.
 
-    Source: docs/reference/protocol.md, "Metrics".
+    Source: docs/reference/metrics.md, "Metrics".
     """
 
     REJECTED = "REJECTED"  # its time in the queue was over

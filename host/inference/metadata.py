@@ -65,7 +65,7 @@ class Duration:
 class InferenceStatistics:
     """Where the requests of a model version spent their time.
 
-    Source: docs/reference/protocol.md, "Members".
+    Source: docs/reference/metrics.md, "Members".
     """
 
     success: Duration = Duration()

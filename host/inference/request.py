@@ -72,7 +72,7 @@ def _available() -> int:
 Parameter = bool | int | float | str
 """Value of a request or response parameter.
 
-Source: docs/reference/protocol.md, "Parameters of ModelInferRequest".
+Source: docs/reference/grpc.md, "Parameters of ModelInferRequest".
 """
 
 Buffer = bytes | memoryview
@@ -110,7 +110,7 @@ class Classification:
     """Outputs that are replaced by their top classes, and the number of classes of each.
 
     The core adds the names of classes by output, and whether the model batches. Source:
-    docs/reference/protocol.md, "Classification".
+    docs/reference/http.md, "Classification".
     """
 
     counts: dict[str, int]

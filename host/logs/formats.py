@@ -71,7 +71,7 @@ def model_fields(model: str, version: int = 0) -> dict[str, object]:
 def format_text(record: logging.LogRecord, log_format: str, escape: bool) -> str:
     """Formats a record as lines of text.
 
-    Source: docs/reference/protocol.md, "Log lines".
+    Source: docs/reference/metrics.md, "Log lines".
     """
     message = record.getMessage()
     if hasattr(record, "printed"):

@@ -1,6 +1,6 @@
 """Log settings that clients can read and change while the server runs.
 
-Source: docs/reference/protocol.md, "Log settings".
+Source: docs/reference/metrics.md, "Log settings".
 """
 
 from __future__ import annotations

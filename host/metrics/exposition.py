@@ -14,7 +14,7 @@ _OPEN_METRICS = "application/openmetrics-text"
 def render_exposition(families: Iterable[MetricFamily], accept: str) -> tuple[str, bytes]:
     """The content type and the body of a scrape; `accept` is the client's Accept header.
 
-    Families without series are left out (docs/reference/protocol.md, "Metrics (default port
+    Families without series are left out (docs/reference/metrics.md, "Metrics (default port
     8002)").
     """
     shown = [family for family in families if family.samples]

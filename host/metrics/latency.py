@@ -39,7 +39,7 @@ DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
     """Which latency metrics are shown, and the quantiles of summaries
-    (docs/reference/protocol.md, "Metrics").
+    (docs/reference/metrics.md, "Metrics").
 
     `warnings` are log lines about settings that have no effect.
     """

@@ -19,7 +19,7 @@ _IDLE = (3, 4)  # idle, iowait
 
 
 class MachineMetrics:
-    """Polls `/proc/stat` and `/proc/meminfo` (docs/reference/protocol.md, "Metrics (default port
+    """Polls `/proc/stat` and `/proc/meminfo` (docs/reference/metrics.md, "Metrics (default port
     8002)").
 
     The first utilization is the average since the machine started. If a file cannot be read or

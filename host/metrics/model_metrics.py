@@ -1,4 +1,4 @@
-"""The metrics of one model version (docs/reference/protocol.md, "Metrics")."""
+"""The metrics of one model version (docs/reference/metrics.md, "Metrics")."""
 
 from __future__ import annotations
 

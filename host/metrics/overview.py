@@ -1,6 +1,6 @@
 """An overview of a server in numbers: its models, their instances, and what they use.
 
-`GET /v2/overview` sends it (docs/reference/protocol.md, "Overview"). Counters start at the load of
+`GET /v2/overview` sends it (docs/reference/metrics.md, "Overview"). Counters start at the load of
 a model; a client computes rates and quantiles from two overviews.
 """
 

@@ -33,7 +33,7 @@ class InferenceCounters:
     """Counts the requests and executions of one model version since it was loaded.
 
     All methods must be called on the event loop. Requests that are rejected before they are queued
-    are not counted (docs/reference/protocol.md, "Members" and "Aggregation").
+    are not counted (docs/reference/metrics.md, "Members" and "Aggregation").
     """
 
     __slots__ = (

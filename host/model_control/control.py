@@ -214,7 +214,7 @@ class ModelControl:
         """Loads or reloads a model, with overrides (`config`, `file:<path>`) if there are any.
 
         Returns when the model serves. `requester`: the model whose `initialize` waits for this
-        load. Raises HostError with the texts of docs/reference/protocol.md, "Model repository"; the
+        load. Raises HostError with the texts of docs/reference/http.md, "Model repository"; the
         log has the details that these leave out.
         """
         self._raise_unless_explicit()

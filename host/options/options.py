@@ -1,6 +1,6 @@
 """The options of a server, and the table of them that it logs at the start.
 
-Source: docs/reference/protocol.md, "Start".
+Source: docs/reference/process.md, "Start".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks and conversions of the values of options.
 
-Source: docs/reference/protocol.md, "Flags", and docs/reference/scheduling.md,
+Source: docs/reference/process.md, "Flags", and docs/reference/scheduling.md,
 "Instance groups".
 """
 

@@ -1,7 +1,7 @@
 """A recording of requests and responses: its format, and the folder that keeps it.
 
 In a folder, the lines and the bytes are two files. In a stream, the bytes of a request's tensors
-follow its line. Source: docs/reference/protocol.md, "Recordings".
+follow its line. Source: docs/reference/metrics.md, "Recordings".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exports traces as OpenTelemetry spans by OTLP over HTTP (docs/reference/protocol.md,
+"""Exports traces as OpenTelemetry spans by OTLP over HTTP (docs/reference/metrics.md,
 "OpenTelemetry").
 
 OpenTelemetry is an optional dependency, and only this module of the host imports it.

@@ -1,6 +1,6 @@
 """Trace settings: their values, those of models, and updates by clients.
 
-The rules are in docs/reference/protocol.md, "Trace settings".
+The rules are in docs/reference/metrics.md, "Trace settings".
 """
 
 from __future__ import annotations

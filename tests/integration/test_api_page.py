@@ -95,8 +95,8 @@ UNREADABLE = re.compile(
     r"|Unable to (parse|set) '|Unable to parse JSON bytes array|Expected JSON object for keyword"
     r"|Converting keyword|shape does not match true shape|unexpected error on creating Triton param"
 )
-"""Malformed JSON, which gets status 500 (docs/reference/protocol.md, "JSON over HTTP", "Inference
-request").
+"""Malformed JSON, which gets status 500 (docs/reference/protocol.md, "JSON over HTTP",
+docs/reference/http.md, "Inference request").
 """
 REFUSED = re.compile(
     r"string correlation ID cannot be longer|failed to load '.*', failed to poll from model repo"

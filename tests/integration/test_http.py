@@ -221,7 +221,7 @@ def test_compressed_requests_and_responses(client: Client, host: RunningHost, wa
 
 
 def test_a_raw_tensor_body_is_an_input(host: RunningHost) -> None:
-    """Raw binary data without JSON (docs/reference/protocol.md, "HTTP/REST")."""
+    """Raw binary data without JSON (docs/reference/http.md, "HTTP/REST")."""
     status, headers, answer = send_request(
         host, "POST", "/v2/models/scores/infer", np.array([3, 4], np.float32).tobytes(),
         Inference_Header_Content_Length="0",

@@ -1,5 +1,6 @@
-"""HTTP requests and their exact responses (docs/reference/protocol.md, "HTTP/REST (default port
-8000)", "Shared memory", "Statistics", "Tracing and logging").
+"""HTTP requests and their exact responses (docs/reference/http.md,
+docs/reference/protocol.md, "Shared memory",
+docs/reference/metrics.md, "Statistics" and "Tracing and logging").
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ContentsConverter:
     """Converts the typed contents of one input, whole or in parts of the same field.
 
     Values are little-endian; narrow integers keep their low bytes; BYTES elements get length
-    prefixes; no values are an empty tensor (docs/reference/protocol.md, "Input data").
+    prefixes; no values are an empty tensor (docs/reference/grpc.md, "Input data").
     """
 
     def __init__(self, name: str, datatype: str, model: str) -> None:

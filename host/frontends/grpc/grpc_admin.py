@@ -267,7 +267,7 @@ def _refuse_repository_name(request: Any) -> None:
 def _load_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter | bytes]:
     """The overrides of a load request.
 
-    Source: docs/reference/protocol.md, "Model repository".
+    Source: docs/reference/http.md, "Model repository".
     """
     loaded: dict[str, Parameter | bytes] = {}
     for key, value in parameters.items():

@@ -1,7 +1,7 @@
 """Decodes `ModelInferRequest` without copying tensors.
 
-Source of texts and codes: docs/reference/protocol.md, "Parameters of ModelInferRequest", "Input
-data" and "Classification".
+Source of texts and codes: docs/reference/grpc.md, "Parameters of ModelInferRequest" and "Input
+data", and docs/reference/http.md, "Classification".
 
 Protobuf parses only small sub-messages here. They are cached, as the requests of one client repeat
 the same descriptions of inputs and outputs. Compared with protobuf objects for everything, a
@@ -361,7 +361,7 @@ _cached_parse_output = functools.lru_cache(_CACHE_SIZE)(_parse_output)
 def to_request(message: InferMessage, regions: RegionLookup) -> InferRequest:
     """Interprets a message.
 
-    Raises HostError INVALID_ARG or UNSUPPORTED with the texts of docs/reference/protocol.md,
+    Raises HostError INVALID_ARG or UNSUPPORTED with the texts of docs/reference/grpc.md,
     "Parameters of ModelInferRequest" and "Input data", or NOT_FOUND for a shared memory region. The
     order of checks is: version, parameters, duplicates, data, outputs. The caller looks the model
     up between the first two.

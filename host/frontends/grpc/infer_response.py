@@ -47,7 +47,7 @@ def encode_infer_response(response: InferResponse, stream_final: bool | None = N
 
     `stream_final`: encodes a ModelStreamInferResponse with it; this is its response parameter
     `triton_final_response`. The response has no error. Raises HostError INVALID_ARG if it is larger
-    than gRPC allows (docs/reference/protocol.md, "ModelInferResponse").
+    than gRPC allows (docs/reference/grpc.md, "ModelInferResponse").
     """
     try:
         described: tuple[Any, ...] = (response.model_name, response.model_version)
@@ -101,7 +101,7 @@ def encode_empty_stream_response(
     """Encodes a ModelStreamInferResponse without outputs: an error, or an empty last response.
 
     An early error has only the id; other messages have model and version as in the request, and
-    `final` as `triton_final_response` (docs/reference/protocol.md, "ModelStreamInfer"). An empty
+    `final` as `triton_final_response` (docs/reference/grpc.md, "ModelStreamInfer"). An empty
     text is no error.
     """
     answer = b"".join(

@@ -1,6 +1,6 @@
 """One `ModelStreamInfer` stream: the order of its responses, and its end.
 
-Source: docs/reference/protocol.md, "ModelStreamInfer".
+Source: docs/reference/grpc.md, "ModelStreamInfer".
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class GrpcOptions:
     """Options of an engine. Times are in milliseconds; an age of 0 is no limit.
 
     `compression_level`: none, low, medium or high. `tls`: a file that cannot be read is treated as
-    empty. Source: docs/reference/protocol.md, "Connections and options".
+    empty. Source: docs/reference/grpc.md, "Connections and options".
     """
 
     keepalive_time: int = 7200000

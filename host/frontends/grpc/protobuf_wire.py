@@ -2,7 +2,7 @@
 
 Decoding a field takes microseconds in the event loop, and a message of 2 GiB has room for 1000
 million fields. The check of the limits reads tags and lengths only, and stops at the first excess.
-The limits are in docs/reference/protocol.md, "ModelInferResponse".
+The limits are in docs/reference/grpc.md, "ModelInferResponse".
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ class GrpcService:
         try:
             return to_request(message, self._core.regions)
         except HostError:
-            # The version is checked before the model is looked up (docs/reference/protocol.md,
+            # The version is checked before the model is looked up (docs/reference/grpc.md,
             # "Parameters of ModelInferRequest").
             parse_version(message.model_version)
             try:

@@ -1,6 +1,6 @@
 """The standard services of gRPC: server reflection, and the watches of the health service.
 
-Source: docs/reference/protocol.md, "Standard services".
+Source: docs/reference/grpc.md, "Standard services".
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""The HTTP/REST frontend: an ASGI application (docs/reference/protocol.md, "HTTP/REST (default port
+"""The HTTP/REST frontend: an ASGI application (docs/reference/http.md, "HTTP/REST (default port
 8000)").
 """

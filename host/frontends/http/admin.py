@@ -1,7 +1,7 @@
 """The endpoints of health, metadata, statistics, model control, settings and shared memory.
 
-The rules are in docs/reference/protocol.md, "Health and readiness" to "Model repository" and
-"Members" to "Errors".
+The rules are in docs/reference/http.md, "Health and readiness" to "Model repository", and
+docs/reference/metrics.md, "Members" to "Errors".
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class AdminHandler:
         await exchange.send_empty()
 
     async def control_in_repository(self, exchange: HttpExchange, route: Route) -> None:
-        """Refuses a named repository (docs/reference/protocol.md, "Model repository")."""
+        """Refuses a named repository (docs/reference/http.md, "Model repository")."""
         raise unsupported("'repository_name' specification is not supported")
 
 

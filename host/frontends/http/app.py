@@ -1,6 +1,6 @@
 """The ASGI application of the HTTP endpoints, for pbhost's own server and for others.
 
-The rules are in docs/reference/protocol.md, "HTTP/REST". Source of the interface: the ASGI
+The rules are in docs/reference/http.md, "HTTP/REST". Source of the interface: the ASGI
 specification, version 3, with its lifespan and HTTP parts.
 """
 

@@ -1,6 +1,6 @@
 """The endpoints that show what a server does and did, and those that record requests.
 
-The rules are in docs/reference/protocol.md, "Overview" and "Records of crashes" to "Lines of the
+The rules are in docs/reference/metrics.md, "Overview" and "Records of crashes" to "Lines of the
 log".
 """
 

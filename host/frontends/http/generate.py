@@ -46,7 +46,7 @@ _NO_LIMIT = JsonInputLimit(MAX_BYTES)  # all inputs have one together
 def to_request(config: ModelConfig, version: int, text: bytes, max_input_size: int) -> InferRequest:
     """Converts a flat JSON object to a request with at most `max_input_size` bytes of inputs.
 
-    Raises HostError with the texts of docs/reference/protocol.md, "Generate and generate_stream".
+    Raises HostError with the texts of docs/reference/http.md, "Generate and generate_stream".
     """
     pairs = json.members(json.parse(text))
     request = InferRequest(config.name, [], version)

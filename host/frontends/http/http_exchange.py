@@ -135,7 +135,7 @@ class HttpExchange:
     def length_header(self, name: str) -> int | None:
         """Returns a length header, a 32-bit number of bytes; None if it is absent.
 
-        Raises HostError INVALID_ARG (docs/reference/protocol.md, "Inference request").
+        Raises HostError INVALID_ARG (docs/reference/http.md, "Inference request").
         """
         value = self.headers.get(name.lower().encode())
         if value is None:

@@ -1,6 +1,6 @@
 """The infer endpoint: reads a request, whose tensors are views of its body, and answers it.
 
-The rules are in docs/reference/protocol.md, "Inference request" and "Raw binary request".
+The rules are in docs/reference/http.md, "Inference request" and "Raw binary request".
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def to_request(
 ) -> InferRequest:
     """Builds a request from a JSON part and a body with binary data from byte `header_length`.
 
-    Raises HostError with the texts of docs/reference/protocol.md, "Inference request" and "Shared
-    memory".
+    Raises HostError with the texts of docs/reference/http.md, "Inference request", and
+    docs/reference/protocol.md, "Shared memory".
     """
     request = InferRequest(
         model,
@@ -143,7 +143,7 @@ def raw_request(
 ) -> InferRequest:
     """Builds a request from a body that is the raw data of the only input of the model.
 
-    Raises HostError INVALID_ARG with the texts of docs/reference/protocol.md, "Raw binary request".
+    Raises HostError INVALID_ARG with the texts of docs/reference/http.md, "Raw binary request".
     """
     name: str = config.name
     if len(config.input) != 1:

@@ -1,4 +1,4 @@
-"""Parses the JSON of an inference request (docs/reference/protocol.md, "Inference request")."""
+"""Parses the JSON of an inference request (docs/reference/http.md, "Inference request")."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class InferenceHeaderReader:
     def read(self, text: bytes) -> InferenceHeader:
         """Parses a JSON part of at most MAX_INLINE_BYTES bytes.
 
-        Raises HostError with the texts of docs/reference/protocol.md, "Inference request"; SlowText
+        Raises HostError with the texts of docs/reference/http.md, "Inference request"; SlowText
         if the text must be read with `read_any`.
         """
         if len(text) <= MAX_CACHED_BYTES:

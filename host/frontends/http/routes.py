@@ -1,4 +1,4 @@
-"""The HTTP endpoints, and the parser of request paths (docs/reference/protocol.md, "Endpoints")."""
+"""The HTTP endpoints, and the parser of request paths (docs/reference/http.md, "Endpoints")."""
 
 from __future__ import annotations
 

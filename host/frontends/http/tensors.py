@@ -94,7 +94,7 @@ def read_tensor(
     `data` is a list or a LargeArray; of too long a LargeArray, only the beginning is decoded.
     `flat_numbers`: it is a list of `int` and `float` without any nesting.
     `shape` gives the number of elements. Elements of BYTES are counted later, by the core.
-    Raises HostError with the texts of docs/reference/protocol.md, "Inference request".
+    Raises HostError with the texts of docs/reference/http.md, "Inference request".
     """
     count = _element_count(name, shape)
     if datatype not in CODES:
@@ -279,7 +279,7 @@ def read_strings(name: str, data: list[Any] | LargeArray, limit: JsonInputLimit)
 
 
 def write_tensor(tensor: Tensor) -> Steps[bytes]:
-    """Writes a tensor as a flat JSON array. Raises HostError (docs/reference/protocol.md,
+    """Writes a tensor as a flat JSON array. Raises HostError (docs/reference/http.md,
     "Inference response").
     """
     datatype, data = tensor.datatype, tensor.data
@@ -364,7 +364,7 @@ def encode_infer_response(
     """Returns the JSON part, and the data of the outputs named in `binary`, in order.
 
     Outputs in `outputs_in_shared_memory` have their data there already. Raises
-    HostError with the texts of docs/reference/protocol.md, "Inference response".
+    HostError with the texts of docs/reference/http.md, "Inference response".
     """
     chunks: list[Buffer] = []
     try:

@@ -128,7 +128,7 @@ class ConnectionLimits:
     A rate is the number of frames that may arrive at once, and how many may follow per second.
     """
 
-    # INT32_MAX (docs/reference/protocol.md, "ModelInferResponse")
+    # INT32_MAX (docs/reference/grpc.md, "ModelInferResponse")
     max_message_size: int = 2147483647
     max_streams: int = 4096
     stream_window: int = 8 * MIB  # a request of 4 MiB needs no WINDOW_UPDATE

@@ -1,4 +1,4 @@
-"""The routes of request paths (docs/reference/protocol.md, "Endpoints")."""
+"""The routes of request paths (docs/reference/http.md, "Endpoints")."""
 
 from __future__ import annotations
 
