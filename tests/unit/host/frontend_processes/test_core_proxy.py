@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
 from host.frontend_processes import frontend_messages as m
@@ -16,6 +17,8 @@ from host.frontend_processes.core_link import CoreLink
 from host.frontend_processes.core_proxy import CoreProxy
 from host.frontend_processes.exchanged_memory import FrontendMemory
 from host.frontend_processes.remote_state import RemoteTrace
+from host.frontends.grpc.methods import INFERENCE_SERVICE
+from host.frontends.grpc.service import GrpcService
 from host.inference.request import InferRequest, RequestShape, Tensor
 from stub.wire.arena import create_arena_file
 from tests.unit.host.frontend_processes.core_thread import CoreThread
@@ -93,6 +96,24 @@ def test_a_request_that_recurs_is_sent_without_its_fields(core: CoreThread) -> N
     ]
     assert templates(sent[6:]) == [("full", 0), ("full", 0), ("again", 2)]
     assert [message.id for message in sent[:3]] == ["one", "two", "three"]
+
+
+def test_equal_requests_over_grpc_are_sent_without_their_fields_in_the_end(
+    core: CoreThread,
+) -> None:
+    """Whoever has read them: the compiled lane, or the cache of requests."""
+
+    def test(proxy: CoreProxy) -> None:
+        service = GrpcService(proxy, {INFERENCE_SERVICE: []})
+        for id in "abcdef":
+            message = pb.ModelInferRequest(model_name="model", id=id)
+            message.inputs.add(name="INPUT0", datatype="UINT8", shape=[4])
+            message.raw_input_contents.append(id.encode() * 4)
+            service.start_infer(message.SerializeToString(), lambda _: None)
+
+    last = run(core, test)[-1]
+    assert isinstance(last, m.RepeatedInfer)
+    assert (last.id, last.contents) == ("f", [b"ffff"])
 
 
 def test_each_sequence_has_a_template_of_its_own(core: CoreThread) -> None:
