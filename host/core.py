@@ -182,9 +182,6 @@ class Core:
             or self.traffic.changed_by_client
         )
 
-    sends_requests_on = False
-    """The models are in this process and its stubs."""
-
     @property
     def loads_on_demand(self) -> bool:
         """Whether `start_when_loaded` can load models."""

@@ -47,8 +47,6 @@ _INLINE_BYTES = 1 << 13  # of tensors in a message; the core would copy them twi
 class CoreProxy:
     """Implements `InferenceCore` in a frontend process. Belongs to the event loop."""
 
-    sends_requests_on = True
-
     def __init__(
         self, link: CoreLink, memory: FrontendMemory, loads_on_demand: bool, needs_keys: bool
     ) -> None:

@@ -76,10 +76,6 @@ class InferenceCore(Protocol):
     def loads_on_demand(self) -> bool:
         """Whether `start_when_loaded` can load models."""
 
-    @property
-    def sends_requests_on(self) -> bool:
-        """Whether requests go to another process, which gets less of those with a known shape."""
-
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
         """Starts a request. `unary`: the endpoint cannot carry responses of a decoupled model.
 

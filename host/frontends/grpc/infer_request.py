@@ -224,8 +224,6 @@ class InferMessage:
 _lane = None
 if message_reader is not None:
     _lane = message_reader(InferRequest, Tensor, MIN_VIEW_BYTES)
-COMPILED = _lane is not None
-"""Whether `read_usual_request` reads anything."""
 
 
 def read_usual_request(data: bytes) -> InferRequest | None:

@@ -26,7 +26,9 @@ from host.frontends.grpc.infer_request import (
     SEQUENCE_PARAMETERS,
     InferMessage,
     apply_parameters,
+    describe_usual_request,
     parse_infer_request,
+    read_usual_request,
 )
 from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.placed_message import PlacedMessage
@@ -119,7 +121,7 @@ class RequestCache:
     """The templates of recent requests.
 
     Remembering costs more than parsing, so models whose requests do not recur are tried at times
-    only.
+    only. Their other requests are read by the compiled lane, if they are usual.
     """
 
     def __init__(self) -> None:
@@ -132,7 +134,7 @@ class RequestCache:
         self._seen_once: dict[bytes, None] = {}  # such requests that arrived once
 
     def lookup(self, data: bytes) -> tuple[InferRequest, InferMessage] | None:
-        """Returns the request for a ModelInferRequest, or None if it matches no template.
+        """Returns the request for a ModelInferRequest, or None if it has to be parsed.
 
         Large tensors are views of `data`. The message has neither the id nor the parameters of the
         sequence nor the tensors.
@@ -142,7 +144,8 @@ class RequestCache:
             misses = self._misses.get(model, 0)
             if misses and not _is_tried(misses):
                 self._misses[model] = misses + 1
-                return None
+                request = read_usual_request(data)
+                return None if request is None else (request, describe_usual_request(request))
             template = self._last_by_model.get(model)
             request = _match_template(template, data) if template is not None else None
             if request is None:
@@ -442,7 +445,7 @@ class CachedResponses:
         """Keeps a response that came from the cache, and its message, unless they are large.
 
         `data`: the message of the request, which is repeatable and matches a template of the
-        RequestCache.
+        RequestCache, or is usual.
         """
         hit = response.cache_hit
         if not isinstance(hit, CacheHit) or len(message) > _MAX_RESPONSE_BYTES:

@@ -13,14 +13,7 @@ from host.frontends.grpc.contents import (
     LargeInput,
     decode_inputs,
 )
-from host.frontends.grpc.infer_request import (
-    COMPILED,
-    InferMessage,
-    describe_usual_request,
-    parse_infer_request,
-    read_usual_request,
-    to_request,
-)
+from host.frontends.grpc.infer_request import InferMessage, parse_infer_request, to_request
 from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.infer_stream import InferStream
 from host.frontends.grpc.methods import (
@@ -60,7 +53,6 @@ from host.inference.call import Call
 from host.inference.request import (
     InferRequest,
     InferResponse,
-    KnownShapes,
     RequestTrace,
     RequestTracer,
 )
@@ -98,7 +90,6 @@ class GrpcService:
         self._api_keys = api_keys
         self._reads_metadata = bool(forwarding) or api_keys is not None
         self._request_cache = RequestCache()
-        self._shapes = KnownShapes() if core.sends_requests_on else None
         self._cached_responses = CachedResponses(core)
         self._inference_restricted = "inference" in restrictions or api_keys is not None
         self._open_requests = OpenRequests()
@@ -150,9 +141,10 @@ class GrpcService:
             if answer is not None:
                 done(answer)
                 return _ANSWERED
-        request = self._recognise(data)
-        recognised = request is not None
-        if request is None:
+        known = self._request_cache.lookup(data)
+        if known is not None:
+            request = known[0]
+        else:
             message = parse_infer_request(data, self._core.tensor_counts)
             if len(data) >= MIN_LARGE_INPUT_BYTES and (large := message.large_inputs):
                 self._open_requests.count += 1
@@ -166,7 +158,9 @@ class GrpcService:
         if reserved is not None:
             request.reserved_memory = reserved
         try:
-            repeats = recognised and type(data) is bytes and len(data) <= MAX_REPEATABLE_BYTES
+            repeats = (
+                known is not None and type(data) is bytes and len(data) <= MAX_REPEATABLE_BYTES
+            )
             kept = data if repeats else b""
             return self._start_request(request, done, context, data=kept)
         except NotServedError:
@@ -176,16 +170,6 @@ class GrpcService:
         task = asyncio.ensure_future(self._infer_when_loaded(request, done, context))
         task.add_done_callback(lambda _: self._open_requests.request_finished())
         return task
-
-    def _recognise(self, data: bytes) -> InferRequest | None:
-        """Reads a usual request, or one of a known kind; None for others."""
-        request = read_usual_request(data) if COMPILED else None
-        if request is None:
-            known = self._request_cache.lookup(data)
-            return None if known is None else known[0]
-        if self._shapes is not None and not request.parameters:
-            request.shape = self._shapes.find(request)
-        return request
 
     def _repeat_response(self, data: bytes) -> bytes | None:
         """The response to a ModelInfer that the response cache has answered before.
@@ -321,11 +305,7 @@ class GrpcService:
         """
         message, request_id = _UNREAD, ""
         try:
-            usual = read_usual_request(data) if COMPILED else None
-            if usual is None:
-                known = self._request_cache.lookup(data)
-            else:
-                known = usual, describe_usual_request(usual)
+            known = self._request_cache.lookup(data)
             if known is not None:
                 request, message = known
                 request_id = request.id

@@ -98,11 +98,7 @@ def test_a_request_that_recurs_is_sent_without_its_fields(core: CoreThread) -> N
     assert [message.id for message in sent[:3]] == ["one", "two", "three"]
 
 
-def test_equal_requests_over_grpc_are_sent_without_their_fields_in_the_end(
-    core: CoreThread,
-) -> None:
-    """Whoever has read them: the compiled lane, or the cache of requests."""
-
+def test_equal_requests_over_grpc_are_sent_without_their_fields(core: CoreThread) -> None:
     def test(proxy: CoreProxy) -> None:
         service = GrpcService(proxy, {INFERENCE_SERVICE: []})
         for id in "abcdef":
