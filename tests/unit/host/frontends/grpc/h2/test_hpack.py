@@ -179,7 +179,7 @@ def test_any_bytes_are_decoded_as_by_the_library(blocks: list[bytes]) -> None:
 
 @pytest.mark.test_all(reason="many examples")
 @given(st.lists(step, max_size=12), st.lists(st.binary(max_size=200), max_size=4))
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=5_000, deadline=None)
 def test_many_blocks_are_decoded_as_by_the_library(steps: list[Any], others: list[bytes]) -> None:
     assert_equal([*encode(steps), *others])
 
