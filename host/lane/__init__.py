@@ -25,5 +25,7 @@ if os.environ.get(VARIABLE) != "0":
         from host.lane._lane import HeaderReader, MessageReader
     except ModuleNotFoundError:
         state = "not built"
+    except ImportError as error:
+        state = f"off (it cannot be loaded: {error})"
     else:
         header_reader, message_reader, state = HeaderReader, MessageReader, "on"

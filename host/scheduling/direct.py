@@ -108,6 +108,7 @@ class DirectScheduler(InstanceQueue):
         self._give_nothing_ahead(instance)
         calls += instance.drain_prefetched()
         self._queue_again(calls)
+        self._single = False  # its supervisor says only after this that it may recover
 
     def dispatch(self) -> None:
         """Starts the oldest calls where they can start or be prefetched."""

@@ -450,8 +450,10 @@ class CachedResponses:
         hit = response.cache_hit
         if not isinstance(hit, CacheHit) or len(message) > _MAX_RESPONSE_BYTES:
             return
-        data, _ = _split_id(data)
+        data, id_field = _split_id(data)
         if request.id:
+            if not id_field:
+                return  # it is a part of `data`, and has to be one of the response
             message = encode_infer_response(msgspec.structs.replace(response, id=""))
         if len(self.responses) >= _MAX_RESPONSES:
             self.responses.clear()

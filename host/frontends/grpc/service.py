@@ -451,10 +451,14 @@ class GrpcService:
         return stream
 
     def _open_watch(self, writer: StreamWriter, context: RpcContext) -> StreamHandler:
+        if self._open_requests.draining:
+            raise unavailable(SHUTTING_DOWN)
         check = self._find_handler(HEALTH_SERVICE, "Check")
         return self._standard_streams.open_watch(writer, check, context)
 
     def _open_reflection(self, writer: StreamWriter, context: RpcContext) -> StreamHandler:
+        if self._open_requests.draining:
+            raise unavailable(SHUTTING_DOWN)
         services = (INFERENCE_SERVICE, HEALTH_SERVICE, *REFLECTION_SERVICES)
         authorize = None
         if self._api_keys is not None:  # a client that may read metadata may read these, too

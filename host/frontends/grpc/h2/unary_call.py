@@ -82,7 +82,7 @@ class UnaryCall(GrpcCall):
         except Exception as error:  # a bug is logged and ends this call only
             self._send_error(error)
             return
-        if not self.closed:
+        if not self.closed and self._running is None:  # else its response is being compressed
             self._running = running
 
     def _read_message(self, piece: Piece, end: bool) -> ReceivedMessage | None:

@@ -279,6 +279,26 @@ def test_call_that_a_leaving_instance_returns_fails_if_no_other_will_come(recove
         assert "no other is left" in error.message
 
 
+def test_an_instance_whose_partner_restarts_gets_no_call_that_it_cannot_return() -> None:
+    class Willing(FastSlot):
+        def accepts_prefetch(self, call: Call, ahead: int) -> bool:
+            return ahead < self.eager
+
+    scene = Scene(fast=1, slot=Willing)
+    first, second = scene.instances
+    scene.submit(4)
+    for instance in scene.instances:
+        instance.eager = 4
+    restarting = False
+    scene.scheduler.may_recover = lambda: restarting
+    dead, other = (first, second) if scene.scheduler._recent is second else (second, first)
+    dead.die()
+    restarting = True  # as a supervisor: it is removed first
+    ahead = list(other.ahead)
+    scene.submit(3)
+    assert other.running and other.ahead == ahead
+
+
 def test_prefetched_call_that_cannot_be_sent_is_not_the_one_that_starts_next() -> None:
     scene = Scene(fast=3, slot=Unsendable)
     first, second = scene.instances

@@ -128,6 +128,19 @@ def test_a_second_id_is_not_mistaken_for_the_rest() -> None:
     assert cached.respond(data[: start + 3] + b"\x1a\x01b" + data[start + 3 :]) is None
 
 
+@pytest.mark.parametrize(
+    "data", [simple("x" * 128), simple() + bytes(pb.ModelInferRequest(id="a").SerializeToString())]
+)
+def test_an_id_that_is_long_or_at_the_end_stays_in_the_response(data: bytes) -> None:
+    core = CachingCore()
+    cached = CachedResponses(core)
+    request = to_request(parse_infer_request(data), Regions(None))
+    response = core.response(request)
+    cached.remember(data, request, response, encode_infer_response(response))
+    answer = cached.respond(data)
+    assert answer is None or pb.ModelInferResponse.FromString(answer).id == request.id
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 def test_an_evicted_response_is_not_repeated(replaced: bool) -> None:
     core = CachingCore()

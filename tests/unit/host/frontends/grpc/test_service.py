@@ -19,8 +19,11 @@ from host.frontends.grpc.methods import (
     UnaryMethod,
 )
 from host.frontends.grpc.service import SHUTTING_DOWN, GrpcService
+from host.frontends.grpc.standard_services import REFLECTION_SERVICES
 from host.inference.call import Call
 from tests.unit.host.frontends.grpc.echo_core import EchoCore, echo
+
+UNUSED: Any = None
 
 
 @pytest.fixture
@@ -288,6 +291,12 @@ def test_draining_refuses_new_requests_and_waits_for_open_ones(core: EchoCore) -
         draining = asyncio.ensure_future(service.drain(5))
         await asyncio.sleep(0)
         assert not draining.done()
+        services = service.services()
+        for name in (INFERENCE_SERVICE, HEALTH_SERVICE, *REFLECTION_SERVICES):
+            for method in services[name]:
+                if isinstance(method, StreamMethod):  # else it would stay open after the drain
+                    with pytest.raises(HostError, match=SHUTTING_DOWN):
+                        method.open_stream(UNUSED, EMPTY_CONTEXT)
         call.fail(internal("over"))
         assert await draining
         assert len(answers) == 1

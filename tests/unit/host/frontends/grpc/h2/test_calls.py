@@ -397,6 +397,24 @@ def test_compressed_responses(
             assert body == grpc_message(data)
 
 
+def test_a_stream_that_is_reset_while_its_response_is_compressed_gets_no_frame(
+    serve: Serve, connect: Connect
+) -> None:
+    peer = connect(serve(options=GrpcOptions(compression_level="low")))
+    accepts = ("grpc-accept-encoding", "gzip")
+    stream = peer.next_stream
+    peer.next_stream += 2
+    message = grpc_message(bytes(10000))
+    peer.send(
+        HeadersFrame(stream, peer.block("Quick", accepts), flags=["END_HEADERS"]),
+        DataFrame(stream, message, flags=["END_STREAM"]),
+        RstStreamFrame(stream, 8),
+    )
+    for _ in range(3):  # each compressed after the first one
+        assert peer.answer(peer.call("Quick", bytes(1 << 18), accepts))[2]["grpc-status"] == "0"
+    assert not [frame for frame in peer.frames if frame.stream_id == stream]
+
+
 def test_messages_that_do_not_shrink_are_sent_uncompressed(serve: Serve, connect: Connect) -> None:
     peer = connect(serve(options=GrpcOptions(compression_level="high")))
     _, body, _ = peer.answer(peer.call("Echo", b"x", ("grpc-accept-encoding", "gzip")))
