@@ -19,7 +19,6 @@ from stub.wire.spawn import ProcessArguments
 FRONTEND_RING, CORE_RING = 0, 1
 """The rings of a frontend process: messages for it, and its messages for the core."""
 
-_MAX_FRAME_BYTES = (1 << 31) + (1 << 24)  # a message of gRPC, and more
 _MAX_FRAME_MESSAGES = 64
 _GENERATION = 2  # the word of the ring's header that shows the generation of models
 _TRACING = 24  # the byte of the ring's header that shows whether requests may be traced
@@ -77,9 +76,7 @@ class MessageLink:
         self.sender = FrameSender(
             map_ring(rings, outgoing), event_writer(events[outgoing], on_error)
         )
-        self.receiver = FrameReceiver(
-            map_ring(rings, incoming), events[incoming], on_error, _MAX_FRAME_BYTES
-        )
+        self.receiver = FrameReceiver(map_ring(rings, incoming), events[incoming], on_error)
         self.inline_limit = self.sender.inline_limit  # bytes of tensors in the next frame
         self._collect_releases = collect_releases
         self._loop = asyncio.get_running_loop()

@@ -411,7 +411,10 @@ class Instance:
         self._kill_process()
 
     def _on_exit(self, code: int) -> None:
-        self._link.read_announced()  # its last messages
+        try:
+            self._link.read_announced()  # its last messages
+        except Exception:  # a defect of ours must not keep callers from their errors
+            _log.exception("unexpected failure", extra={"instance": self.label})
         self._log.report_dropped_lines(at_once=True)
         if self._link.dropped_frames:
             text = f"dropped {self._link.dropped_frames} frames that the ring did not announce"
@@ -429,7 +432,7 @@ class Instance:
         if not expected and not self._told_to_end:
             try:
                 self.crash_reporter.record_crash(self.pid, code, f"{reason}.", state, bool(why))
-            except Exception:  # a defect of ours must not keep callers from their errors
+            except Exception:  # as above
                 _log.exception("unexpected failure", extra={"instance": self.label})
         self._reply.stub_exited(self._exit_error(code, state))
         self.session.stub_exited(reason)

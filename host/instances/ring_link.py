@@ -17,6 +17,7 @@ from stub.wire.ring import RingError, RingReader, RingWriter, create_ring_file
 _MAX_FRAMES_PER_TURN = 128  # that are handled before other callbacks run
 FULL_RING_PAUSE = 0.001  # seconds until the next attempt to write
 _MAX_PAUSE = 0.016  # as long as the other end reads nothing
+_MAX_FRAME_BYTES = (1 << 31) + (1 << 24)  # a message of gRPC, and more
 
 
 class RingFiles:
@@ -84,7 +85,8 @@ class FrameSender(RingWriter):
 class FrameReceiver(RingReader):
     """Delivers the frames of the other end, in order. Its descriptors outlive it.
 
-    `on_error` is called with the reason if the ring holds something else; nothing is read then.
+    `on_error` is called with the reason if the ring holds something else, or a frame that does not
+    fit into memory; nothing is read then.
     """
 
     def __init__(
@@ -92,11 +94,10 @@ class FrameReceiver(RingReader):
         memory: memoryview,
         event: int,
         on_error: Callable[[Exception], None],
-        max_bytes: int = sys.maxsize,
         bytes_per_frame: int = sys.maxsize,
     ) -> None:
         """`bytes_per_frame`: if a frame has more, it counts as several in a turn of the loop."""
-        super().__init__(memory, event, max_bytes)
+        super().__init__(memory, event, _MAX_FRAME_BYTES)
         self._on_error = on_error
         self._bytes_per_frame = bytes_per_frame
         self._on_frame: Callable[[bytes], None] = lambda frame: None
@@ -137,7 +138,7 @@ class FrameReceiver(RingReader):
                 return
             try:
                 frame = self.read_frame()
-            except RingError as error:
+            except (RingError, MemoryError) as error:
                 self.stop_reading()
                 self._on_error(error)
                 return

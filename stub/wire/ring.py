@@ -149,6 +149,7 @@ class RingReader:
         self._memory = memory
         self._position = _position_view(memory)
         self._read = 0
+        self._limit = sys.maxsize  # of `_read`, once records were announced
         self._max_bytes = max_bytes
         self._pieces: List[bytes] = []  # of the frame whose next record was not read
         self._pieces_bytes = 0
@@ -166,10 +167,14 @@ class RingReader:
             os.write(self.event, (announced - 1).to_bytes(8, sys.byteorder))
             announced = 1
         self.announced += announced
+        self._limit = self._read + _CAPACITY  # all that is announced is in the ring now
         return announced > 0
 
     def read_frame(self) -> Optional[bytes]:
-        """Returns the next frame whose records were all announced, if any. Raises RingError."""
+        """Returns the next frame whose records were all announced, if any.
+
+        Raises RingError, and MemoryError for a frame that does not fit into memory.
+        """
         while self.announced:
             self.announced -= 1
             position = self._read % _CAPACITY
@@ -182,10 +187,12 @@ class RingReader:
                     size = _LENGTH.unpack_from(self._memory, _START)[0]
                 more, size = size & _MORE, size & ~_MORE
             at = _START + position + _LENGTH.size
-            if size > _MAX_RECORD or at + size > RING_BYTES:
-                raise RingError(f"a frame of {size} bytes at {position}")
+            if size > _MAX_RECORD or at + size > RING_BYTES or (more and not size):
+                raise RingError(f"a record of {size} bytes at {position}")
             record = bytes(self._memory[at : at + size])
             self._read += (_LENGTH.size + size + 3) & ~3
+            if self._read > self._limit:
+                raise RingError("more records were announced than the ring holds")
             self._position[0] = self._read
             if more or self._pieces:
                 self._pieces_bytes += size
@@ -194,10 +201,17 @@ class RingReader:
                 self._pieces.append(record)
                 if more:
                     continue
-                record = b"".join(self._pieces)
-                self._pieces, self._pieces_bytes = [], 0
+                record = self._join_pieces()
             return record
         return None
+
+    def _join_pieces(self) -> bytes:
+        pieces, size = self._pieces, self._pieces_bytes
+        self._pieces, self._pieces_bytes = [], 0
+        try:
+            return b"".join(pieces)
+        except MemoryError:
+            raise MemoryError(f"no memory for a frame of {size} bytes") from None
 
     def flags(self) -> int:
         """Returns the writer's byte."""

@@ -194,6 +194,48 @@ def test_a_frame_over_the_limit_of_the_reader_is_an_error() -> None:
         reader.read_record()
 
 
+def test_a_reader_reads_no_more_than_a_ring_of_what_is_announced() -> None:
+    """A writer that announces more than the ring holds must not keep the reader busy."""
+    memory = memoryview(bytearray(RING_BYTES))
+    for position in (START, START + LONGEST, START + 2 * LONGEST):
+        struct.pack_into("<I", memory, position, MORE | (LONGEST - 4))
+    struct.pack_into("<I", memory, START + 3 * LONGEST, WRAP)
+    event = os.eventfd(0, os.EFD_NONBLOCK)
+    reader = RingReader(memory, event)
+    os.eventfd_write(event, 1000)
+    assert reader.receive_announcements()
+    with pytest.raises(RingError, match="than the ring holds"):
+        reader.read_frame()
+    assert len(reader._pieces) <= 3
+    os.close(event)
+
+
+def test_an_empty_record_that_continues_is_an_error() -> None:
+    memory = memoryview(bytearray(RING_BYTES))
+    struct.pack_into("<I", memory, START, MORE)
+    with pytest.raises(RingError, match="0 bytes"):
+        Reader(memory).read_record()
+
+
+def test_frames_that_are_announced_together_are_within_the_limit_of_the_reader() -> None:
+    """The writer fills the ring as often as it can, also with frames longer than the ring."""
+    memory = memoryview(bytearray(RING_BYTES))
+    event = os.eventfd(0, os.EFD_NONBLOCK)
+    writer, reader = RingWriter(memory), RingReader(memory, event)
+    sizes = [1, 3, 2000, LONGEST, LONGEST + 1, RING_BYTES, 70_000] * 6
+    frames = [frame_of(number, size) for number, size in enumerate(sizes)]
+    records, read = sum(writer.write(frame) for frame in frames), 0
+    while records:
+        os.eventfd_write(event, records)
+        assert reader.receive_announcements()
+        while (frame := reader.read_frame()) is not None:
+            assert frame == frames[read]
+            read += 1
+        records = writer.flush()
+    assert read == len(frames)
+    os.close(event)
+
+
 @pytest.mark.parametrize("size", [LONGEST + 1, 0x7FFFFFFF, 0xFFFFFFFD, WRAP, MORE | (LONGEST + 1)])
 def test_a_length_that_the_writer_never_writes_is_an_error(size: int) -> None:
     guarded = Guarded()

@@ -242,6 +242,25 @@ def test_killed_process_fails_its_calls_and_is_reported() -> None:
     with_peer(test, well_behaved)
 
 
+def test_failure_to_read_the_last_messages_of_a_process_keeps_no_call_from_its_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise OSError("unreadable")
+
+    async def test(setup: Setup) -> None:
+        instance = await setup.start()
+        (call,) = execute(instance, b"a")
+        await setup.peer.receives(m.Execute)
+        monkeypatch.setattr(instance.session.link, "read_announced", fail)
+        setup.peer.process.kill()
+        error = await refusal(call)
+        assert error.code is ErrorCode.UNAVAILABLE and len(setup.exits) == 1
+        assert "unexpected failure" in caplog.messages
+
+    with_peer(test, well_behaved)
+
+
 @pytest.mark.parametrize(
     "frame",
     [

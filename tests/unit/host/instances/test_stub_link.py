@@ -7,7 +7,7 @@ import gc
 import os
 import resource
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import cast
 
@@ -207,6 +207,39 @@ def test_a_damaged_ring_is_reported_once_and_not_read_again() -> None:
         os.eventfd_write(ends.link.host_event, 2)
         ends.link.read_announced()
         assert ends.received == [b"good"]
+        assert [type(fault) for fault in ends.faults] == [RingError]
+
+    with_link(test)
+
+
+def test_a_frame_for_which_there_is_no_memory_is_reported_and_nothing_is_read_after_it() -> None:
+    def test(ends: LinkWithStub) -> None:
+        class Pieces(list[bytes]):
+            """Too long for memory once they are joined."""
+
+            def __iter__(self) -> Iterator[bytes]:
+                raise MemoryError
+
+        inbox = ends.link._inbox
+        ends.put(bytes(RING_BYTES // 4 + 1))
+        inbox._pieces = Pieces()
+        ends.link.read_announced()
+        assert [type(fault) for fault in ends.faults] == [MemoryError]
+        assert "no memory for a frame of 131073 bytes" in str(ends.faults[0])
+        assert inbox._pieces == []
+        ends.put(b"later")
+        ends.link.read_announced()
+        assert ends.received == [] and len(ends.faults) == 1
+
+    with_link(test)
+
+
+def test_a_stub_cannot_send_a_frame_of_any_length() -> None:
+    def test(ends: LinkWithStub) -> None:
+        ends.link._inbox._pieces = [b"read before"]
+        ends.link._inbox._pieces_bytes = (1 << 31) + (1 << 24)
+        ends.put(b"the end")
+        ends.link.read_announced()
         assert [type(fault) for fault in ends.faults] == [RingError]
 
     with_link(test)
