@@ -41,7 +41,7 @@ from stub.wire.spawn import SpawnArguments
 _STUB_THREADS = 3  # two of ZeroMQ, and the service thread
 _MAX_QUEUED = 8  # messages of a frame: the host works on them while the others are made
 _MAX_QUEUED_BYTES = 1 << 14  # so that a frame fits into the ring
-_FULL_RING_POLL_SECONDS = 0.001  # poll interval while the ring is full
+_FULL_RING_POLL_MS = 1  # poll interval while the ring is full
 
 
 class HostGone(Exception):
@@ -67,6 +67,7 @@ class Channel:
         self._pollers: Dict[Tuple[int, ...], zmq.Poller] = {}  # of the service thread
         self._reading_bls = False
         self._host_event = spawn.host_event_fd
+        self._lifeline = spawn.lifeline_fd
         has_work = select.poll()
         has_work.register(self.work_event, select.POLLIN)
         self._has_work = has_work.poll
@@ -154,9 +155,19 @@ class Channel:
         for message in messages:
             self._session.advance(message)
         self._announce(self._ring.write(frame))
-        # A live host empties its rings; the worker ends this process if the host is gone.
+        if self._ring.unsent:
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """Waits until everything is written; a live host empties its rings.
+
+        The service thread may wait for this one, so this one looks for the end of the host, too.
+        """
+        host_ended = select.poll()
+        host_ended.register(self._lifeline, select.POLLIN)
         while self._ring.unsent and not self._host_gone:
-            time.sleep(_FULL_RING_POLL_SECONDS)
+            if host_ended.poll(_FULL_RING_POLL_MS):
+                return
             self._announce(self._ring.flush())
 
     def _announce(self, records: int) -> None:

@@ -12,8 +12,16 @@ import zmq
 
 from stub.stub_channel import Channel
 from stub.wire import messages as m
-from stub.wire.ring import RECLAIMABLE, WAKE_EARLY, RingWriter, create_ring_file, map_ring
+from stub.wire.ring import (
+    RECLAIMABLE,
+    RING_BYTES,
+    WAKE_EARLY,
+    RingWriter,
+    create_ring_file,
+    map_ring,
+)
 from stub.wire.spawn import SpawnArguments
+from tests.conftest import DEADLINE
 
 WANTED = m.AutoComplete(m.ModelSource("/models/a", 1, "model.py"), "{}")
 
@@ -28,8 +36,9 @@ class Ends:
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.bind(endpoint)
-        fds = (self._rings, self.work_event, self._host_event, self._bls_event)
-        self.channel = Channel(SpawnArguments(endpoint, "t", "title", -1, *fds, 1, -1, 0, -1, 0))
+        lifeline, self._host_alive = os.pipe()
+        self._fds = (lifeline, self._rings, self.work_event, self._host_event, self._bls_event)
+        self.channel = Channel(SpawnArguments(endpoint, "t", "title", *self._fds, 1, -1, 0, -1, 0))
         self._ring = RingWriter(map_ring(self._rings, 0))
 
     def wake_early(self) -> None:
@@ -42,12 +51,19 @@ class Ends:
     def allow_reclaiming(self) -> None:
         self._ring.set_flags(RECLAIMABLE)
 
+    def end_host(self) -> None:
+        """Closes the lifeline, as the end of the host does."""
+        if self._host_alive >= 0:
+            os.close(self._host_alive)
+            self._host_alive = -1
+
     def close(self) -> None:
+        self.end_host()
         self.channel.mark_host_gone()
         self.channel.close()
         self._router.close(0)
         self._context.term()
-        for descriptor in (self._rings, self.work_event, self._host_event, self._bls_event):
+        for descriptor in self._fds:
             os.close(descriptor)
 
 
@@ -118,3 +134,18 @@ def test_a_stub_takes_all_frames_that_nobody_reclaims(ends: Ends) -> None:
     assert ends.channel.receive_work() == [WANTED]
     with pytest.raises(BlockingIOError):
         os.eventfd_read(ends.work_event)
+
+
+def test_a_thread_that_waits_for_room_lets_others_send_once_the_host_has_ended(ends: Ends) -> None:
+    """The service thread, which watches for the end of the host, may be one of the others."""
+    text = "x" * (RING_BYTES + 1)
+    threads = [
+        threading.Thread(target=ends.channel.send, args=([m.LogLine(1, "f", 0, text)],))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    ends.end_host()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert not any(thread.is_alive() for thread in threads)
