@@ -24,7 +24,7 @@ from host.client.exchange import (
     read_stream_response,
 )
 from host.client.signature import Value
-from host.errors import HostError, unavailable
+from host.errors import ErrorCode, HostError, unavailable
 from host.inference.request import Parameter, Result
 
 _Result = TypeVar("_Result")
@@ -190,6 +190,10 @@ class AsyncClient:
                     step = steps.throw(to_host_error(error, self._exchange.settings.url))
                 except grpc.aio.UsageError:  # of a channel that another task has closed
                     step = steps.throw(_closed_error())
+                except asyncio.CancelledError:
+                    if not self._was_cancelled_by_close():
+                        raise
+                    step = steps.throw(_cancelled_error())
                 else:
                     step = steps.send(response)
         except StopIteration as done:
@@ -214,6 +218,12 @@ class AsyncClient:
             self._service = GRPCInferenceServiceStub(self._channel)
         return self._service
 
+    def _was_cancelled_by_close(self) -> bool:
+        """Whether a call was cancelled by `close`, and not with the task that waits for it."""
+        task = asyncio.current_task()
+        cancelling = getattr(task, "cancelling", None)  # Python 3.10 has none
+        return self._closed and not (cancelling is not None and cancelling())
+
     def _open_stream(self, request: StreamRequest) -> Any:
         rpc = request.rpc
         return self._open().ModelStreamInfer(
@@ -234,6 +244,10 @@ class AsyncClient:
 
 def _closed_error() -> HostError:
     return unavailable("this client is closed; create another one")
+
+
+def _cancelled_error() -> HostError:
+    return HostError(ErrorCode.CANCELLED, "this client was closed before the call had ended")
 
 
 class AsyncResponseStream(AsyncIterator[Result]):
@@ -257,7 +271,12 @@ class AsyncResponseStream(AsyncIterator[Result]):
             except grpc.aio.AioRpcError as error:
                 await self._repeat(to_host_error(error, self._client._exchange.settings.url))
                 continue
-            except BaseException:  # of a wrong input, or a cancellation
+            except asyncio.CancelledError:
+                self._cancel()
+                if not self._client._was_cancelled_by_close():
+                    raise
+                raise _cancelled_error() from None
+            except BaseException:  # as of a wrong input
                 self._cancel()
                 raise
             if answer is grpc.aio.EOF:  # type: ignore[attr-defined]

@@ -35,12 +35,19 @@ _REGION, _REGION_SIZE, _REGION_OFFSET = (
     "shared_memory_byte_size",
     "shared_memory_offset",
 )
-_UNCERTAIN = ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE
-"""Errors after which the server may still use the memory of a request."""
+_UNCERTAIN = (
+    ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.CANCELLED,
+    ErrorCode.UNAVAILABLE,
+    ErrorCode.UNKNOWN,
+)
+_TRANSPORT_TEXTS = "RST_STREAM", "http2 header"  # of gRPC's own INTERNAL errors
+_RAN = "while it ran this request"
 _FIRST_PAUSE = 0.1
 _MAX_PAUSE = 5.0
 _CLOSE_SECONDS = 5.0
 _MAX_SIZES = 1024
+_MAX_SECONDS = 365 * 86400  # gRPC takes much longer timeouts for none at all
 _STALE_CODES = ErrorCode.INVALID_ARG, ErrorCode.NOT_FOUND
 """Errors of requests that do not fit the model."""
 
@@ -58,6 +65,11 @@ class Pause(NamedTuple):
     """Time to wait."""
 
     seconds: float
+
+
+def _is_uncertain(error: HostError) -> bool:
+    """Whether the server may still use the memory of the request."""
+    return error.code in _UNCERTAIN or any(text in error.message for text in _TRANSPORT_TEXTS)
 
 
 _Result = TypeVar("_Result")
@@ -98,7 +110,10 @@ class Deadline:
         """Raises HostError INVALID_ARG."""
         if seconds is not None and not seconds > 0:
             raise invalid_argument(f"expected a timeout of more than 0 seconds, got {seconds!r}")
-        self._end = None if seconds is None else time.monotonic() + seconds
+        if seconds is None or seconds == math.inf:
+            self._end = None
+        else:
+            self._end = time.monotonic() + min(seconds, _MAX_SECONDS)
 
     def left(self) -> float | None:
         """Seconds that are left; None without a limit."""
@@ -122,8 +137,11 @@ class Retries:
         self._pause = _FIRST_PAUSE
 
     def next_pause(self, error: HostError) -> float | None:
-        """Seconds until the next try; None if the error is final."""
-        if error.code is not ErrorCode.UNAVAILABLE or not self._left:
+        """Seconds until the next try; None if the error is final.
+
+        A request whose stub died is not sent again: it may well be the reason.
+        """
+        if error.code is not ErrorCode.UNAVAILABLE or not self._left or _RAN in error.message:
             return None
         pause = self._pause * random.uniform(0.8, 1.2)
         left = self._deadline.left()
@@ -245,20 +263,15 @@ class Exchange:
 
     def close(self) -> Steps[None]:
         """Unregisters what was registered; a server that does not respond has forgotten it."""
-        reachable = True
-        for region in self._regions.take_all():
-            if reachable:
-                message = pb.SystemSharedMemoryUnregisterRequest(name=region.name)
-                try:
-                    yield Rpc(
-                        "SystemSharedMemoryUnregister",
-                        message,
-                        _CLOSE_SECONDS,
-                        self.settings.metadata,
-                    )
-                except HostError:
-                    reachable = False
-            region.close()
+        for name in self._regions.close():
+            message = pb.SystemSharedMemoryUnregisterRequest(name=name)
+            try:
+                yield Rpc(
+                    "SystemSharedMemoryUnregister", message, _CLOSE_SECONDS, self.settings.metadata
+                )
+            except HostError as error:
+                if _is_uncertain(error):
+                    return
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
@@ -274,14 +287,13 @@ class Exchange:
         message: Any,
         deadline: Deadline,
         metadata: Metadata,
-        retried: bool = True,
     ) -> Steps[Any]:
         retries = None
         while True:
             try:
                 return (yield Rpc(method, message, deadline.left(), metadata))
             except HostError as error:
-                retries = retries or self.retries(retried, deadline)
+                retries = retries or self.retries(True, deadline)
                 pause = retries.next_pause(error)
                 if pause is None:
                     raise
@@ -383,6 +395,24 @@ class Exchange:
         options: RequestOptions,
         deadline: Deadline,
     ) -> Steps[Result]:
+        retries = None
+        while True:
+            try:
+                return (yield from self._send_once(signature, inputs, options, deadline))
+            except HostError as error:
+                retries = retries or self.retries(options.retried, deadline)
+                pause = retries.next_pause(error)
+                if pause is None:
+                    raise
+            yield Pause(pause)
+
+    def _send_once(
+        self,
+        signature: Signature,
+        inputs: Sequence[EncodedTensor],
+        options: RequestOptions,
+        deadline: Deadline,
+    ) -> Steps[Result]:
         if self._regions.usable and self._may_use_region(signature, inputs):
             places = _Places(signature, inputs, options, self._output_sizes)
             region = None
@@ -397,9 +427,7 @@ class Exchange:
         message = _to_message(options, signature)
         for tensor in inputs:
             _add_input(message, tensor)
-        response = yield from self._call(
-            "ModelInfer", message, deadline, self._metadata(options), options.retried
-        )
+        response = yield Rpc("ModelInfer", message, deadline.left(), self._metadata(options))
         result = to_result(response)
         if self._regions.usable:
             self._output_sizes.observe(options.model, inputs, result)
@@ -422,29 +450,27 @@ class Exchange:
         options: RequestOptions,
         deadline: Deadline,
     ) -> Steps[Result | None]:
-        """As `_send`; returns None if the tensors have to go in the message."""
+        """As `_send_once`; returns None if the tensors have to go in the message."""
         message = _to_message(options, signature)
         places.fill(message, region, inputs)
-        used = True  # also if this is interrupted: the server may still read or write
+        release = self._regions.abandon  # also if this is interrupted
         try:
-            response = yield from self._call(
-                "ModelInfer", message, deadline, self._metadata(options), options.retried
-            )
-            used = False
+            response = yield Rpc("ModelInfer", message, deadline.left(), self._metadata(options))
+            release = self._regions.give_back
             result = to_result(response, region, places.outputs)
             self._output_sizes.observe(options.model, inputs, result)
             return result
         except HostError as error:
-            used = error.code in _UNCERTAIN
             if _UNKNOWN_REGION in error.message:
-                used = True  # by no server
-                self._regions.lose(region)
-            elif _SMALL_REGION not in error.message or not options.retried:
+                release = self._regions.lose
+                return None
+            if not _is_uncertain(error):
+                release = self._regions.give_back
+            if _SMALL_REGION not in error.message or not options.retried:
                 raise
             return None  # the response in the message also tells the size that differs
         finally:
-            if not used:
-                self._regions.give_back(region)
+            release(region)
 
     def _take_region(self, size: int, deadline: Deadline) -> Steps[Region | None]:
         """Returns a registered region; None where there is none."""
@@ -462,12 +488,12 @@ class Exchange:
             region.unlink()
             return region
         except HostError as error:  # as from a server on another machine
-            if error.code not in _UNCERTAIN:
+            if not _is_uncertain(error):
                 self._regions.usable = False
             return None
         finally:
             if not region.registered:
-                self._regions.remove([region])
+                self._regions.discard(region)
 
 
 class _OutputSizes:

@@ -11,7 +11,8 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import Sequence
+import weakref
+from collections import deque
 
 import numpy as np
 import posix_ipc
@@ -22,6 +23,8 @@ from stub.wire.shared_file import Mapping
 _ALIGNMENT = 64
 _MAX_REGIONS = 32
 _MAX_LOSSES = 3
+_MANY_USES = 100
+_MAX_ABANDONED = 1024
 
 
 def aligned(size: int) -> int:
@@ -41,16 +44,17 @@ class Region:
             memory = posix_ipc.SharedMemory(self.key, posix_ipc.O_CREX, mode=0o600)
         except posix_ipc.Error as error:
             raise OSError(str(error)) from error
-        self._fd = int(memory.fd)
+        fd = int(memory.fd)
         self._named = True
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(self._fd, 0, size)  # a full /dev/shm is an error here, not a SIGBUS
-            self._mapping = Mapping(self._fd, size, True)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(fd, 0, size)  # a full /dev/shm is an error here, not a SIGBUS
+            self._mapping = Mapping(fd, size, True)
         except BaseException:
             self.unlink()
-            os.close(self._fd)
+            os.close(fd)
             raise
+        self._close_file = weakref.finalize(self, os.close, fd)  # also of a client without `close`
 
     def unlink(self) -> None:
         """Removes the name; the server has opened the object, or never will."""
@@ -72,10 +76,11 @@ class Region:
         return self._mapping.view[offset : offset + size]
 
     def close(self) -> None:
-        """Frees the memory of this process."""
-        self.unlink()
-        self._mapping.unmap()
-        os.close(self._fd)
+        """Frees the memory of this process; nothing if that has been done."""
+        if self._close_file.alive:
+            self.unlink()
+            self._mapping.unmap()
+            self._close_file()
 
 
 class Regions:
@@ -90,7 +95,9 @@ class Regions:
         self._lock = threading.Lock()
         self._all: set[Region] = set()
         self._free: list[Region] = []
+        self._abandoned: deque[str] = deque(maxlen=_MAX_ABANDONED)
         self._losses = 0
+        self._uses = 0  # since the last loss
 
     def take(self, size: int) -> Region | None:
         """A registered region that is free and large enough."""
@@ -117,28 +124,55 @@ class Regions:
     def give_back(self, region: Region) -> None:
         """The server does not use the region any more."""
         with self._lock:
-            self._free.append(region)
+            self._uses += 1
+            if region in self._all:
+                self._free.append(region)
+                return
+        region.close()  # lost with another one, or the client has been closed
+
+    def abandon(self, region: Region) -> None:
+        """The server may still use the region, so no other request may.
+
+        A server that sees its lock gone unregisters it; others, when the client is closed: they
+        might unmap memory that they use.
+        """
+        with self._lock:
+            if region in self._all:
+                self._all.remove(region)
+                self._abandoned.append(region.name)
+        region.close()
 
     def lose(self, region: Region) -> None:
         """The server does not know a region: it has been started again, or is another one."""
+        free: list[Region] = []
         with self._lock:
-            self._losses += 1
-            if self._losses >= _MAX_LOSSES:
-                self.usable = False
-            lost, self._free = [region, *self._free], []
-        self.remove(lost)
+            if region in self._all:  # otherwise it was lost with another one
+                self._losses = 1 if self._uses >= _MANY_USES else self._losses + 1
+                self._uses = 0
+                if self._losses >= _MAX_LOSSES:
+                    self.usable = False
+                free, self._free = self._free, []
+                self._all.clear()
+        for lost in (region, *free):
+            lost.close()
 
-    def take_all(self) -> list[Region]:
-        """All regions, which the caller unregisters; no new ones are made."""
+    def discard(self, region: Region) -> None:
+        """Frees a region that could not be registered."""
+        with self._lock:
+            self._all.discard(region)
+        region.close()
+
+    def close(self) -> list[str]:
+        """Frees all regions; those in use, after their requests. No new ones are made.
+
+        Returns names that the server may know.
+        """
         self.usable = False
         with self._lock:
-            regions, self._free = list(self._all), []
+            names = [*self._abandoned, *(region.name for region in self._all)]
+            free, self._free = self._free, []
             self._all.clear()
-        return regions
-
-    def remove(self, regions: Sequence[Region]) -> None:
-        """Frees regions that the server does not know, or will notice to be left."""
-        with self._lock:
-            self._all.difference_update(regions)
-        for region in regions:
+            self._abandoned.clear()
+        for region in free:
             region.close()
+        return names

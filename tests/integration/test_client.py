@@ -302,6 +302,11 @@ def test_a_stub_that_dies_ends_the_stream_with_an_error(client: pbhost.Client) -
     stream = client.stream("stream", COMMAND="respond dies")
     assert next(stream)["NUMBER"] == [0]
     assert error_of(lambda: next(stream))[0] is ErrorCode.UNAVAILABLE
+    wait_until(lambda: client.is_ready("stream"), "the next stub")
+    code, text = error_of(lambda: list(client.stream("stream", COMMAND="dies")))
+    assert code is ErrorCode.UNAVAILABLE
+    assert text.endswith("while it ran this request.")  # and not that it is in quarantine
+    wait_until(lambda: client.is_ready("stream"), "the next stub")
 
 
 def test_a_server_that_is_killed_ends_the_stream_with_an_error(
@@ -386,6 +391,29 @@ def test_the_asynchronous_client_does_the_same(host: RunningHost) -> None:
     asyncio.run(ask())
     with host.client() as official:
         assert not official.get_system_shared_memory_status().regions
+
+
+def test_closing_the_asynchronous_client_is_an_error_of_its_calls(host: RunningHost) -> None:
+    async def ask() -> None:
+        client = pbhost.AsyncClient(host.url, timeout=DEADLINE)
+        await client.metadata("stream")
+        before = host.output.count("waits to be cancelled")
+        stream = client.stream("stream", COMMAND="cancelled final")
+        calls = anext(stream), *(send_again_and_again(client) for _ in range(9))
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        started = lambda: host.output.count("waits to be cancelled") > before  # noqa: E731
+        await asyncio.to_thread(wait_until, started, "the request")
+        await client.close()
+        ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), DEADLINE)
+        codes = [getattr(error, "code", error) for error in ended]
+        assert codes[0] is ErrorCode.CANCELLED
+        assert {*codes[1:]} <= {ErrorCode.CANCELLED, ErrorCode.UNAVAILABLE}  # between requests
+
+    async def send_again_and_again(client: pbhost.AsyncClient) -> None:
+        while True:
+            await client.infer("floats", X=[1])
+
+    asyncio.run(ask())
 
 
 def test_a_cancelled_call_does_not_reuse_its_memory(host: RunningHost) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import math
+import os
 from typing import Any
 
 import grpc
@@ -10,7 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.client.channel import read_settings, to_host_error
-from host.client.exchange import Exchange, Pause, RequestOptions, Rpc, Steps
+from host.client.exchange import Deadline, Exchange, Pause, RequestOptions, Rpc, Steps
 from host.errors import ErrorCode, HostError, TooManyRequests, internal, unavailable
 
 METADATA = pb.ModelMetadataResponse(name="m", versions=["1"])
@@ -44,6 +47,7 @@ def run(steps: Steps[Any], *answers: Any) -> tuple[list[str], Any]:
                 step = next(steps)
                 continue
             done.append(step.method)
+            assert left, f"nothing answers {step.method}"
             given = left.pop(0)
             step = steps.throw(given) if isinstance(given, HostError) else steps.send(given)
     except StopIteration as end:
@@ -175,6 +179,146 @@ def test_an_output_whose_size_differs_is_not_given_a_place_again() -> None:
     assert done == ["SystemSharedMemoryRegister", "ModelInfer", "ModelInfer"]
     assert places() == 0
     run(client.close(), *[pb.SystemSharedMemoryUnregisterResponse()] * 2)
+
+
+REGISTERED = pb.SystemSharedMemoryRegisterResponse()
+UNREGISTERED = pb.SystemSharedMemoryUnregisterResponse()
+
+
+def open_regions() -> int:
+    """Descriptors of shared memory that this process holds: two for each region."""
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:  # of the directory itself
+            continue
+    return sum("pbhost-client" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DOWN,
+        HostError(ErrorCode.DEADLINE_EXCEEDED, "late"),
+        HostError(ErrorCode.UNKNOWN, "Stream removed"),
+        internal("Received RST_STREAM with error code 2"),
+    ],
+)
+def test_a_region_that_the_server_may_still_use_is_not_used_again(error: HostError) -> None:
+    client, before = exchange(memory=True, retries=int(error is DOWN)), open_regions()
+    names: list[str] = []
+    steps = client.infer(RequestOptions("m"), LARGE)
+    answers = {"ModelMetadata": METADATA, "ModelConfig": CONFIG}
+    step: Any = next(steps)
+    while len(names) < 2:
+        if not isinstance(step, Rpc):
+            step = next(steps)
+        elif step.method == "ModelInfer":
+            names.append(step.message.inputs[0].parameters["shared_memory_region"].string_param)
+            try:
+                step = steps.throw(error)
+            except HostError:
+                steps = client.infer(RequestOptions("m"), LARGE)
+                step = next(steps)
+        else:
+            step = steps.send(answers.get(step.method, REGISTERED))
+    assert len(set(names)) == 2
+    steps.close()
+    done, _ = run(client.close(), UNREGISTERED, UNREGISTERED)
+    assert len(done) == 2
+    assert open_regions() == before
+
+
+def test_shared_memory_is_used_however_often_the_server_was_unavailable() -> None:
+    client, before = exchange(memory=True, retries=0), open_regions()
+    run(client.infer(RequestOptions("m"), LARGE), METADATA, CONFIG, REGISTERED, DOWN)
+    for _ in range(40):
+        done, _ = run(client.infer(RequestOptions("m"), LARGE), REGISTERED, DOWN)
+        assert done == ["SystemSharedMemoryRegister", "ModelInfer"]
+    assert open_regions() == before
+
+
+def test_a_client_that_is_dropped_frees_its_memory() -> None:
+    before = open_regions()
+    client = exchange(memory=True)
+    run(client.infer(RequestOptions("m"), LARGE), METADATA, CONFIG, REGISTERED, answer())
+    assert open_regions() > before
+    del client
+    gc.collect()
+    assert open_regions() == before
+
+
+@pytest.mark.parametrize("waits_for", ["SystemSharedMemoryRegister", "ModelInfer"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_client_may_be_closed_while_a_request_uses_memory(waits_for: str, fails: bool) -> None:
+    client, before = exchange(memory=True), open_regions()
+    steps = client.infer(RequestOptions("m"), LARGE)
+    answers: dict[str, Any] = {
+        "ModelMetadata": METADATA,
+        "ModelConfig": CONFIG,
+        "ModelInfer": answer(),
+    }
+    step: Any = next(steps)
+    while step.method != waits_for:
+        step = steps.send(answers.get(step.method, REGISTERED))
+    run(client.close(), UNREGISTERED)
+    closed = HostError(ErrorCode.CANCELLED, "Channel closed!")
+    try:
+        while fails:
+            steps.throw(closed)
+        while True:
+            step = steps.send(answers.get(step.method, REGISTERED))
+    except (StopIteration, HostError) as error:
+        assert (error is closed) == fails
+    assert open_regions() == before
+
+
+def test_a_restart_of_the_server_is_one_loss_however_many_requests_meet_it() -> None:
+    client, before = exchange(memory=True), open_regions()
+    lost = HostError(ErrorCode.NOT_FOUND, "Unable to find shared memory region: 'x'")
+    run(client.infer(RequestOptions("m"), LARGE), METADATA, CONFIG, REGISTERED, answer())
+    sent = []
+    for _ in range(4):
+        steps = client.infer(RequestOptions("m"), LARGE)
+        step: Any = next(steps)
+        if step.method == "SystemSharedMemoryRegister":
+            steps.send(REGISTERED)
+        sent.append(steps)
+    for steps in sent:
+        steps.throw(lost)
+        with pytest.raises(StopIteration):
+            steps.send(answer())
+    done, _ = run(client.infer(RequestOptions("m"), LARGE), REGISTERED, answer())
+    assert done == ["SystemSharedMemoryRegister", "ModelInfer"]
+    run(client.close(), UNREGISTERED)
+    assert open_regions() == before
+
+
+def test_losses_long_ago_do_not_turn_shared_memory_off() -> None:
+    client = exchange(memory=True)
+    lost = HostError(ErrorCode.NOT_FOUND, "Unable to find shared memory region: 'x'")
+    run(client.infer(RequestOptions("m"), LARGE), METADATA, CONFIG, REGISTERED, answer())
+    for _ in range(4):
+        for _ in range(100):
+            assert run(client.infer(RequestOptions("m"), LARGE), answer())[0] == ["ModelInfer"]
+        run(client.infer(RequestOptions("m"), LARGE), lost, answer())
+        done, _ = run(client.infer(RequestOptions("m"), LARGE), REGISTERED, answer())
+        assert done == ["SystemSharedMemoryRegister", "ModelInfer"]
+    run(client.close(), UNREGISTERED)
+
+
+def test_a_request_whose_stub_died_is_not_sent_again() -> None:
+    died = unavailable("Stub process 'm_0' is not healthy. It crashed while it ran this request.")
+    steps = exchange().infer(RequestOptions("m"), REQUEST)
+    assert run(steps, METADATA, CONFIG, died) == ([*FIRST, "ModelInfer"], died)
+
+
+def test_timeouts_may_be_endless() -> None:
+    assert Deadline(math.inf).left() is None
+    left = Deadline(1e300).left()
+    assert left is not None
+    assert 1e6 < left < 1e9
 
 
 class _RpcError:
