@@ -375,7 +375,7 @@ class StubSession:
             try:
                 if batch.times is not None:
                     batch.report(batch, batch.times)
-                if len(batch.answered) < len(batch.calls):
+                if batch.deferred or len(batch.answered) < len(batch.calls):
                     self._fail_unanswered(batch)
             except Exception:  # a defect of ours
                 self._log_failure()
@@ -448,15 +448,18 @@ class StubSession:
         batch = self._batches[message.batch]
         if batch.deferred:
             raise ValueError(f"a second end of batch {message.batch}")
+        started, ended = message.started, message.ended
+        if not 0 <= started <= message.inputs_ready <= message.outputs_begin <= ended:
+            raise ValueError(f"times of batch {message.batch} that are not in order")
         if message.deferred or message.rescheduled:
             self._keep_unanswered(batch, message)
         if message.failure is not None:
             self._log_error(message.failure, batch.calls)
         if not batch.deferred:
             del self._batches[batch.number]
-        if message.started:  # otherwise all callers had gone before it started
+        if started:  # otherwise all callers had gone before it started
             batch.times = ExecutionTimes(
-                message.started, message.inputs_ready, message.outputs_begin, message.ended
+                started, message.inputs_ready, message.outputs_begin, ended
             )
         self._results.ended.append(batch)
 
@@ -496,6 +499,8 @@ class StubSession:
         if batch is None and 0 < message.batch <= self._number:
             return  # the batch has already ended
         batch = self._batches[message.batch]
+        if batch.instance_free or batch.deferred:
+            raise ValueError(f"the release of batch {message.batch}, whose instance is free")
         batch.instance_free = True
         for index in range(len(batch.calls)):
             self._detach_from_instance(batch, index)
@@ -506,6 +511,8 @@ class StubSession:
         batch = self._batches[message.batch]
         if batch.on_returned is None or batch in self._started_batches():
             raise ValueError("a batch was returned that was not prefetched")
+        if len(batch.calls) != 1:
+            raise ValueError(f"a batch of {len(batch.calls)} requests was returned instead of one")
         (call,) = self._withdraw_batch(message.batch)
         self._results.returned += ((batch, call),)
 

@@ -309,6 +309,19 @@ def test_deferred_request_is_answered_after_its_batch_has_freed_the_instance() -
     tracked(test)
 
 
+def test_request_that_its_batch_left_out_fails_although_the_deferred_one_is_answered_at_once() -> (
+    None
+):
+    def test(t: Tracked) -> None:
+        t.batch("a", "b")
+        t.receive(done(1, deferred=(0,)), m.Response(1, 0, output()))
+        assert t.values("a") == [b"out"]
+        assert t.error("b")[0] is ErrorCode.INTERNAL
+        assert t.session.idle
+
+    tracked(test)
+
+
 def test_late_response_that_cannot_be_decoded_leaves_its_request_open() -> None:
     def test(t: Tracked) -> None:
         t.batch("a")
@@ -334,6 +347,27 @@ def test_batch_that_goes_on_as_a_coroutine_frees_the_instance_once() -> None:
         assert isinstance(t.refuse(m.InstanceReleased(2)), KeyError)
 
     tracked(test)
+
+
+def test_instance_that_is_free_is_not_freed_again() -> None:
+    for messages in (
+        (m.InstanceReleased(1), m.InstanceReleased(1)),
+        (done(1, deferred=(0,)), m.InstanceReleased(1)),
+    ):
+
+        def together(t: Tracked, messages: Sequence[m.ToHost] = messages) -> None:
+            t.batch("a")
+            assert "instance is free" in str(t.refuse(*messages))
+            assert t.events.count("released") == 1
+
+        def one_by_one(t: Tracked, messages: Sequence[m.ToHost] = messages) -> None:
+            t.batch("a")
+            t.receive(messages[0])
+            assert "instance is free" in str(t.refuse(messages[1]))
+            assert t.events.count("released") == 1
+
+        tracked(together)
+        tracked(one_by_one)
 
 
 def test_batch_that_every_caller_has_left_is_not_counted() -> None:
@@ -604,6 +638,32 @@ def test_only_a_prefetched_batch_may_be_returned() -> None:
         for number in (1, 2):
             assert "not prefetched" in str(t.refuse(m.BatchReturned(number)))
         assert isinstance(t.refuse(m.BatchReturned(3)), KeyError)
+
+    tracked(test)
+
+
+def test_returned_batch_of_several_calls_is_refused_without_an_effect() -> None:
+    def test(t: Tracked) -> None:
+        t.batch("runs")
+        t.batch("ahead", "with it", on_returned=lambda call: None)
+        assert "batch of 2 requests" in str(t.refuse(m.BatchReturned(2)))
+        t.session.stub_exited("it has ended")
+        t.session.fail_prefetched("it has ended")
+        assert t.error("ahead")[0] is t.error("with it")[0] is ErrorCode.UNAVAILABLE
+
+    tracked(test)
+
+
+@pytest.mark.parametrize("times", [(16, 16, 16, 10), (-1, 0, 0, 0), (1, 3, 2, 4), (2, 1, 3, 4)])
+def test_times_of_a_batch_that_run_backwards_are_refused_without_an_effect(
+    times: tuple[int, int, int, int],
+) -> None:
+    def test(t: Tracked) -> None:
+        t.batch("a")
+        assert "times" in str(t.refuse(m.BatchDone(1, *times)))
+        assert t.events == [] and t.session.running
+        t.session.stub_exited("it has ended")
+        assert t.error("a")[0] is ErrorCode.UNAVAILABLE
 
     tracked(test)
 
