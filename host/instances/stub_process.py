@@ -237,4 +237,5 @@ class RestartBackoff:
         """Seconds until the next process starts."""
         if self.exits < 2:
             return 0.0
-        return min(self._first_pause * 2.0 ** (self.exits - 2), self._max_pause)
+        doublings = min(self.exits - 2, 100)  # a power of more than 1023 raises OverflowError
+        return min(self._first_pause * 2.0**doublings, self._max_pause)

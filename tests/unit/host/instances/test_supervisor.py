@@ -91,6 +91,12 @@ def test_pauses_grow_with_each_end_in_a_row_up_to_a_limit() -> None:
     assert pauses == [0.0, 0.5, 1.0, 2.0, 3.0, 3.0]
 
 
+def test_any_number_of_ends_in_a_row_has_a_pause() -> None:
+    backoff = RestartBackoff(0.5, 3.0, 600.0)
+    backoff.exits = 10_000
+    assert backoff.pause == 3.0
+
+
 def test_an_end_after_long_service_begins_a_new_row() -> None:
     backoff = RestartBackoff(0.5, 3.0, 0.0)
     for _ in range(3):
