@@ -58,8 +58,11 @@ class Channel:
     def __init__(self, spawn: SpawnArguments) -> None:
         _check_threads()
         self.work_event = spawn.work_event_fd  # readable if there is work
-        self._inbox = RingReader(map_ring(spawn.rings_fd, WORK_RING), self.work_event)
+        self._inbox = RingReader(
+            map_ring(spawn.rings_fd, WORK_RING), self.work_event, reclaimable=True
+        )
         self._ring = RingWriter(map_ring(spawn.rings_fd, HOST_RING))
+        self._unannounced = 0  # records
         self.inline_limit = self._ring.inline_limit  # bytes of inline tensors for the next frame
         self.bls_event = spawn.bls_event_fd  # readable if there are BLS responses
         self._bls_inbox = RingReader(map_ring(spawn.rings_fd, BLS_RING), self.bls_event)
@@ -122,8 +125,8 @@ class Channel:
                 self.flush()
 
     def flush(self) -> None:
-        """Sends the queued messages in one frame."""
-        if self._queued:
+        """Sends the queued messages in one frame; a forked child leaves them to its parent."""
+        if self._queued and os.getpid() == self._pid:
             with self._lock:
                 self._join_queued()
                 self._send_unsent()
@@ -154,7 +157,8 @@ class Channel:
             return  # the session has ended; messages of the model's threads are dropped
         for message in messages:
             self._session.advance(message)
-        self._announce(self._ring.write(frame))
+        self._unannounced += self._ring.write(frame)
+        self._announce()
         if self._ring.unsent:
             self._wait_for_room()
 
@@ -168,11 +172,15 @@ class Channel:
         while self._ring.unsent and not self._host_gone:
             if host_ended.poll(_FULL_RING_POLL_MS):
                 return
-            self._announce(self._ring.flush())
+            self._unannounced += self._ring.flush()
+            self._announce()
 
-    def _announce(self, records: int) -> None:
-        if records:
-            os.write(self._host_event, records.to_bytes(8, sys.byteorder))
+    def _announce(self) -> None:
+        """Announces also the records whose announcement a signal handler of the model prevented."""
+        if self._unannounced:
+            announcement = self._unannounced.to_bytes(8, sys.byteorder)
+            self._unannounced = 0  # first: a handler that runs after the call must not repeat it
+            os.write(self._host_event, announcement)
 
     def is_idle(self) -> bool:
         """Tells whether the main thread waited for its current work and no more is queued."""

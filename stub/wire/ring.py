@@ -70,6 +70,7 @@ class RingWriter:
         self._position = _position_view(memory)
         self.written = 0
         """Where the next frame starts, in bytes since the start of the first one."""
+        self._flushed = 0  # records that `flush` has written and not returned
 
     def write(self, frame: bytes) -> int:
         """Writes a frame; returns the records to announce. What has no room waits for `flush`."""
@@ -79,19 +80,24 @@ class RingWriter:
         return self.flush()
 
     def flush(self) -> int:
-        """Writes what waits, as far as there is room; returns the records to announce."""
-        unsent, records = self.unsent, 0
+        """Writes what waits, as far as there is room; returns the records to announce.
+
+        If a signal handler raises meanwhile, the next call returns also the records until then.
+        """
+        unsent = self.unsent
         while unsent:
             frame = unsent[0]
             if len(frame) <= _MAX_RECORD:
                 if not self.try_write(frame):
                     break
+                self._flushed += 1
                 unsent.popleft()
             else:
                 if not self.try_write(frame[:_PIECE_BYTES], _MORE):
                     break
+                self._flushed += 1
                 unsent[0] = frame[_PIECE_BYTES:]
-            records += 1
+        records, self._flushed = self._flushed, 0
         return records
 
     def try_write(self, frame: Union[bytes, memoryview], flag: int = 0) -> bool:
@@ -140,10 +146,16 @@ class RingWriter:
 class RingReader:
     """Reads announced frames, in order. `event`: the eventfd of the ring, which does not block.
 
-    `max_bytes`: of a frame.
+    `max_bytes`: of a frame. `reclaimable`: the writer may set the flag RECLAIMABLE.
     """
 
-    def __init__(self, memory: memoryview, event: int, max_bytes: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        memory: memoryview,
+        event: int,
+        max_bytes: int = sys.maxsize,
+        reclaimable: bool = False,
+    ) -> None:
         self.event = event
         self.announced = 0  # records that were not read
         self._memory = memory
@@ -151,6 +163,7 @@ class RingReader:
         self._read = 0
         self._limit = sys.maxsize  # of `_read`, once records were announced
         self._max_bytes = max_bytes
+        self._reclaimable = reclaimable
         self._pieces: List[bytes] = []  # of the frame whose next record was not read
         self._pieces_bytes = 0
 
@@ -163,7 +176,7 @@ class RingReader:
             announced = int.from_bytes(os.read(self.event, 8), sys.byteorder) % WAKE_EARLY
         except BlockingIOError:
             return False  # nothing new
-        if announced > 1 and self._memory[_FLAGS] & RECLAIMABLE:
+        if announced > 1 and self._reclaimable and self._memory[_FLAGS] & RECLAIMABLE:
             os.write(self.event, (announced - 1).to_bytes(8, sys.byteorder))
             announced = 1
         self.announced += announced

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stub.wire import ring
 from stub.wire.messages import INLINE_ALWAYS, INLINE_LIMIT
 from stub.wire.ring import (
+    RECLAIMABLE,
     RING_BYTES,
     RingError,
     RingReader,
@@ -54,6 +55,18 @@ class Guarded:
 def frame_of(number: int, size: int) -> bytes:
     """Returns bytes that differ from those of the neighbouring frames."""
     return bytes([number % 251 + 1]) * size
+
+
+class Interrupted(bytes):
+    """A frame whose first use is interrupted."""
+
+    interrupted = False
+
+    def __len__(self) -> int:
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return super().__len__()
 
 
 class Reader(RingReader):
@@ -208,6 +221,32 @@ def test_a_reader_reads_no_more_than_a_ring_of_what_is_announced() -> None:
         reader.read_frame()
     assert len(reader._pieces) <= 3
     os.close(event)
+
+
+def test_only_a_reader_of_reclaimable_frames_leaves_some_of_them_announced() -> None:
+    """The memory of the host's rings belongs to the stub as well, with this flag."""
+    for reclaimable, learned in ((False, 3), (True, 1)):
+        memory, event = memoryview(bytearray(RING_BYTES)), os.eventfd(0, os.EFD_NONBLOCK)
+        RingWriter(memory).set_flags(RECLAIMABLE)
+        reader = RingReader(memory, event, reclaimable=reclaimable)
+        os.eventfd_write(event, 3)
+        assert reader.receive_announcements() and reader.announced == learned
+        os.close(event)
+
+
+def test_records_of_a_flush_that_an_exception_ends_are_announced_by_the_next_one() -> None:
+    """A signal handler of the model may raise anywhere."""
+    memory = memoryview(bytearray(RING_BYTES))
+    writer, reader = RingWriter(memory), Reader(memory)
+    while writer.write(bytes(LONGEST)):
+        pass
+    writer.unsent.append(Interrupted(b"after it"))  # type: ignore[arg-type]
+    for _ in range(3):
+        assert reader.read_record() == bytes(LONGEST)
+    with pytest.raises(KeyboardInterrupt):
+        writer.flush()
+    assert (writer.flush(), reader.read_record()) == (2, bytes(LONGEST))
+    assert reader.read_record() == b"after it"
 
 
 def test_an_empty_record_that_continues_is_an_error() -> None:

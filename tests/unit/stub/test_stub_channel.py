@@ -16,6 +16,7 @@ from stub.wire.ring import (
     RECLAIMABLE,
     RING_BYTES,
     WAKE_EARLY,
+    RingReader,
     RingWriter,
     create_ring_file,
     map_ring,
@@ -30,7 +31,7 @@ class Ends:
     """The stub's end and the host's end of a connection."""
 
     def __init__(self, endpoint: str) -> None:
-        self._rings, self._host_event = create_ring_file("rings", 3), os.eventfd(0)
+        self._rings, self._host_event = create_ring_file("rings", 3), os.eventfd(0, os.EFD_NONBLOCK)
         self._bls_event = os.eventfd(0, os.EFD_NONBLOCK)
         self.work_event = os.eventfd(0, os.EFD_NONBLOCK)
         self._context = zmq.Context()
@@ -47,6 +48,15 @@ class Ends:
     def send(self, message: m.ToStub = WANTED) -> None:
         self._ring.try_write(m.encode([message]))
         os.eventfd_write(self.work_event, 1)
+
+    def received_messages(self) -> list[m.ToHost]:
+        """The messages in the frames of the stub that were announced."""
+        reader = RingReader(map_ring(self._rings, 1), self._host_event)
+        reader.receive_announcements()
+        messages: list[m.ToHost] = []
+        while (frame := reader.read_frame()) is not None:
+            messages += m.decode_to_host(frame)
+        return messages
 
     def allow_reclaiming(self) -> None:
         self._ring.set_flags(RECLAIMABLE)
@@ -149,3 +159,31 @@ def test_a_thread_that_waits_for_room_lets_others_send_once_the_host_has_ended(e
     for thread in threads:
         thread.join(DEADLINE)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_forked_child_does_not_flush_what_its_parent_has_queued(ends: Ends) -> None:
+    ends.channel.queue([m.ModelWarning("7")])
+    child = os.fork()
+    if child == 0:
+        ends.channel.flush()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ends.channel.flush()
+    assert ends.received_messages() == [m.ModelWarning("7")]
+
+
+def test_a_frame_whose_announcement_was_interrupted_is_announced_with_the_next_one(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler of the model may raise anywhere."""
+    announce = ends.channel._announce
+
+    def interrupt() -> None:
+        monkeypatch.setattr(ends.channel, "_announce", announce)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ends.channel, "_announce", lambda *_: interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        ends.channel.send([m.ModelWarning("1")])
+    ends.channel.send([m.ModelWarning("2")])
+    assert ends.received_messages() == [m.ModelWarning("1"), m.ModelWarning("2")]

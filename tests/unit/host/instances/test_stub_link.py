@@ -64,7 +64,7 @@ class LinkWithStub:
         self.link = Link(cast(Channel, self.channel), BusyPoller(), self.faults.append)
         self.link.start_reading(self.received.append)
         rings = self.link.rings_fd
-        self.inbox = RingReader(map_ring(rings, WORK_RING), self.link.work_event)
+        self.inbox = RingReader(map_ring(rings, WORK_RING), self.link.work_event, reclaimable=True)
         self.memory = map_ring(rings, HOST_RING)
         self.writer = RingWriter(self.memory)
         self.bls_inbox = RingReader(map_ring(rings, BLS_RING), self.link.bls_event)
