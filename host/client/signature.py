@@ -19,6 +19,8 @@ from stub.wire.datatypes import CODES, SIZES
 LARGE = 1 << 20
 """Bytes of a tensor that is worth a place in shared memory."""
 
+_BF16_INFINITY, _BF16_MAX = 0x7F80, (2 - 2**-7) * 2.0**127
+
 Value = Any
 """An array, a number, a text, bytes, or nested lists of them."""
 
@@ -49,9 +51,12 @@ class TensorSpec:
     shape: tuple[int, ...]
     optional: bool = False
     dtype: np.dtype[Any] = field(init=False, compare=False)
+    as_stored: bool = field(init=False, compare=False)
+    """Whether an array of this `dtype` is sent as it is; BF16 has bits in one of UINT16."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", STORAGE[CODES.get(self.datatype, 0)])
+        object.__setattr__(self, "as_stored", self.datatype in SIZES and self.datatype != "BF16")
 
     def __str__(self) -> str:
         return f"{self.name} {self.datatype} {list(self.shape)}"
@@ -103,7 +108,7 @@ class Signature:
         return encoded
 
     def _encode(self, spec: TensorSpec, value: Value) -> EncodedTensor:
-        if type(value) is np.ndarray and value.dtype == spec.dtype and spec.datatype in SIZES:
+        if type(value) is np.ndarray and value.dtype == spec.dtype and spec.as_stored:
             array, exact = value, True
         else:
             try:
@@ -210,17 +215,35 @@ def _from_lists(value: Value, spec: TensorSpec) -> npt.NDArray[Any]:
     except ValueError:  # the text of numpy is about arrays
         raise ValueError("got lists that differ in length") from None
     dtype = np.dtype(np.float32) if spec.datatype == "BF16" else spec.dtype
-    if array.size:
-        if array.dtype.kind not in _KINDS[dtype.kind]:
+    if dtype.kind in "iu" and array.dtype.kind in "fO":
+        # NumPy has no type for -1 and 2**63, and takes float64 for 1 and 2**63.
+        array = np.array(value, dtype=np.object_)
+        if not all(isinstance(number, int) for number in array.flat):
             raise ValueError(f"got {_abbreviate(value)}")
-        if dtype.kind in "iu":
-            limits = np.iinfo(dtype.name)
-            if int(array.min()) < limits.min or int(array.max()) > limits.max:
-                raise ValueError(f"got a number outside {limits.min} to {limits.max}")
-    array = array.astype(dtype)
-    if spec.datatype == "BF16":
-        return _to_bfloat16_bits(array).reshape(array.shape)
-    return array
+    elif array.size and array.dtype.kind not in _KINDS[dtype.kind]:
+        raise ValueError(f"got {_abbreviate(value)}")
+    if array.size and dtype.kind in "iu":
+        limits = np.iinfo(dtype.name)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise ValueError(f"got a number outside {limits.min} to {limits.max}")
+    if dtype.kind == "f":
+        return _round(array, dtype, spec.datatype)
+    return array.astype(dtype)
+
+
+def _round(numbers: npt.NDArray[Any], dtype: np.dtype[Any], datatype: str) -> npt.NDArray[Any]:
+    """Returns floating-point numbers of a data type. Raises ValueError for those too large."""
+    with np.errstate(over="ignore"):
+        rounded = numbers.astype(dtype)
+    infinite = np.isinf(rounded)
+    largest = float(np.finfo(dtype.name).max)
+    if datatype == "BF16":
+        rounded = _to_bfloat16_bits(rounded).reshape(numbers.shape)
+        infinite = (rounded & 0x7FFF) == _BF16_INFINITY
+        largest = _BF16_MAX
+    if (infinite & np.isfinite(numbers)).any():
+        raise ValueError(f"got a number outside -{largest:g} to {largest:g}")
+    return rounded
 
 
 def _abbreviate(value: object) -> str:
