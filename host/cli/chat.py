@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from host.cli.arguments import parse_texts
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
+from host.cli.server_client import HEADER_HELP, ServerClient, check_headers, check_timeout
 from host.errors import HostError, internal, unavailable
-from host.options.flags import FlagGroup, InvalidValue, integer
+from host.logs.formats import escape_control_characters
+from host.options.flags import FlagGroup, integer
 
 _EXIT_FAILED = 1
 
@@ -29,11 +31,6 @@ exit status: 0 all answers are complete; 1 the server does not answer, or a requ
 the command line is invalid"""
 
 
-def _check_timeout(seconds: float) -> None:
-    if seconds <= 0:
-        raise InvalidValue(f"expected a number greater than 0, got {seconds:g}")
-
-
 _group = FlagGroup("Chat")
 
 
@@ -46,7 +43,7 @@ class ChatOptions:
     temperature: float = _group(-1.0, "Temperature; -1: the model decides.")
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
     timeout: float = _group(
-        60.0, "Seconds without a part of the answer, at most.", check=_check_timeout
+        60.0, "Seconds without a part of the answer, at most.", check=check_timeout
     )
 
 
@@ -59,11 +56,29 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if options.system:
         messages.append({"role": "system", "content": options.system})
     at_terminal = sys.stdin.isatty()
+    try:
+        failed = _talk(client, model, messages, options, at_terminal)
+    except KeyboardInterrupt:
+        failed = True
+    except BrokenPipeError:  # the reader has enough; nothing more can be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        failed = True
+    sys.exit(_EXIT_FAILED if failed else 0)
+
+
+def _talk(
+    client: ServerClient,
+    model: str,
+    messages: list[dict[str, str]],
+    options: ChatOptions,
+    at_terminal: bool,
+) -> bool:
+    """Sends each line; whether a request has failed. Raises KeyboardInterrupt without terminal."""
     failed = False
     for line in _read_lines(at_terminal):
         messages.append({"role": "user", "content": line})
         try:
-            answer = _ask(client, model, messages, options)
+            answer = _ask(client, model, messages, options, at_terminal)
         except HostError as error:
             sys.stdout.flush()
             sys.stderr.write(f"pbhost chat: {error.message}\n")
@@ -73,7 +88,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
             messages.pop()  # the next line may do better
             continue
         messages.append({"role": "assistant", "content": answer})
-    sys.exit(_EXIT_FAILED if failed and not at_terminal else 0)
+    return failed
 
 
 def _read_lines(at_terminal: bool) -> Iterator[str]:
@@ -88,6 +103,8 @@ def _read_lines(at_terminal: bool) -> Iterator[str]:
                 sys.stdout.write("\n")
             return
         except KeyboardInterrupt:
+            if not at_terminal:
+                raise
             sys.stdout.write("\n")
             return
         if line.strip():
@@ -95,7 +112,11 @@ def _read_lines(at_terminal: bool) -> Iterator[str]:
 
 
 def _ask(
-    client: ServerClient, model: str, messages: list[dict[str, str]], options: ChatOptions
+    client: ServerClient,
+    model: str,
+    messages: list[dict[str, str]],
+    options: ChatOptions,
+    at_terminal: bool,
 ) -> str:
     """Prints an answer as it arrives, and returns it. Raises HostError."""
     body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
@@ -108,10 +129,13 @@ def _ask(
         with client.stream("/v1/chat/completions", json.dumps(body).encode()) as response:
             for part in _read_parts(response):
                 parts.append(part)
-                sys.stdout.write(part)
+                sys.stdout.write(escape_control_characters(part))
                 sys.stdout.flush()
     except KeyboardInterrupt:  # the connection is closed, which cancels the request
-        pass
+        if not at_terminal:
+            raise
+    except BrokenPipeError:
+        raise
     except (OSError, http.client.HTTPException) as error:
         raise unavailable(f"the answer has ended early: {error}") from error
     finally:

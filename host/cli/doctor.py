@@ -26,7 +26,10 @@ from host.system.resources import usable_cpus
 
 _MIN_FILES = 4096
 _MIN_SHARED_MEMORY = 256 << 20
-_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASS|CREDENTIAL|RESTRICTED|HEADER|REDIS|CACHE_CONFIG", re.I)
+_SECRET = re.compile(
+    r"KEY|SECRET|TOKEN|PASS|CREDENTIAL|RESTRICTED|HEADER|REDIS|_CONFIG|PBHOST_SET$", re.I
+)
+_USER = re.compile(r"//\S*@")  # of a URL, with the password
 _VARIABLES = re.compile(
     r"PBHOST_|CUDA_|NVIDIA_|OMP_|MKL_|MALLOC_|GRPC_|OTEL_|PYTHON|RAY_|LD_(PRELOAD|LIBRARY_PATH)|TMPDIR"
 )
@@ -184,7 +187,9 @@ def _packages() -> dict[str, str]:
 
 def _variables() -> dict[str, str]:
     return {
-        name: "(left out)" if _SECRET.search(name) else value
+        name: "(left out)"
+        if _SECRET.search(name) or _SECRET.search(value)
+        else _USER.sub("//(left out)@", value)
         for name, value in sorted(os.environ.items())
         if _VARIABLES.match(name)
     }

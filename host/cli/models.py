@@ -11,10 +11,10 @@ from urllib.parse import quote
 import msgspec
 
 from host.cli.arguments import parse_texts
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
+from host.cli.server_client import HEADER_HELP, ServerClient, check_headers, check_timeout
 from host.errors import HostError
 from host.logs.formats import escape_control_characters, format_table
-from host.options.flags import SWITCH, FlagGroup, InvalidValue, describe_misuse, one_of
+from host.options.flags import SWITCH, FlagGroup, describe_misuse, one_of
 
 _EXIT_FAILED, _EXIT_USAGE = 1, 2
 _INDEX = "/v2/repository/index"
@@ -36,11 +36,6 @@ examples:
 exit status: 0 success; 1 the server does not answer, or refuses; 2 the command line is invalid"""
 
 
-def _check_timeout(seconds: float) -> None:
-    if seconds <= 0:
-        raise InvalidValue(f"expected a number greater than 0, got {seconds:g}")
-
-
 _group = FlagGroup("Models")
 
 
@@ -51,7 +46,7 @@ class ModelsOptions:
     unload_dependents: bool = _group(
         False, "Unload the models of an ensemble with it, if no other one uses them.", SWITCH
     )
-    timeout: float = _group(600.0, "Seconds to wait for each model.", check=_check_timeout)
+    timeout: float = _group(600.0, "Seconds to wait for each model.", check=check_timeout)
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
     format: str = _group(
         "text", "Output format of list: text or json.", check=one_of("format", "text", "json")

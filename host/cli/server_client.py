@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,10 +25,33 @@ _Answer = TypeVar("_Answer")
 HEADER_HELP = "Header of the requests to the server, as NAME:VALUE. You can repeat this flag."
 
 
+MAX_TIMEOUT = 1e6  # sockets refuse much longer ones
+
+
+def check_timeout(seconds: float) -> None:
+    """Raises InvalidValue for a timeout that sockets do not take."""
+    if not 0 < seconds <= MAX_TIMEOUT:
+        raise InvalidValue(
+            f"expected a number greater than 0 and at most {MAX_TIMEOUT:.0f}, got {seconds:g}"
+        )
+
+
+def check_url(url: str) -> None:
+    """Raises HostError INVALID_ARG for the address of no server."""
+    try:
+        found = urllib.parse.urlsplit(url)
+        valid = found.scheme in ("http", "https") and bool(found.hostname)
+        valid = valid and found.port != 0 and re.fullmatch(r"[!-~]+", url) is not None
+    except ValueError:  # as a port of more than 65535
+        valid = False
+    if not valid:
+        raise invalid_argument(f"expected http://HOST:PORT, got '{url}'")
+
+
 def check_headers(texts: Sequence[str]) -> None:
     """Raises InvalidValue unless each text is NAME:VALUE."""
     for text in texts:
-        if text.find(":") < 1 or "\n" in text:
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*", text):
             raise InvalidValue(f"expected NAME:VALUE, got '{text}'")
 
 
@@ -93,8 +118,7 @@ class ServerClient:
                 raise self._no_answer(error) from error
 
     def _open(self, request: urllib.request.Request) -> HTTPResponse:
-        if not self._url.startswith(("http://", "https://")):
-            raise invalid_argument(f"expected http://HOST:PORT, got '{self._url}'")
+        check_url(self._url)
         try:
             response: HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout)
             return response
@@ -113,6 +137,7 @@ class ServerClient:
 def _error_text(error: urllib.error.HTTPError) -> str:
     """The error of a server, or its status if it is no server of this kind."""
     try:
-        return str(json.loads(error.read())["error"])
+        found = json.loads(error.read())["error"]
+        return str(found["message"] if isinstance(found, dict) else found)  # as OpenAI's API has it
     except (ValueError, KeyError, TypeError, RecursionError, OSError, http.client.HTTPException):
         return f"the server answered with status {error.code} {error.reason}"

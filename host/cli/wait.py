@@ -10,9 +10,15 @@ from typing import NoReturn
 from urllib.parse import quote
 
 from host.cli.arguments import parse_texts
-from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
+from host.cli.server_client import (
+    HEADER_HELP,
+    ServerClient,
+    check_headers,
+    check_timeout,
+    check_url,
+)
 from host.errors import ErrorCode, HostError
-from host.options.flags import FlagGroup, InvalidValue
+from host.options.flags import FlagGroup
 
 _PAUSE_SECONDS = 0.2
 _ANSWER_SECONDS = 5.0
@@ -30,8 +36,8 @@ exit status: 0 ready; 1 not ready within the timeout; 2 the command line is inva
 
 
 def _check_timeout(seconds: float) -> None:
-    if seconds < 0:
-        raise InvalidValue(f"expected a number of at least 0, got {seconds:g}")
+    if seconds:
+        check_timeout(seconds)
 
 
 _group = FlagGroup("Wait")
@@ -54,6 +60,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     paths = [f"/v2/models/{quote(name, safe='')}/ready" for name in options.model]
     end = time.monotonic() + options.timeout
     try:
+        check_url(url)
         for path in paths or ["/v2/health/ready"]:
             _wait(url, path, options, end)
     except HostError as error:
@@ -67,8 +74,6 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def _wait(url: str, path: str, options: WaitOptions, end: float) -> None:
     """Asks until the answer is yes. Raises HostError."""
     what = url if path.startswith("/v2/health") else f"{url}{path.removesuffix('/ready')}"
-    if not url.startswith(("http://", "https://")):
-        raise HostError(ErrorCode.INVALID_ARG, f"expected http://HOST:PORT, got '{url}'")
     while True:
         left = end - time.monotonic()
         client = ServerClient(url, options.header, max(0.1, min(left, _ANSWER_SECONDS)))

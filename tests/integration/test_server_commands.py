@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +18,7 @@ from benchmarks.servers import free_port
 from host.cli.arguments import DEFAULT_URL, parse_texts, parse_with_others
 from host.cli.ray import _SERVER_FLAGS, RayOptions, server_arguments
 from host.cli.top import TopOptions
-from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
 from tests.openai_models import add_models
 
 
@@ -117,6 +120,72 @@ def test_a_chat_has_one_answer_for_each_line(url: str, host: RunningHost) -> Non
     assert done.stderr.startswith("pbhost chat: ")
     assert done.stderr.count("\n") == 1
     assert "nope" in done.stderr
+    assert "{" not in done.stderr  # of the error's JSON
+
+
+def test_a_chat_prints_no_escape_sequences_of_the_model(url: str) -> None:
+    done = run("chat", url, "letters", given="a\x1b[2J|\tb\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert "a\\x1b[2J\tb" in done.stdout
+
+
+def test_an_interrupt_ends_a_chat_whose_input_is_no_terminal(url: str, host: RunningHost) -> None:
+    before = host.output.count("waiting")
+    command = [sys.executable, "-m", "pbhost", "chat", url, "letters"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"a|WAIT|c\nb\n")
+        process.stdin.close()
+        wait_until(lambda: host.output.count("waiting") > before, "the request")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == 1
+        assert process.stdout is not None
+        assert b"c" not in process.stdout.read()
+
+
+def test_a_chat_whose_reader_has_gone_ends_silently(url: str) -> None:
+    command = [sys.executable, "-m", "pbhost", "chat", url, "letters"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.close()
+        process.stdin.write(b"a\nb\n")
+        process.stdin.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait(DEADLINE) == 1
+
+
+def test_a_failed_request_is_the_status_of_a_chat_at_a_terminal(url: str) -> None:
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-m", "pbhost", "chat", url, "letters"]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        for text, answered in ((b"a|FAIL|c\n", b""), (b"\x04", b"the model is tired")):
+            said = b""
+            while answered not in said or not said.endswith(b"> "):
+                assert select.select([ours], [], [], DEADLINE)[0]
+                said += os.read(ours, 1000)
+            os.write(ours, text)
+        wait_until(lambda: process.poll() is not None, "the end of the chat")
+        os.close(ours)
+        assert process.returncode == 1
+
+
+def test_timeouts_and_urls_that_cannot_be_are_refused_at_once(url: str) -> None:
+    for command in (
+        ("models", url, "list", "--timeout=1e12"),
+        ("chat", url, "m", "--timeout=1e12"),
+        ("wait", url, "--timeout=1e12"),
+        ("wait", "http://localhost:99999"),
+        ("wait", "http://local host:8000"),
+        ("wait", "http://"),
+        ("wait", url, "--header=a b: c"),
+    ):
+        done = run(*command)
+        assert (done.returncode, done.stdout) == (2, ""), command
+        assert done.stderr.count("\n") == 1
 
 
 def test_no_server_is_one_line() -> None:
@@ -139,12 +208,20 @@ def test_top_prints_json(url: str) -> None:
 
 def test_doctor_tells_of_this_machine_and_keeps_secrets() -> None:
     secret = {"PBHOST_API_KEY_FILE": "hidden-1", "OTEL_EXPORTER_OTLP_HEADERS": "hidden-2"}
+    secret |= {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "https://me:hidden-3@collector:4318",
+        "PBHOST_TRACE_CONFIG": "opentelemetry,url=hidden-4",
+        "PBHOST_SET": "a.b=hidden-5",
+        "PBHOST_BACKEND_CONFIG": "python,x=hidden-6",
+        "PBHOST_OTHER": "user_password=hidden-7",
+    }
     done = run("doctor", **secret, CUDA_VISIBLE_DEVICES="7")
     assert (done.returncode, done.stderr) == (0, "")
     for text in ("profile-guided optimisation: ", "open files: ", "numpy: ", "/dev/shm: "):
         assert text in done.stdout
     assert "CUDA_VISIBLE_DEVICES: 7" in done.stdout
     assert "PBHOST_API_KEY_FILE: (left out)" in done.stdout
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT: https://(left out)@collector:4318" in done.stdout
     assert "hidden" not in done.stdout
     as_json = json.loads(run("doctor", "--format=json", **secret).stdout)
     assert as_json["pbhost"]["version"] in done.stdout
