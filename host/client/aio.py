@@ -24,7 +24,7 @@ from host.client.exchange import (
     read_stream_response,
 )
 from host.client.signature import Value
-from host.errors import ErrorCode, HostError, unavailable
+from host.errors import ErrorCode, HostError, invalid_argument, unavailable
 from host.inference.request import Parameter, Result
 
 _Result = TypeVar("_Result")
@@ -60,6 +60,7 @@ class AsyncClient:
         self._closed = False
         self._channel: grpc.aio.Channel | None = None
         self._service: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def infer(
         self,
@@ -216,6 +217,9 @@ class AsyncClient:
                     settings.address, settings.credentials, options, compression
                 )
             self._service = GRPCInferenceServiceStub(self._channel)
+            self._loop = asyncio.get_running_loop()
+        elif self._loop is not asyncio.get_running_loop():
+            raise invalid_argument("this client belongs to another event loop; create one in each")
         return self._service
 
     def _was_cancelled_by_close(self) -> bool:

@@ -96,6 +96,8 @@ def read_settings(
         )
     sent = dict(headers)
     if api_key:
+        if any(name.lower() == "authorization" for name in sent):
+            raise invalid_argument("expected either api_key or the header 'authorization'")
         sent["authorization"] = f"Bearer {api_key}"
     return ChannelSettings(
         f"{scheme or 'grpc'}://{host}:{port}",

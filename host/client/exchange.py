@@ -46,6 +46,7 @@ _RAN = "while it ran this request"
 _FIRST_PAUSE = 0.1
 _MAX_PAUSE = 5.0
 _CLOSE_SECONDS = 5.0
+_LOAD_SECONDS = 600.0
 _MAX_SIZES = 1024
 _MAX_SECONDS = 365 * 86400  # gRPC takes much longer timeouts for none at all
 _STALE_CODES = ErrorCode.INVALID_ARG, ErrorCode.NOT_FOUND
@@ -97,6 +98,14 @@ class RequestOptions:
     def written_version(self) -> str:
         """The version as the protocol has it."""
         return _written(self.version)
+
+    def check_classes(self) -> None:
+        """Raises HostError INVALID_ARG for classes of an output that is not requested."""
+        for name in self.classes:
+            if self.outputs and name not in self.outputs:
+                raise invalid_argument(
+                    f"`classes` has '{name}', which is not one of the requested `outputs`"
+                )
 
 
 def _written(version: int) -> str:
@@ -207,7 +216,7 @@ class Exchange:
             request.parameters["config"].string_param = config
         for path, content in files.items():
             request.parameters[f"file:{path}"].bytes_param = content
-        yield from self.call("RepositoryModelLoad", request, timeout)
+        yield from self.call("RepositoryModelLoad", request, self._load_timeout(timeout))
 
     def unload_model(
         self, model: str, unload_dependents: bool, timeout: float | None
@@ -216,7 +225,7 @@ class Exchange:
         request = pb.RepositoryModelUnloadRequest(model_name=model)
         if unload_dependents:
             request.parameters["unload_dependents"].bool_param = True
-        yield from self.call("RepositoryModelUnload", request, timeout)
+        yield from self.call("RepositoryModelUnload", request, self._load_timeout(timeout))
 
     def infer(self, options: RequestOptions, values: Mapping[str, Value]) -> Steps[Result]:
         """Sends a request to a model and returns its response. Raises HostError."""
@@ -273,6 +282,9 @@ class Exchange:
                 if _is_uncertain(error):
                     return
 
+    def _load_timeout(self, timeout: float | None) -> float | None:
+        return _LOAD_SECONDS if timeout is None and self._timeout is not None else timeout
+
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._timeout if timeout is None else timeout)
 
@@ -305,6 +317,8 @@ class Exchange:
         self, options: RequestOptions, values: Mapping[str, Value], deadline: Deadline
     ) -> Steps[tuple[Signature, list[EncodedTensor]]]:
         """Returns the inputs as tensors; an error may be due to a model that has changed."""
+        if options.classes:
+            options.check_classes()
         key = options.model, options.written_version
         known = signature = self._signatures.get(key)
         while True:

@@ -68,6 +68,8 @@ def test_a_tool_finds_services_and_builds_their_messages(host: RunningHost, serv
         request(file_by_filename="nope.proto"),
         request(all_extension_numbers_of_type="inference.ModelInferRequest"),
         request(),
+        request(file_containing_symbol="inference.GRPCInferenceService.ModelInfer"),
+        request(file_containing_symbol="inference.GRPCInferenceService.Nope"),
     ]
     with connect(host) as channel:
         answers = ask(channel, *asked, service=service, key="all-models-key")
@@ -89,6 +91,8 @@ def test_a_tool_finds_services_and_builds_their_messages(host: RunningHost, serv
     assert [method.name for method in found.methods] == [one.name for one in published.methods]
     assert pool.FindServiceByName(service).methods[0].client_streaming
     assert (answers[5].error_response.error_code, answers[7].error_response.error_code) == (5, 5)
+    assert answers[8].file_descriptor_response == answers[1].file_descriptor_response
+    assert answers[9].error_response.error_code == 5
     assert answers[6].all_extension_numbers_response.base_type_name == "inference.ModelInferRequest"
 
 

@@ -245,9 +245,7 @@ class _Reflection(_Stream):
             elif asked == "file_by_filename":
                 _add_files(response, _pool().FindFileByName(request.file_by_filename))
             elif asked == "file_containing_symbol":
-                _add_files(
-                    response, _pool().FindFileContainingSymbol(request.file_containing_symbol)
-                )
+                _add_files(response, _find_file(request.file_containing_symbol))
             elif asked == "all_extension_numbers_of_type":  # no message has extensions
                 name = request.all_extension_numbers_of_type
                 _pool().FindMessageTypeByName(name)
@@ -282,6 +280,18 @@ class _Reflection(_Stream):
         if self._checking is not None:
             self._checking.cancel()
         super().cancel()
+
+
+def _find_file(symbol: str) -> Any:
+    """The file with a symbol; the pool does not find methods. Raises KeyError."""
+    try:
+        return _pool().FindFileContainingSymbol(symbol)
+    except KeyError:
+        service, _, method = symbol.rpartition(".")
+        found = _pool().FindServiceByName(service)
+        if method not in found.methods_by_name:
+            raise
+        return found.file
 
 
 def _add_files(response: Any, file: Any) -> None:

@@ -314,6 +314,29 @@ def test_a_request_whose_stub_died_is_not_sent_again() -> None:
     assert run(steps, METADATA, CONFIG, died) == ([*FIRST, "ModelInfer"], died)
 
 
+def test_classes_of_an_output_that_is_not_requested_are_refused() -> None:
+    options = RequestOptions("m", outputs=["Z"], classes={"Y": 1})
+    for steps in (exchange().infer(options, REQUEST), exchange().prepare_stream(options, REQUEST)):
+        done, error = run(steps)
+        assert (done, error.code) == ([], ErrorCode.INVALID_ARG)
+        assert error.message == "`classes` has 'Y', which is not one of the requested `outputs`"
+
+
+@pytest.mark.parametrize(
+    ("of_client", "of_call", "expected"), [(60, None, 600), (None, None, None), (60, 5, 5)]
+)
+def test_loads_have_more_time_than_requests(
+    of_client: float | None, of_call: float | None, expected: float | None
+) -> None:
+    client = exchange(timeout=of_client)
+    for steps in (
+        client.load_model("m", "", {}, of_call),
+        client.unload_model("m", False, of_call),
+    ):
+        step: Any = next(steps)
+        assert step.timeout == (expected and pytest.approx(expected, abs=4))
+
+
 def test_timeouts_may_be_endless() -> None:
     assert Deadline(math.inf).left() is None
     left = Deadline(1e300).left()
