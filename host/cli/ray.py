@@ -42,6 +42,8 @@ invalid, or Ray is not installed"""
 
 _MISSING = "pbhost ray: Ray is not installed; pip install 'pbhost[ray]'\n"
 
+_FORMATS = {"check": ("text", "json"), "config": ("yaml", "json")}
+
 _group = FlagGroup("Ray")
 
 
@@ -93,6 +95,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
     commands = {"check": _check, "config": _print_config, "run": _run}
     if command not in commands or not repositories:
         sys.stderr.write("pbhost ray: expected check, config or run, and a repository\n")
+        sys.exit(2)
+    known = _FORMATS.get(command, ())
+    if known and options.format not in ("", *known):
+        expected = " or ".join(known)
+        sys.stderr.write(f"pbhost ray: expected {expected} as --format of {command}\n")
         sys.exit(2)
     if importlib.util.find_spec("ray") is None:
         sys.stderr.write(_MISSING)

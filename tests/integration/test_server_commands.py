@@ -241,6 +241,16 @@ def test_a_url_may_be_left_out() -> None:
     assert parse("crashes [URL|DIRECTORY]", "folder") == ["folder"]
 
 
+def test_formats_of_another_command_are_refused(tmp_path: Path) -> None:
+    for command, given, known in (
+        ("check", "yaml", "text or json"),
+        ("config", "text", "yaml or json"),
+    ):
+        done = run("ray", command, str(tmp_path), f"--format={given}")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"pbhost ray: expected {known} as --format of {command}\n"
+
+
 def test_applications_on_ray_take_the_flags_of_servers(tmp_path: Path) -> None:
     words, options, flags = parse_with_others(
         ["config", str(tmp_path), "--load-model=a", "--load-model", "b", "--strict-readiness=false",
