@@ -12,14 +12,17 @@ DAMAGED = """
 import sys
 from importlib.abc import MetaPathFinder
 
+import host  # it puts a finder of its own before others
+
 class Finder(MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name.endswith("host.lane._lane"):
             raise ImportError("file too short")
 
 sys.meta_path.insert(0, Finder())
-import host.lane
-print(host.lane.state, host.lane.header_reader, host.lane.message_reader)
+from host import lane
+
+print(lane.state, lane.header_reader, lane.message_reader)
 """
 
 
