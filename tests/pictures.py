@@ -25,7 +25,7 @@ from tests.conftest import DEADLINE, ROOT, RunningHost
 FOLDER = ROOT / "docs" / "pictures"
 DIAGRAMS = sorted(FOLDER.glob("*.txt"))
 SOURCES = FOLDER / "sources.sha256"
-_SHARED = ("shared.css", "shared.js")
+_COMMON = ("common.css", "common.js")
 _PAGES = ROOT / "host" / "frontends" / "http"
 
 _CELL, _LINE = 8, 22  # width and height of a character of a diagram
@@ -159,7 +159,7 @@ SCREENSHOTS: dict[str, tuple[Callable[[webdriver.Chrome, RunningHost], None], st
 def sources(name: str) -> str:
     """The hash of the style, the script and the markup that a screenshot shows."""
     folder = _PAGES / SCREENSHOTS[name][1]
-    files = [*(_PAGES / shared for shared in _SHARED), *sorted(folder.glob("page.*s"))]
+    files = [*(_PAGES / name for name in _COMMON), *sorted(folder.glob("page.*s"))]
     files.append(folder / "page.html")
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 

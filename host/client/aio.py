@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from host.client.channel import read_settings, to_host_error
+from host.client.channel import closed_error, read_settings, to_host_error
 from host.client.exchange import (
     Exchange,
     Pause,
@@ -24,7 +24,7 @@ from host.client.exchange import (
     read_stream_response,
 )
 from host.client.signature import Value
-from host.errors import ErrorCode, HostError, invalid_argument, unavailable
+from host.errors import ErrorCode, HostError, invalid_argument
 from host.inference.request import Parameter, Result
 
 _Result = TypeVar("_Result")
@@ -175,7 +175,7 @@ class AsyncClient:
     async def _run(self, steps: Steps[_Result]) -> _Result:
         """Carries out the steps of a call."""
         if self._closed:
-            raise _closed_error()
+            raise closed_error()
         try:
             step = next(steps)
             while True:
@@ -190,7 +190,7 @@ class AsyncClient:
                 except grpc.aio.AioRpcError as error:
                     step = steps.throw(to_host_error(error, self._exchange.settings.url))
                 except grpc.aio.UsageError:  # of a channel that another task has closed
-                    step = steps.throw(_closed_error())
+                    step = steps.throw(closed_error())
                 except asyncio.CancelledError:
                     if not self._was_cancelled_by_close():
                         raise
@@ -206,7 +206,7 @@ class AsyncClient:
     def _open(self) -> Any:
         """The methods of the server; the channel belongs to the event loop that runs now."""
         if self._closed:
-            raise _closed_error()
+            raise closed_error()
         if self._channel is None:
             settings = self._exchange.settings
             options, compression = settings.options, settings.compression
@@ -244,10 +244,6 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-def _closed_error() -> HostError:
-    return unavailable("this client is closed; create another one")
 
 
 def _cancelled_error() -> HostError:

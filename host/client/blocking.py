@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from host.client.channel import read_settings, to_host_error
+from host.client.channel import closed_error, read_settings, to_host_error
 from host.client.exchange import (
     Exchange,
     Pause,
@@ -23,7 +23,7 @@ from host.client.exchange import (
     read_stream_response,
 )
 from host.client.signature import Value
-from host.errors import HostError, unavailable
+from host.errors import HostError
 from host.inference.request import Parameter, Result
 
 _Result = TypeVar("_Result")
@@ -201,7 +201,7 @@ class Client:
     def _run(self, steps: Steps[_Result]) -> _Result:
         """Carries out the steps of a call."""
         if self._closed.is_set():
-            raise _closed_error()
+            raise closed_error()
         try:
             step = next(steps)
             while True:
@@ -218,7 +218,7 @@ class Client:
                 except ValueError:  # of a channel that another thread has closed
                     if not self._closed.is_set():
                         raise
-                    step = steps.throw(_closed_error())
+                    step = steps.throw(closed_error())
                 else:
                     step = steps.send(response)
         except StopIteration as done:
@@ -229,7 +229,7 @@ class Client:
 
     def _open_stream(self, request: StreamRequest) -> Any:
         if self._closed.is_set():
-            raise _closed_error()
+            raise closed_error()
         rpc = request.rpc
         return self._service.ModelStreamInfer(
             iter([rpc.message]), timeout=request.deadline.left(), metadata=rpc.metadata
@@ -245,10 +245,6 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _closed_error() -> HostError:
-    return unavailable("this client is closed; create another one")
 
 
 class ResponseStream(Iterator[Result]):

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from host.errors import ErrorCode, HostError, TooManyRequests, invalid_argument
+from host.errors import ErrorCode, HostError, TooManyRequests, invalid_argument, unavailable
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -159,3 +159,8 @@ def to_host_error(error: Any, url: str) -> HostError:
         if isinstance(after, str) and after.isdigit():
             return TooManyRequests(details, int(after) / 1000)
     return HostError(code, details)
+
+
+def closed_error() -> HostError:
+    """The error of calls of a client that is closed."""
+    return unavailable("this client is closed; create another one")

@@ -50,7 +50,7 @@ class Region:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(fd, 0, size)  # a full /dev/shm is an error here, not a SIGBUS
             self._mapping = Mapping(fd, size, True)
-        except BaseException:
+        except BaseException:  # also if interrupted, as nothing else owns the descriptor yet
             self.unlink()
             os.close(fd)
             raise

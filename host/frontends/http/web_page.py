@@ -13,9 +13,9 @@ from host.frontends.http.routes import Endpoint, Route
 
 HTML = b"text/html; charset=utf-8"
 _INLINED = (
-    (b'<link rel="stylesheet" href="../shared.css">', b"style", "../shared.css"),
+    (b'<link rel="stylesheet" href="../common.css">', b"style", "../common.css"),
     (b'<link rel="stylesheet" href="page.css">', b"style", "page.css"),
-    (b'<script src="../shared.js"></script>', b"script", "../shared.js"),
+    (b'<script src="../common.js"></script>', b"script", "../common.js"),
     (b'<script src="page.js"></script>', b"script", "page.js"),
 )
 NO_CACHE: Header = (b"cache-control", b"no-cache")  # the page fits the version of the server
@@ -24,7 +24,7 @@ NO_CACHE: Header = (b"cache-control", b"no-cache")  # the page fits the version 
 class WebPage:
     """`page.html`, `page.js` and `page.css` of a folder as one page, and the headers to send.
 
-    All pages have `shared.js` and `shared.css`, beside this module.
+    All pages have `common.js` and `common.css`, beside this module.
     """
 
     def __init__(self, folder: Path, without: bytes = b"") -> None:
