@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Items
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -12,22 +13,23 @@ import grpc
 import grpc.aio
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from host.client.channel import closed_error, read_settings, to_host_error
+from host.client.channel import cancelled_error, closed_error, read_settings, to_host_error
 from host.client.exchange import (
     Exchange,
     Pause,
     RequestOptions,
-    Retries,
+    Rpc,
     SequenceState,
     Steps,
-    StreamRequest,
-    read_stream_response,
+    StreamState,
 )
+from host.client.http_transport import HttpCall, HttpTransport
 from host.client.signature import Value
-from host.errors import ErrorCode, HostError, invalid_argument
+from host.errors import HostError, invalid_argument
 from host.inference.request import Parameter, Result
 
 _Result = TypeVar("_Result")
+_HTTP_THREADS = 64  # calls over HTTP at a time; more of them wait
 
 
 class AsyncClient:
@@ -58,6 +60,11 @@ class AsyncClient:
         )
         self._exchange = Exchange(settings, timeout, retries, shared_memory)
         self._closed = False
+        self._http: HttpTransport | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        if settings.over_http:
+            self._http = HttpTransport(settings)
+            self._threads = ThreadPoolExecutor(_HTTP_THREADS, "pbhost-client")
         self._channel: grpc.aio.Channel | None = None
         self._service: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -165,10 +172,13 @@ class AsyncClient:
         if self._closed:
             return
         try:
-            if self._channel is not None:
+            if self._channel is not None or self._http is not None:
                 await self._run(self._exchange.close())
         finally:
             self._closed = True
+            if self._http is not None and self._threads is not None:
+                self._http.close()
+                self._threads.shutdown(wait=False)
             if self._channel is not None:
                 await self._channel.close(None)
 
@@ -184,9 +194,14 @@ class AsyncClient:
                     step = next(steps)
                     continue
                 try:
-                    response = await getattr(self._open(), step.method)(
-                        step.message, timeout=step.timeout, metadata=step.metadata
-                    )
+                    if self._http is not None:
+                        response = await self._call_over_http(self._http, step)
+                    else:
+                        response = await getattr(self._open(), step.method)(
+                            step.message, timeout=step.timeout, metadata=step.metadata
+                        )
+                except HostError as error:
+                    step = steps.throw(error)
                 except grpc.aio.AioRpcError as error:
                     step = steps.throw(to_host_error(error, self._exchange.settings.url))
                 except grpc.aio.UsageError:  # of a channel that another task has closed
@@ -194,7 +209,7 @@ class AsyncClient:
                 except asyncio.CancelledError:
                     if not self._was_cancelled_by_close():
                         raise
-                    step = steps.throw(_cancelled_error())
+                    step = steps.throw(cancelled_error())
                 else:
                     step = steps.send(response)
         except StopIteration as done:
@@ -202,6 +217,19 @@ class AsyncClient:
             return result
         finally:
             steps.close()  # if this was interrupted
+
+    async def _call_over_http(self, transport: HttpTransport, rpc: Rpc) -> Any:
+        """A thread waits for the response. Raises HostError."""
+        call = HttpCall(transport)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call.run, rpc)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        except RuntimeError as error:  # of threads that another task has shut down
+            if not self._closed:
+                raise
+            raise closed_error() from error
 
     def _open(self) -> Any:
         """The methods of the server; the channel belongs to the event loop that runs now."""
@@ -228,10 +256,10 @@ class AsyncClient:
         cancelling = getattr(task, "cancelling", None)  # Python 3.10 has none
         return self._closed and not (cancelling is not None and cancelling())
 
-    def _open_stream(self, request: StreamRequest) -> Any:
-        rpc = request.rpc
+    def _open_stream(self, state: StreamState) -> Any:
+        rpc = state.next_rpc()
         return self._open().ModelStreamInfer(
-            iter([rpc.message]), timeout=request.deadline.left(), metadata=rpc.metadata
+            iter([rpc.message]), timeout=rpc.timeout, metadata=rpc.metadata
         )
 
     async def __aenter__(self) -> AsyncClient:
@@ -246,77 +274,67 @@ class AsyncClient:
         await self.close()
 
 
-def _cancelled_error() -> HostError:
-    return HostError(ErrorCode.CANCELLED, "this client was closed before the call had ended")
-
-
 class AsyncResponseStream(AsyncIterator[Result]):
     """The responses to one request. `aclose`, or dropping the object, cancels the request."""
 
-    def __init__(self, client: AsyncClient, steps: Steps[StreamRequest]) -> None:
+    def __init__(self, client: AsyncClient, steps: Steps[StreamState]) -> None:
         self._client = client
         self._steps = steps
-        self._request: StreamRequest | None = None
-        self._retries: Retries | None = None
+        self._state: StreamState | None = None
         self._call: Any = None
-        self._begun = self._ended = False
+        self._cancelled = False
 
     async def __anext__(self) -> Result:
         """The next response. Raises HostError."""
-        while not self._ended:
+        while not self._cancelled and not (self._state is not None and self._state.ended):
             try:
+                if self._state is None:
+                    self._state = await self._client._run(self._steps)
                 if self._call is None:
-                    await self._send()
-                answer = await self._call.read()
-            except grpc.aio.AioRpcError as error:
-                await self._repeat(to_host_error(error, self._client._exchange.settings.url))
-                continue
+                    self._call = self._client._open_stream(self._state)
+                result = await self._read(self._state, self._call)
             except asyncio.CancelledError:
                 self._cancel()
                 if not self._client._was_cancelled_by_close():
                     raise
-                raise _cancelled_error() from None
+                raise cancelled_error() from None
             except BaseException:  # as of a wrong input
-                self._cancel()
-                raise
-            if answer is grpc.aio.EOF:  # type: ignore[attr-defined]
-                self._ended = True
-                break
-            self._begun = True
-            try:
-                result, self._ended = read_stream_response(answer)
-            except HostError:
                 self._cancel()
                 raise
             if result is not None:
                 return result
         raise StopAsyncIteration
 
-    async def _send(self) -> None:
-        if self._request is None:
-            request = self._request = await self._client._run(self._steps)
-            self._retries = self._client._exchange.retries(request.retried, request.deadline)
-        self._call = self._client._open_stream(self._request)
+    async def _read(self, state: StreamState, call: Any) -> Result | None:
+        """Returns a response; None if it is empty, or none. Raises HostError."""
+        try:
+            answer = await call.read()
+            if answer is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                return state.received(answer)
+            state.completed()
+        except grpc.aio.AioRpcError as error:
+            await self._wait(state, to_host_error(error, self._client._exchange.settings.url))
+        except HostError as error:
+            await self._wait(state, error)
+        return None
 
-    async def _repeat(self, error: HostError) -> None:
-        """Waits until the request may be sent again. Raises HostError if something has arrived."""
-        assert self._retries is not None
-        pause = None if self._begun else self._retries.next_pause(error)
-        if pause is None:
-            self._ended = True
-            raise error
+    async def _wait(self, state: StreamState, error: HostError) -> None:
+        """Waits until the request is sent again. Raises an error that is final."""
+        self._call.cancel()
         self._call = None
-        await asyncio.sleep(pause)
+        await asyncio.sleep(state.failed(error))
 
     async def aclose(self) -> None:
         """Cancels the request."""
         self._cancel()
 
     def _cancel(self) -> None:
-        self._ended = True
+        self._cancelled = True
         self._steps.close()
         if self._call is not None:
             self._call.cancel()
+        if self._state is not None:
+            self._state.cancelled()
 
     async def __aenter__(self) -> AsyncResponseStream:
         return self
@@ -330,8 +348,8 @@ class AsyncResponseStream(AsyncIterator[Result]):
         self._cancel()
 
     def __del__(self) -> None:
-        if not self._ended and self._call is not None:
-            self._call.cancel()
+        if self._state is not None and not self._state.ended:
+            self._cancel()
 
 
 class AsyncSequence:
@@ -361,8 +379,32 @@ class AsyncSequence:
         values = {**(inputs or {}), **arrays}
         options = self._state.next_request(end, request_id, outputs, parameters, timeout)
         result = await self._client._run(self._client._exchange.infer(options, values))
-        self._state.succeeded(values, end)
+        self._state.sent(values, end)
         return result
+
+    def stream(
+        self,
+        inputs: Mapping[str, Value] | None = None,
+        /,
+        *,
+        end: bool = False,
+        request_id: str = "",
+        outputs: Items[str] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        timeout: float | None = None,
+        **arrays: Value,
+    ) -> AsyncResponseStream:
+        """Sends the next request of a decoupled model, as `AsyncClient.stream`."""
+        values = {**(inputs or {}), **arrays}
+        options = self._state.next_request(end, request_id, outputs, parameters, timeout)
+        return AsyncResponseStream(self._client, self._prepare(options, values, end))
+
+    def _prepare(
+        self, options: RequestOptions, values: Mapping[str, Value], end: bool
+    ) -> Steps[StreamState]:
+        stream = yield from self._client._exchange.prepare_stream(options, values)
+        self._state.sent(values, end)
+        return stream
 
     async def end(self) -> None:
         """Ends the sequence if it has begun and has not ended."""

@@ -12,16 +12,17 @@ from typing import Any, TypeVar
 import grpc
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from host.client.channel import closed_error, read_settings, to_host_error
+from host.client.channel import ChannelSettings, closed_error, read_settings, to_host_error
 from host.client.exchange import (
     Exchange,
     Pause,
     RequestOptions,
+    Rpc,
     SequenceState,
     Steps,
-    StreamRequest,
-    read_stream_response,
+    StreamState,
 )
+from host.client.http_transport import HttpTransport
 from host.client.signature import Value
 from host.errors import HostError
 from host.inference.request import Parameter, Result
@@ -30,9 +31,10 @@ _Result = TypeVar("_Result")
 
 
 class Client:
-    """A client of the gRPC port of a server; any thread may call it.
+    """A client of a server; any thread may call it.
 
-    `url`: HOST:PORT or grpc://HOST:PORT, or grpcs://HOST:PORT with TLS. `api_key`, `headers`: sent
+    `url`: HOST:PORT or grpc://HOST:PORT of the gRPC port, or http://HOST:PORT of the HTTP port,
+    which has no streams; grpcs:// and https:// with TLS. `api_key`, `headers`: sent
     with each RPC. `ca_file`: certificates to trust instead of those of the system;
     `certificate_file`, `key_file`: of the client; all PEM. `timeout`: seconds for a call with its
     repetitions; None is no limit. `retries`: how often a call that is UNAVAILABLE is repeated.
@@ -62,14 +64,11 @@ class Client:
         )
         self._exchange = Exchange(settings, timeout, retries, shared_memory)
         self._closed = threading.Event()
-        options = settings.options
-        if settings.credentials is None:
-            self._channel = grpc.insecure_channel(settings.address, options, settings.compression)
+        self._transport: HttpTransport | _GrpcTransport
+        if settings.over_http:
+            self._transport = HttpTransport(settings)
         else:
-            self._channel = grpc.secure_channel(
-                settings.address, settings.credentials, options, settings.compression
-            )
-        self._service = GRPCInferenceServiceStub(self._channel)
+            self._transport = _GrpcTransport(settings)
 
     def infer(
         self,
@@ -196,7 +195,7 @@ class Client:
             self._run(self._exchange.close())
         finally:
             self._closed.set()
-            self._channel.close()
+            self._transport.close()
 
     def _run(self, steps: Steps[_Result]) -> _Result:
         """Carries out the steps of a call."""
@@ -210,11 +209,9 @@ class Client:
                     step = next(steps)
                     continue
                 try:
-                    response = getattr(self._service, step.method)(
-                        step.message, timeout=step.timeout, metadata=step.metadata
-                    )
-                except grpc.RpcError as error:
-                    step = steps.throw(to_host_error(error, self._exchange.settings.url))
+                    response = self._transport.call(step)
+                except HostError as error:
+                    step = steps.throw(error)
                 except ValueError:  # of a channel that another thread has closed
                     if not self._closed.is_set():
                         raise
@@ -227,13 +224,11 @@ class Client:
         finally:
             steps.close()  # if this was interrupted
 
-    def _open_stream(self, request: StreamRequest) -> Any:
+    def _open_stream(self, state: StreamState) -> Any:
         if self._closed.is_set():
             raise closed_error()
-        rpc = request.rpc
-        return self._service.ModelStreamInfer(
-            iter([rpc.message]), timeout=request.deadline.left(), metadata=rpc.metadata
-        )
+        assert isinstance(self._transport, _GrpcTransport)  # others have no streams
+        return self._transport.open_stream(state.next_rpc())
 
     def __enter__(self) -> Client:
         return self
@@ -247,50 +242,74 @@ class Client:
         self.close()
 
 
+class _GrpcTransport:
+    """Carries out RPCs over a channel."""
+
+    def __init__(self, settings: ChannelSettings) -> None:
+        options = settings.options
+        if settings.credentials is None:
+            self._channel = grpc.insecure_channel(settings.address, options, settings.compression)
+        else:
+            self._channel = grpc.secure_channel(
+                settings.address, settings.credentials, options, settings.compression
+            )
+        self._url = settings.url
+        self._service = GRPCInferenceServiceStub(self._channel)
+
+    def call(self, rpc: Rpc) -> Any:
+        """Returns the response. Raises HostError, and ValueError if the channel is closed."""
+        try:
+            return getattr(self._service, rpc.method)(
+                rpc.message, timeout=rpc.timeout, metadata=rpc.metadata
+            )
+        except grpc.RpcError as error:
+            raise to_host_error(error, self._url) from error
+
+    def open_stream(self, rpc: Rpc) -> Any:
+        """Sends the request of a stream."""
+        return self._service.ModelStreamInfer(
+            iter([rpc.message]), timeout=rpc.timeout, metadata=rpc.metadata
+        )
+
+    def close(self) -> None:
+        """Cancels what is in progress."""
+        self._channel.close()
+
+
 class ResponseStream(Iterator[Result]):
     """The responses to one request. `close`, or dropping the object, cancels the request."""
 
-    def __init__(self, client: Client, request: StreamRequest) -> None:
+    def __init__(self, client: Client, state: StreamState) -> None:
         self._client = client
-        self._request = request
-        self._retries = client._exchange.retries(request.retried, request.deadline)
-        self._begun = self._ended = False
-        self._call = client._open_stream(request)
+        self._state = state
+        self._call = client._open_stream(state)
 
     def __next__(self) -> Result:
         """The next response. Raises HostError."""
-        while not self._ended:
+        while not self._state.ended:
             try:
-                answer = next(self._call)
+                result = self._state.received(next(self._call))
             except StopIteration:
-                self._ended = True
-                break
+                self._state.completed()
             except grpc.RpcError as error:
-                self._repeat(to_host_error(error, self._client._exchange.settings.url))
-                continue
-            self._begun = True
-            try:
-                result, self._ended = read_stream_response(answer)
-            except HostError:
-                self.close()
-                raise
-            if result is not None:
-                return result
+                self._send_again(to_host_error(error, self._client._exchange.settings.url))
+            except HostError as error:
+                self._send_again(error)
+            else:
+                if result is not None:
+                    return result
         raise StopIteration
 
-    def _repeat(self, error: HostError) -> None:
-        """Sends the request again if nothing has arrived. Raises HostError otherwise."""
-        pause = None if self._begun else self._retries.next_pause(error)
-        if pause is None:
-            self._ended = True
-            raise error
-        time.sleep(pause)
-        self._call = self._client._open_stream(self._request)
+    def _send_again(self, error: HostError) -> None:
+        """Raises an error that is final."""
+        self._call.cancel()
+        time.sleep(self._state.failed(error))
+        self._call = self._client._open_stream(self._state)
 
     def close(self) -> None:
         """Cancels the request."""
-        self._ended = True
         self._call.cancel()
+        self._state.cancelled()
 
     def __enter__(self) -> ResponseStream:
         return self
@@ -304,7 +323,7 @@ class ResponseStream(Iterator[Result]):
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_ended", True):
+        if hasattr(self, "_call") and not self._state.ended:
             self.close()
 
 
@@ -335,8 +354,28 @@ class Sequence:
         values = {**(inputs or {}), **arrays}
         options = self._state.next_request(end, request_id, outputs, parameters, timeout)
         result = self._client._run(self._client._exchange.infer(options, values))
-        self._state.succeeded(values, end)
+        self._state.sent(values, end)
         return result
+
+    def stream(
+        self,
+        inputs: Mapping[str, Value] | None = None,
+        /,
+        *,
+        end: bool = False,
+        request_id: str = "",
+        outputs: Items[str] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        timeout: float | None = None,
+        **arrays: Value,
+    ) -> ResponseStream:
+        """Sends the next request of a decoupled model, as `Client.stream`."""
+        values = {**(inputs or {}), **arrays}
+        options = self._state.next_request(end, request_id, outputs, parameters, timeout)
+        steps = self._client._exchange.prepare_stream(options, values)
+        stream = ResponseStream(self._client, self._client._run(steps))
+        self._state.sent(values, end)
+        return stream
 
     def end(self) -> None:
         """Ends the sequence if it has begun and has not ended."""

@@ -1,10 +1,11 @@
-"""The channel to a server: its address, credentials and options, and the errors of RPCs."""
+"""How to reach a server: its address, credentials and options, and the errors of RPCs."""
 
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from host.errors import ErrorCode, HostError, TooManyRequests, invalid_argument,
 
 Metadata = Sequence[tuple[str, str]]
 
-_URL = re.compile(r"(?:(grpcs?)://)?([^/:\s]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})/?")
+_URL = re.compile(r"(?:(grpcs?|https?)://)?([^/:\s]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})/?")
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a client that is closed has no connection
     ("grpc.max_receive_message_length", -1),
@@ -51,14 +52,22 @@ _RETRY_METADATA = "grpc-retry-pushback-ms"
 class ChannelSettings:
     """How to reach a server.
 
-    `address`: host and port. `credentials`: None without TLS. `metadata`: sent with each RPC.
+    `address`: host and port. `metadata`: sent with each RPC. `credentials` of gRPC and `tls` of
+    HTTP: None without TLS. `http_encoding`: compression of HTTP bodies, "" for none.
     """
 
     url: str
     address: str
-    credentials: grpc.ChannelCredentials | None
-    compression: grpc.Compression
     metadata: Metadata
+    credentials: grpc.ChannelCredentials | None = None
+    compression: grpc.Compression = grpc.Compression.NoCompression
+    tls: ssl.SSLContext | None = None
+    http_encoding: str = ""
+
+    @property
+    def over_http(self) -> bool:
+        """Whether RPCs are HTTP requests."""
+        return self.url.startswith("http")
 
     @property
     def options(self) -> list[tuple[str, int]]:
@@ -78,46 +87,54 @@ def read_settings(
     """Returns the settings that the arguments of a client give. Raises HostError INVALID_ARG."""
     found = _URL.fullmatch(url)
     if found is None:
-        hint = ""
-        if url.startswith(("http://", "https://")):
-            hint = ": the client speaks gRPC, whose port is 8001 by default"
-        raise invalid_argument(f"expected grpc://HOST:PORT or grpcs://HOST:PORT, got '{url}'{hint}")
+        raise invalid_argument(
+            f"expected grpc://HOST:PORT, grpcs://, http:// or https://, got '{url}'"
+        )
     scheme, host, port = found.groups()
-    if int(port) > 65535:
-        raise invalid_argument(f"expected a port up to 65535, got '{url}'")
-    credentials = None
-    if scheme == "grpcs":
-        credentials = _read_credentials(ca_file, certificate_file, key_file)
-    elif ca_file or certificate_file or key_file:
-        raise invalid_argument(f"certificates need TLS: use grpcs://{host}:{port}")
+    scheme = scheme or "grpc"
+    if not 0 < int(port) < 65536:
+        raise invalid_argument(f"expected a port from 1 to 65535, got '{url}'")
     if compression not in _COMPRESSION:
         raise invalid_argument(
             f"expected a compression of {', '.join(_COMPRESSION)}, got '{compression}'"
         )
+    if bool(certificate_file) != bool(key_file):
+        raise invalid_argument("a client certificate needs both certificate_file and key_file")
+    encrypted = scheme in ("grpcs", "https")
+    if not encrypted and (ca_file or certificate_file):
+        raise invalid_argument(f"certificates need TLS: use {scheme}s://{host}:{port}")
     sent = dict(headers)
     if api_key:
         if any(name.lower() == "authorization" for name in sent):
             raise invalid_argument("expected either api_key or the header 'authorization'")
         sent["authorization"] = f"Bearer {api_key}"
-    return ChannelSettings(
-        f"{scheme or 'grpc'}://{host}:{port}",
-        f"{host}:{port}",
-        credentials,
-        _COMPRESSION[compression],
-        to_metadata(sent),
-    )
+    settings = ChannelSettings(f"{scheme}://{host}:{port}", f"{host}:{port}", to_metadata(sent))
+    if settings.over_http:
+        tls = _read_tls(ca_file, certificate_file, key_file) if encrypted else None
+        encoding = "" if compression == "none" else compression
+        return replace(settings, tls=tls, http_encoding=encoding)
+    credentials = None
+    if encrypted:
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=_read_file(ca_file),
+            private_key=_read_file(key_file),
+            certificate_chain=_read_file(certificate_file),
+        )
+    return replace(settings, credentials=credentials, compression=_COMPRESSION[compression])
 
 
-def _read_credentials(
-    ca_file: str, certificate_file: str, key_file: str
-) -> grpc.ChannelCredentials:
-    if bool(certificate_file) != bool(key_file):
-        raise invalid_argument("a client certificate needs both certificate_file and key_file")
-    return grpc.ssl_channel_credentials(
-        root_certificates=_read_file(ca_file),
-        private_key=_read_file(key_file),
-        certificate_chain=_read_file(certificate_file),
-    )
+def _read_tls(ca_file: str, certificate_file: str, key_file: str) -> ssl.SSLContext:
+    trusted = _read_file(ca_file)
+    _read_file(key_file)  # for an error that names the file
+    _read_file(certificate_file)
+    try:
+        tls = ssl.create_default_context(cadata=trusted.decode() if trusted else None)
+        if certificate_file:
+            tls.load_cert_chain(certificate_file, key_file)
+    except (ssl.SSLError, ValueError) as error:
+        files = ", ".join(filter(None, (ca_file, certificate_file, key_file)))
+        raise invalid_argument(f"cannot use the certificates of {files}: {error}") from error
+    return tls
 
 
 def _read_file(path: str) -> bytes | None:
@@ -147,13 +164,9 @@ def to_host_error(error: Any, url: str) -> HostError:
     code = _CODES.get(status, ErrorCode.UNKNOWN)
     details = error.details() or f"status {status.name}"
     if code is ErrorCode.DEADLINE_EXCEEDED:
-        return HostError(code, f"{url} has not responded within the timeout")
+        return timed_out(url)
     if code is ErrorCode.UNAVAILABLE and details.startswith(_NO_CONNECTION):
-        tls = "with" if url.startswith("grpcs") else "without"
-        return HostError(
-            code,
-            f"no answer from {url}: {details}; is it the address of the gRPC port, {tls} TLS?",
-        )
+        return no_answer(url, details, "gRPC")
     if code is ErrorCode.RESOURCE_EXHAUSTED:
         after = dict(error.trailing_metadata() or ()).get(_RETRY_METADATA)
         if isinstance(after, str) and after.isdigit():
@@ -161,6 +174,24 @@ def to_host_error(error: Any, url: str) -> HostError:
     return HostError(code, details)
 
 
+def no_answer(url: str, reason: str, protocol: str) -> HostError:
+    """The error of a server that is not there. `protocol`: gRPC or HTTP."""
+    tls = "with" if url.startswith(("grpcs", "https")) else "without"
+    return unavailable(
+        f"no answer from {url}: {reason}; is it the address of the {protocol} port, {tls} TLS?"
+    )
+
+
+def timed_out(url: str) -> HostError:
+    """The error of a call that has taken too long."""
+    return HostError(ErrorCode.DEADLINE_EXCEEDED, f"{url} has not responded within the timeout")
+
+
 def closed_error() -> HostError:
     """The error of calls of a client that is closed."""
     return unavailable("this client is closed; create another one")
+
+
+def cancelled_error() -> HostError:
+    """The error of calls that are in progress when a client is closed."""
+    return HostError(ErrorCode.CANCELLED, "this client was closed before the call had ended")

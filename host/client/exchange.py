@@ -10,7 +10,7 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2 as pb
 from host.client.channel import ChannelSettings, Metadata, to_metadata
 from host.client.shared_memory import Region, Regions, aligned
 from host.client.signature import LARGE, EncodedTensor, Signature, TensorSpec, Value, decode
-from host.errors import ErrorCode, HostError, internal, invalid_argument
+from host.errors import ErrorCode, HostError, internal, invalid_argument, unsupported
 from host.inference.request import Parameter, Result
 from stub.wire.datatypes import SIZES
 
@@ -129,20 +129,12 @@ class Deadline:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
 
-class StreamRequest(NamedTuple):
-    """A request whose responses are a stream."""
-
-    rpc: Rpc
-    deadline: Deadline
-    retried: bool
-
-
 class Retries:
     """The pauses before repetitions of one RPC."""
 
     def __init__(self, count: int, deadline: Deadline) -> None:
         self._left = count
-        self._deadline = deadline
+        self.deadline = deadline
         self._pause = _FIRST_PAUSE
 
     def next_pause(self, error: HostError) -> float | None:
@@ -153,7 +145,7 @@ class Retries:
         if error.code is not ErrorCode.UNAVAILABLE or not self._left or _RAN in error.message:
             return None
         pause = self._pause * random.uniform(0.8, 1.2)
-        left = self._deadline.left()
+        left = self.deadline.left()
         if left is not None and pause >= left:
             return None
         self._left -= 1
@@ -253,18 +245,24 @@ class Exchange:
 
     def prepare_stream(
         self, options: RequestOptions, values: Mapping[str, Value]
-    ) -> Steps[StreamRequest]:
-        """Returns the request for ModelStreamInfer. Raises HostError."""
+    ) -> Steps[StreamState]:
+        """Returns the request of a stream. Raises HostError."""
+        if self.settings.over_http:
+            raise unsupported(
+                f"{self.settings.url}: HTTP has no streams of tensors; use the address of the gRPC"
+                " port, grpc://HOST:PORT"
+            )
         deadline = Deadline(options.timeout)
         signature, inputs = yield from self._encode(options, values, deadline)
+        places, region = _Places(inputs), None
+        if self._regions.usable and places.size:
+            region = yield from self._take_region(places.size, deadline)
         message = _to_message(options, signature)
         message.parameters[_EMPTY_FINAL].bool_param = True
-        for tensor in inputs:
-            _add_input(message, tensor)
         # With this, an error of the model has a status.
         metadata = (*self._metadata(options), ("triton_grpc_error", "true"))
-        rpc = Rpc("ModelStreamInfer", message, None, metadata)
-        return StreamRequest(rpc, deadline, options.retried)
+        retries = self.retries(options.retried, deadline)
+        return StreamState(message, inputs, metadata, retries, self._regions, region)
 
     def retries(self, retried: bool, deadline: Deadline) -> Retries:
         """The repetitions of one RPC."""
@@ -428,7 +426,8 @@ class Exchange:
         deadline: Deadline,
     ) -> Steps[Result]:
         if self._regions.usable and self._may_use_region(signature, inputs):
-            places = _Places(signature, inputs, options, self._output_sizes)
+            places = _Places(inputs)
+            places.expect_outputs(signature, options, self._output_sizes)
             region = None
             if places.size:
                 region = yield from self._take_region(places.size, deadline)
@@ -466,7 +465,7 @@ class Exchange:
     ) -> Steps[Result | None]:
         """As `_send_once`; returns None if the tensors have to go in the message."""
         message = _to_message(options, signature)
-        places.fill(message, region, inputs)
+        places.fill(message, region)
         release = self._regions.abandon  # also if this is interrupted
         try:
             response = yield Rpc("ModelInfer", message, deadline.left(), self._metadata(options))
@@ -556,26 +555,27 @@ class _Places:
     `size`: of the region, 0 for none. `outputs`: offsets and sizes by name.
     """
 
-    def __init__(
-        self,
-        signature: Signature,
-        inputs: Sequence[EncodedTensor],
-        options: RequestOptions,
-        output_sizes: _OutputSizes,
-    ) -> None:
+    def __init__(self, inputs: Sequence[EncodedTensor]) -> None:
         self.size = 0
+        self._tensors = inputs
         self._inputs: dict[str, int] = {}
+        self._wanted: list[str] = []
         self.outputs: dict[str, tuple[int, int]] = {}
         for tensor in inputs:
             size = tensor.byte_size
             if size >= LARGE:
                 self._inputs[tensor.name] = self._reserve(size)
+
+    def expect_outputs(
+        self, signature: Signature, options: RequestOptions, output_sizes: _OutputSizes
+    ) -> None:
+        """Reserves places for the large outputs whose sizes are known."""
         wanted = options.outputs or options.classes or signature.outputs
         self._wanted = [name for name in signature.outputs if name in wanted]
         for name in self._wanted:
-            size = signature.output_byte_size(name, inputs)
+            size = signature.output_byte_size(name, self._tensors)
             if not size and options.retried:
-                size = output_sizes.expect(options.model, name, inputs)
+                size = output_sizes.expect(options.model, name, self._tensors)
             if size >= LARGE and name not in options.classes:
                 self.outputs[name] = self._reserve(size), size
 
@@ -583,9 +583,9 @@ class _Places:
         offset, self.size = self.size, self.size + aligned(size)
         return offset
 
-    def fill(self, message: Any, region: Region, inputs: Sequence[EncodedTensor]) -> None:
+    def fill(self, message: Any, region: Region) -> None:
         """Adds the inputs to a message, and the outputs that lie in the region."""
-        for tensor in inputs:
+        for tensor in self._tensors:
             offset = self._inputs.get(tensor.name)
             if offset is None:
                 _add_input(message, tensor)
@@ -689,11 +689,12 @@ def to_result(
         int(version) if version.isdigit() else -1,
         response.id,
         outputs,
-        _read_parameters(response.parameters) if response.parameters else {},
+        parameter_values(response.parameters) if response.parameters else {},
     )
 
 
-def _read_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
+def parameter_values(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Returns the parameters of a message by name."""
     return {
         name: getattr(value, kind)
         for name, value in parameters.items()
@@ -701,21 +702,86 @@ def _read_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
     }
 
 
-def read_stream_response(answer: Any) -> tuple[Result | None, bool]:
-    """Returns a response of a stream, None if it is empty, and whether it is the last one.
+class StreamState:
+    """A request whose responses are a stream, and how far they have come.
 
-    Raises HostError if the response is an error.
+    `ended`: whether no more responses come.
     """
-    if answer.error_message:
-        raise HostError(ErrorCode.UNKNOWN, answer.error_message)
-    response = answer.infer_response
-    final = False
-    if _FINAL in response.parameters:
-        final = response.parameters[_FINAL].bool_param
-        del response.parameters[_FINAL]
-    if final and not response.outputs:
-        return None, True
-    return to_result(response), final
+
+    def __init__(
+        self,
+        message: Any,
+        inputs: Sequence[EncodedTensor],
+        metadata: Metadata,
+        retries: Retries,
+        regions: Regions,
+        region: Region | None,
+    ) -> None:
+        self._message = message
+        self._inputs = inputs
+        self._metadata = metadata
+        self._retries = retries
+        self._regions = regions
+        self._region = region
+        self._begun = self.ended = False
+        self._fill()
+
+    def _fill(self) -> None:
+        del self._message.inputs[:], self._message.raw_input_contents[:]
+        if self._region is not None:
+            _Places(self._inputs).fill(self._message, self._region)
+        else:
+            for tensor in self._inputs:
+                _add_input(self._message, tensor)
+
+    def next_rpc(self) -> Rpc:
+        """Returns the RPC to open the stream with."""
+        timeout = self._retries.deadline.left()
+        return Rpc("ModelStreamInfer", self._message, timeout, self._metadata)
+
+    def received(self, answer: Any) -> Result | None:
+        """Returns a response; None if it is empty. Raises HostError if it is an error."""
+        if answer.error_message:
+            raise HostError(ErrorCode.UNKNOWN, answer.error_message)
+        self._begun = True
+        response = answer.infer_response
+        final = False
+        if _FINAL in response.parameters:
+            final = response.parameters[_FINAL].bool_param
+            del response.parameters[_FINAL]
+        result = to_result(response) if response.outputs or not final else None
+        if final:
+            self.end(self._regions.give_back)
+        return result
+
+    def failed(self, error: HostError) -> float:
+        """Returns seconds until the request is sent again. Raises an error that is final."""
+        if self._region is not None and not self._begun and _UNKNOWN_REGION in error.message:
+            self._regions.lose(self._region)
+            self._region = None
+            self._fill()
+            return 0.0
+        pause = None if self._begun else self._retries.next_pause(error)
+        if pause is None:
+            uncertain = _is_uncertain(error)
+            self.end(self._regions.abandon if uncertain else self._regions.give_back)
+            raise error
+        return pause
+
+    def cancelled(self) -> None:
+        """Nobody waits for responses any more; the model may still read the request."""
+        self.end(self._regions.abandon)
+
+    def completed(self) -> None:
+        """The server has ended the stream."""
+        self.end(self._regions.give_back)
+
+    def end(self, release: Callable[[Region], None]) -> None:
+        """Ends the stream and lets the region go."""
+        self.ended = True
+        region, self._region = self._region, None
+        if region is not None:
+            release(region)
 
 
 class SequenceState:
@@ -752,8 +818,8 @@ class SequenceState:
             timeout=options.timeout if timeout is None else timeout,
         )
 
-    def succeeded(self, values: Mapping[str, Value], end: bool) -> None:
-        """The server has answered a request."""
+    def sent(self, values: Mapping[str, Value], end: bool) -> None:
+        """The server has a request."""
         self._last, self._ended = values, end
 
     def values_for_end(self) -> Mapping[str, Value] | None:

@@ -32,6 +32,12 @@ def aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
+def _size_of_region(size: int) -> int:
+    """Rounds up by at most an eighth, so that regions fit tensors whose sizes differ a little."""
+    step = max(LARGE, 1 << (size.bit_length() - 4))
+    return -(-size // step) * step
+
+
 class Region:
     """One object in shared memory. Raises OSError if it cannot be made."""
 
@@ -115,7 +121,7 @@ class Regions:
             if len(self._all) >= _MAX_REGIONS:
                 return None
             try:
-                region = Region(1 << max(size - 1, LARGE).bit_length())
+                region = Region(_size_of_region(size))
             except OSError:  # the tensors go in the message
                 return None
             self._all.add(region)

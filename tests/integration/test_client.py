@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,49 @@ input [ { name: "X", data_type: TYPE_INT32, dims: [ 1 ] } ]
 output [ { name: "Y", data_type: TYPE_INT32, dims: [ 2 ] } ]
 sequence_batching { oldest { max_candidate_sequences: 8 } }
 """
+STEPS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        for request in requests:
+            id, flags = request.correlation_id(), request.flags()
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            total = 0 if flags & 1 else self.sums[id]
+            sender = request.get_response_sender()
+            for _ in range(2):
+                total += int(x.ravel()[0])
+                answer = np.array([total], np.int32)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", answer)]))
+            self.sums[id] = total
+            if flags & 2:
+                del self.sums[id]
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+STEPS_CONFIG = """
+backend: "python"
+input [ { name: "X", data_type: TYPE_INT32, dims: [ -1 ] } ]
+output [ { name: "Y", data_type: TYPE_INT32, dims: [ 1 ] } ]
+sequence_batching { direct { } }
+model_transaction_policy { decoupled: true }
+"""
+WAITS = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("waits to be cancelled", flush=True)
+        until = time.monotonic() + 60
+        while not requests[0].is_cancelled() and time.monotonic() < until:
+            time.sleep(0.005)
+        print("waits: was cancelled", flush=True)
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("late"))]
+"""
 LARGE = 1 << 19  # FP32 elements of 2 MiB
 
 
@@ -104,6 +148,8 @@ def add_models(repository: RepositoryBuilder) -> None:
     repository.add("large", COPY, COPY_CONFIG.format(type="TYPE_FP32", dims=LARGE, batch=2))
     repository.add("facts", FACTS, FACTS_CONFIG)
     repository.add("sum", SUM, SUM_CONFIG)
+    repository.add("waits", WAITS, COPY_CONFIG.format(type="TYPE_FP32", dims="-1", batch=0))
+    repository.add("steps", STEPS, STEPS_CONFIG)
     repository.copy("stream", "script")
 
 
@@ -118,6 +164,17 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
 def client(host: RunningHost) -> Iterator[pbhost.Client]:
     with pbhost.Client(host.url, timeout=DEADLINE) as client:
         yield client
+
+
+@pytest.fixture(params=["grpc", "http"])
+def either(host: RunningHost, request: pytest.FixtureRequest) -> Iterator[pbhost.Client]:
+    """A client of each port, for what both protocols have."""
+    with pbhost.Client(url_of(host, request.param), timeout=DEADLINE) as client:
+        yield client
+
+
+def url_of(host: RunningHost, protocol: str) -> str:
+    return host.url if protocol == "grpc" else f"http://{host.http_url}"
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +232,31 @@ def check_sequence(client: pbhost.Client) -> None:
         assert third.infer(X=5)["Y"].tolist() == [[5, 1]]
 
 
+def check_sequence_of_streams(client: pbhost.Client) -> None:
+    """Checks a sequence whose requests have several responses each."""
+    with client.sequence("steps") as sequence:
+        assert [r["Y"].item() for r in sequence.stream(X=[1])] == [1, 2]
+        assert [r["Y"].item() for r in sequence.stream(X=[10])] == [12, 22]
+        assert [r["Y"].item() for r in sequence.stream(X=[100], end=True)] == [122, 222]
+        assert error_of(lambda: sequence.stream(X=[1]))[0] is ErrorCode.INVALID_ARG
+
+
+def check_memory_of_streams(client: pbhost.Client, official: Client) -> None:
+    """Checks that large inputs of streams go by shared memory."""
+    ones = np.ones(2 * LARGE, np.int32)
+    with client.sequence("steps") as sequence:
+        assert [r["Y"].item() for r in sequence.stream(X=ones)] == [1, 2]
+        assert [r["Y"].item() for r in sequence.stream(X=ones, end=True)] == [3, 4]
+    regions = [one.byte_size for one in official.get_system_shared_memory_status().regions.values()]
+    assert regions == [4 << 20]
+    # A server that has been started again does not know the region.
+    official.unregister_system_shared_memory()
+    with client.sequence("steps") as sequence:
+        assert [r["Y"].item() for r in sequence.stream(X=ones, end=True)] == [1, 2]
+    client.close()
+    assert not official.get_system_shared_memory_status().regions
+
+
 def check_memory(client: pbhost.Client, official: Client) -> None:
     """Checks that large tensors go by shared memory, until the client is closed."""
     array = np.arange(LARGE, dtype=np.float32)
@@ -189,21 +271,32 @@ def check_memory(client: pbhost.Client, official: Client) -> None:
     assert not official.get_system_shared_memory_status().regions
 
 
-def test_values_become_what_the_metadata_of_the_model_say(client: pbhost.Client) -> None:
-    check_values(client)
+def test_values_become_what_the_metadata_of_the_model_say(either: pbhost.Client) -> None:
+    check_values(either)
 
 
 def test_a_stream_yields_all_responses_and_its_error(client: pbhost.Client) -> None:
     check_stream(client)
 
 
-def test_a_sequence_begins_and_ends_with_its_block(client: pbhost.Client) -> None:
-    check_sequence(client)
+def test_a_sequence_begins_and_ends_with_its_block(either: pbhost.Client) -> None:
+    check_sequence(either)
 
 
-def test_large_tensors_go_by_shared_memory(host: RunningHost, client: pbhost.Client) -> None:
+def test_requests_of_a_sequence_may_have_streams(client: pbhost.Client) -> None:
+    check_sequence_of_streams(client)
+
+
+def test_large_inputs_of_streams_go_by_shared_memory(
+    host: RunningHost, client: pbhost.Client
+) -> None:
     with host.client() as official:
-        check_memory(client, official)
+        check_memory_of_streams(client, official)
+
+
+def test_large_tensors_go_by_shared_memory(host: RunningHost, either: pbhost.Client) -> None:
+    with host.client() as official:
+        check_memory(either, official)
 
 
 @pytest.mark.test_all(reason="starts Triton")
@@ -219,6 +312,7 @@ def test_triton_answers_the_client_as_well(triton: str) -> None:
         assert error_of(lambda: client.infer("nope", Q=1))[0] is ErrorCode.NOT_FOUND
         facts = client.infer("facts", Z=0, classes={"SCORES": 1}, outputs=["SCORES"], priority=1)
         assert facts["SCORES"].tolist() == [b"0.700000:1"]
+        check_sequence_of_streams(client)
         check_memory(client, official)
 
 
@@ -251,19 +345,19 @@ def test_inputs_that_do_not_fit_are_refused_before_they_are_sent(
     assert text in message
 
 
-def test_an_unknown_output_or_model_is_refused(client: pbhost.Client) -> None:
-    code, text = error_of(lambda: client.infer("floats", X=1, outputs=["Q"]))
+def test_an_unknown_output_or_model_is_refused(either: pbhost.Client) -> None:
+    code, text = error_of(lambda: either.infer("floats", X=1, outputs=["Q"]))
     assert (code, text) == (
         ErrorCode.INVALID_ARG,
         "model 'floats' has no output 'Q'; its outputs are Y FP32 [-1]",
     )
     for model, version in (("nope", -1), ("floats", 9)):
-        code, _ = error_of(lambda: client.infer(model, X=1, version=version))  # noqa: B023
+        code, _ = error_of(lambda: either.infer(model, X=1, version=version))  # noqa: B023
         assert code in (ErrorCode.NOT_FOUND, ErrorCode.INVALID_ARG)
 
 
-def test_a_request_has_the_options_of_its_call(client: pbhost.Client) -> None:
-    result = client.infer(
+def test_a_request_has_the_options_of_its_call(either: pbhost.Client) -> None:
+    result = either.infer(
         "facts", Z=0, request_id="r1", parameters={"a": True, "b": 2, "c": 0.5, "d": "x"},
         priority=3, queue_timeout=1.5, version=1,
     )  # fmt: skip
@@ -271,13 +365,13 @@ def test_a_request_has_the_options_of_its_call(client: pbhost.Client) -> None:
     for fact in ('"id": "r1"', '"timeout": 1500000', '"a": true', '"b": 2', '"c": 0.5', '"d": "x"'):
         assert fact in facts
     assert (result.model_name, result.model_version, result.id) == ("facts", 1, "r1")
-    only = client.infer("facts", Z=0, outputs=["SCORES"])
+    only = either.infer("facts", Z=0, outputs=["SCORES"])
     assert list(only.outputs) == ["SCORES"]
-    classes = client.infer("facts", Z=0, classes={"SCORES": 2})
+    classes = either.infer("facts", Z=0, classes={"SCORES": 2})
     assert classes["SCORES"].tolist() == [b"0.700000:1", b"0.200000:2"]
     assert len(classes["FACTS"]) == 1
     refused: Any = {"p": [1]}
-    assert "parameter 'p'" in error_of(lambda: client.infer("facts", Z=0, parameters=refused))[1]
+    assert "parameter 'p'" in error_of(lambda: either.infer("facts", Z=0, parameters=refused))[1]
 
 
 def test_leaving_the_loop_cancels_the_request(host: RunningHost, client: pbhost.Client) -> None:
@@ -331,32 +425,32 @@ def test_a_timeout_ends_a_call(client: pbhost.Client) -> None:
 
 
 def test_metadata_are_read_again_when_a_model_changes(
-    host: RunningHost, module_repository: RepositoryBuilder, client: pbhost.Client
+    host: RunningHost, module_repository: RepositoryBuilder, either: pbhost.Client
 ) -> None:
     module_repository.add("changing", COPY, COPY_CONFIG.format(type="TYPE_FP32", dims=-1, batch=0))
-    client.load_model("changing")
-    assert client.infer("changing", X=[1, 2])["Y"].dtype == np.float32
+    either.load_model("changing")
+    assert either.infer("changing", X=[1, 2])["Y"].dtype == np.float32
     module_repository.add("changing", COPY, COPY_CONFIG.format(type="TYPE_INT64", dims=-1, batch=0))
-    client.load_model("changing")
-    # The first one is refused by the server, the second one would be by the client.
-    assert client.infer("changing", X=[1, 2])["Y"].dtype == np.int64
+    either.load_model("changing")
+    # The first one is refused by the server, the second one would be by the either.
+    assert either.infer("changing", X=[1, 2])["Y"].dtype == np.int64
     module_repository.add("changing", COPY, COPY_CONFIG.format(type="TYPE_INT8", dims=2, batch=0))
-    client.load_model("changing")
-    assert client.infer("changing", X=np.ones(2, np.int8))["Y"].dtype == np.int8
-    client.unload_model("changing")
-    wait_until(lambda: not client.is_ready("changing"), "the unload")
-    assert error_of(lambda: client.infer("changing", X=[1, 2]))[0] is ErrorCode.NOT_FOUND
+    either.load_model("changing")
+    assert either.infer("changing", X=np.ones(2, np.int8))["Y"].dtype == np.int8
+    either.unload_model("changing")
+    wait_until(lambda: not either.is_ready("changing"), "the unload")
+    assert error_of(lambda: either.infer("changing", X=[1, 2]))[0] is ErrorCode.NOT_FOUND
 
 
-def test_what_a_server_says_about_itself_and_its_models(client: pbhost.Client) -> None:
-    wait_until(client.is_ready, "the server")  # a stub may have died before
-    assert client.is_ready("floats") and not client.is_ready("nope")
-    assert client.metadata()["name"] == "triton"
-    assert client.metadata("floats")["inputs"] == [
+def test_what_a_server_says_about_itself_and_its_models(either: pbhost.Client) -> None:
+    wait_until(either.is_ready, "the server")  # a stub may have died before
+    assert either.is_ready("floats") and not either.is_ready("nope")
+    assert either.metadata()["name"] == "triton"
+    assert either.metadata("floats")["inputs"] == [
         {"name": "X", "datatype": "FP32", "shape": ["-1"]}
     ]
-    assert client.config("pairs")["max_batch_size"] == 4
-    assert {"name": "sum", "version": "1", "state": "READY", "reason": ""} in client.models()
+    assert either.config("pairs")["max_batch_size"] == 4
+    assert {"name": "sum", "version": "1", "state": "READY", "reason": ""} in either.models()
 
 
 def test_the_asynchronous_client_does_the_same(host: RunningHost) -> None:
@@ -391,6 +485,39 @@ def test_the_asynchronous_client_does_the_same(host: RunningHost) -> None:
     asyncio.run(ask())
     with host.client() as official:
         assert not official.get_system_shared_memory_status().regions
+
+
+def test_the_asynchronous_client_does_the_same_over_http(host: RunningHost) -> None:
+    array = np.arange(LARGE, dtype=np.float32)
+
+    async def ask() -> None:
+        async with pbhost.AsyncClient(f"http://{host.http_url}", timeout=DEADLINE) as client:
+            results = await asyncio.gather(*(client.infer("pairs", X=[n, 0]) for n in range(20)))
+            assert [result["Y"].tolist() for result in results] == [[[n, 0]] for n in range(20)]
+            async with client.sequence("sum") as sequence:
+                assert (await sequence.infer(X=1))["Y"][0, 0] == 1
+            result = await client.infer("floats", X=array)
+            np.testing.assert_array_equal(result["Y"], array)
+            with pytest.raises(HostError, match="HTTP has no streams of tensors"):
+                async for _ in client.stream("stream", COMMAND="many=3 last"):
+                    pass
+            started = host.output.count("waits to be cancelled")
+            waiting = asyncio.ensure_future(client.infer("waits", X=[1]))
+            await asyncio.to_thread(
+                wait_until,
+                lambda: host.output.count("waits to be cancelled") > started,
+                "the request",
+            )
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await asyncio.to_thread(
+                wait_until, lambda: "waits: was cancelled" in host.output, "the cancellation"
+            )
+        with pytest.raises(HostError, match="this client is closed"):
+            await client.is_ready()
+
+    asyncio.run(ask())
 
 
 def test_closing_the_asynchronous_client_is_an_error_of_its_calls(host: RunningHost) -> None:
@@ -494,9 +621,10 @@ def test_a_server_that_starts_later_or_again_is_found(
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("http://localhost:8000", "the client speaks gRPC, whose port is 8001 by default"),
-        ("localhost", "expected grpc://HOST:PORT or grpcs://HOST:PORT, got 'localhost'"),
-        ("grpc://localhost:99999", "expected a port up to 65535"),
+        ("ftp://localhost:8000", "expected grpc://HOST:PORT, grpcs://, http:// or https://, got"),
+        ("localhost", "expected grpc://HOST:PORT, grpcs://, http:// or https://, got 'localhost'"),
+        ("grpc://localhost:99999", "expected a port from 1 to 65535"),
+        ("http://localhost:0", "expected a port from 1 to 65535"),
         ("grpc://localhost:8001/v2", "expected grpc://HOST:PORT"),
         ("", "expected grpc://HOST:PORT"),
     ],
@@ -533,13 +661,34 @@ def test_wrong_options_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_no_server_is_one_line(host: RunningHost) -> None:
-    for url, tls in ((f"grpcs://{host.url}", "with"), (f"127.0.0.1:{free_port()}", "without")):
+    nobody = f"127.0.0.1:{free_port()}"
+    for url, port in (
+        (f"grpcs://{host.url}", "gRPC port, with TLS"),
+        (nobody, "gRPC port, without TLS"),
+        (f"https://{host.http_url}", "HTTP port, with TLS"),
+        (f"http://{nobody}", "HTTP port, without TLS"),
+        (f"http://{host.url}", "HTTP port, without TLS"),
+    ):
         with pbhost.Client(url, retries=0, timeout=DEADLINE) as client:
             code, text = error_of(client.is_ready)
         assert code is ErrorCode.UNAVAILABLE
-        assert text.startswith("no answer from grpc")
-        assert text.endswith(f"is it the address of the gRPC port, {tls} TLS?")
+        assert text.startswith("no answer from ")
+        assert text.endswith(f"is it the address of the {port}?")
         assert "\n" not in text
+
+
+def test_the_answer_of_another_server_is_one_line() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pbhost.Client(f"http://127.0.0.1:{server.server_port}") as client:
+                code, text = error_of(client.models)
+        finally:
+            server.shutdown()
+            thread.join(DEADLINE)
+    assert code is ErrorCode.INTERNAL
+    assert text.startswith("unexpected answer (status 501) from http://127.0.0.1:")
 
 
 def test_keys_certificates_and_compression(
@@ -555,15 +704,22 @@ def test_keys_certificates_and_compression(
         "--grpc-use-ssl=true",
         f"--grpc-server-cert={certificates['server.pem']}",
         f"--grpc-server-key={certificates['server.key']}",
+        "--http-use-ssl=true",
+        f"--http-server-cert={certificates['server.pem']}",
+        f"--http-server-key={certificates['server.key']}",
     ).wait_started()
-    url, ca_file = f"grpcs://{host.url}", certificates["root.pem"]
-    with pbhost.Client(
-        url, ca_file=ca_file, api_key="a-long-secret-key", compression="gzip"
-    ) as client:
-        assert client.infer("identity", INPUT0=[1])["OUTPUT0"] == [1]
-    with pbhost.Client(url, ca_file=ca_file, api_key="another-key") as client:
-        assert error_of(lambda: client.infer("identity", INPUT0=[1]))[0] is (
-            ErrorCode.UNAUTHENTICATED
-        )
+    ca_file = certificates["root.pem"]
+    for url in (f"grpcs://{host.url}", f"https://{host.http_url}"):
+        for compression in ("gzip", "deflate"):
+            with pbhost.Client(
+                url, ca_file=ca_file, api_key="a-long-secret-key", compression=compression
+            ) as client:
+                assert client.infer("identity", INPUT0=[1])["OUTPUT0"] == [1]
+        with pbhost.Client(url, ca_file=ca_file, api_key="another-key") as client:
+            assert error_of(lambda: client.infer("identity", INPUT0=[1]))[0] is (
+                ErrorCode.UNAUTHENTICATED
+            )
+        with pbhost.Client(url, retries=0) as client:
+            assert error_of(client.is_ready)[0] is ErrorCode.UNAVAILABLE  # the authority is unknown
     with pbhost.Client(host.url, retries=0) as plain:
         assert error_of(plain.is_ready)[0] is ErrorCode.UNAVAILABLE
