@@ -21,7 +21,7 @@ RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.p
 
 .PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright coverage docs pictures package bench bench-rivals bench-memory clean
 
-$(VENV)/base.stamp: pyproject.toml setup.py host/lane/_lane.pyx
+$(VENV)/base.stamp: pyproject.toml setup.py $(wildcard host/lane/*.p[yx][xi])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -e .
 	touch $@
@@ -98,13 +98,13 @@ package: $(VENV)/base.stamp  ## sdist and wheel, and a server from the wheel in 
 	mkdir build/wheel/work
 	cd build/wheel/work && ../bin/python ../../../tests/packaging/serve_wheel.py
 
-test-lane: $(VENV)/test.stamp  ## the compiled lane under AddressSanitizer and UBSan, and gRPC without it
+test-lane: $(VENV)/test.stamp  ## the compiled lane under AddressSanitizer and UBSan, and what it does without it
 	$(BIN)/python -m pip install -q 'cython>=3.1' setuptools
 	CFLAGS='-O1 -g $(SANITIZE)' LDFLAGS='$(SANITIZE)' $(BIN)/python setup.py -q build_ext --inplace --force
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	  PBHOST_TEST_ALL=1 $(BIN)/python -m pytest -q --timeout=3000 tests/unit/host/lane
 	$(BIN)/python setup.py -q build_ext --inplace --force
-	PBHOST_LANE=0 $(PYTEST) -q tests/unit/host/frontends/grpc tests/fuzz
+	PBHOST_LANE=0 $(PYTEST) -q tests/unit/host/frontends/grpc tests/unit/host/instances tests/fuzz
 
 test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes minutes to compile
 	$(BIN)/python -m pip install -q -e '.[test,transformers]'

@@ -13,7 +13,9 @@ readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
 readme = re.sub(r"(!\[[^\]]*\]\()(?!https?://)", rf"\1{_FILES}", readme)
 
 # Left out without a compiler; with PBHOST_LANE=0, the wheel is for every platform.
-lane = Extension("host.lane._lane", ["host/lane/_lane.pyx"], optional=True)
+lane = Extension(
+    "host.lane._lane", ["host/lane/_lane.pyx"], depends=["host/lane/_rings.pxi"], optional=True
+)
 
 setup(
     long_description=re.sub(r"\]\((?!https?://|#)", f"]({_PAGES}", readme),

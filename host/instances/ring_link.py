@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from host.lane import read_record, write_record
 from stub.wire.ring import RingError, RingReader, RingWriter, create_ring_file
 
 _MAX_FRAMES_PER_TURN = 128  # that are handled before other callbacks run
@@ -59,6 +60,15 @@ class FrameSender(RingWriter):
         if self._timer is None:
             self._flush_until_sent()
         return False
+
+    def try_write(self, frame: bytes | memoryview, flag: int = 0) -> bool:
+        """As the base class; the compiled lane writes whole frames."""
+        if write_record is not None and type(frame) is bytes and not flag:
+            written = write_record(self._memory, self.written, frame)
+            if written:
+                self.written = written
+                return True
+        return super().try_write(frame, flag)
 
     def send_unsent(self) -> bool:
         """Sends what the ring has room for now; returns whether nothing is left."""
@@ -125,6 +135,17 @@ class FrameReceiver(RingReader):
         poller = select.poll()
         poller.register(self.event, select.POLLIN)
         return bool(poller.poll(seconds * 1000))
+
+    def read_frame(self) -> bytes | None:
+        """As the base class; the compiled lane reads frames of one record."""
+        if read_record is not None and self.announced and not self._pieces:
+            read = self._read
+            record = read_record(self._memory, read, self._limit)
+            if record is not None:
+                self.announced -= 1
+                self._read = self._position[0] = read + (len(record) + 7 & ~3)
+                return record
+        return super().read_frame()
 
     def _deliver(self, most: int = _MAX_FRAMES_PER_TURN) -> None:
         """Delivers frames; if there are more than `most`, the rest in a later turn of the loop."""

@@ -1,6 +1,6 @@
-"""The compiled lane: reads usual bytes of clients faster, if it is built and not turned off.
+"""The compiled lane: reads and writes usual bytes faster, if it is built and not turned off.
 
-What it does not take, and all of it without the lane, is read by the Python code beside its users,
+What it does not take, and all of it without the lane, is done by the Python code beside its users,
 which has the rules.
 """
 
@@ -10,6 +10,8 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from host.lane._lane import HeaderReader, MessageReader
 
 VARIABLE = "PBHOST_LANE"
@@ -17,15 +19,20 @@ VARIABLE = "PBHOST_LANE"
 
 header_reader: type[HeaderReader] | None = None
 message_reader: type[MessageReader] | None = None
+write_record: Callable[[memoryview, int, bytes], int] | None = None
+read_record: Callable[[memoryview, int, int], bytes | None] | None = None
 state = f"off ({VARIABLE}=0)"
 """Whether the lane is used, for the log."""
 
 if os.environ.get(VARIABLE) != "0":
     try:
         from host.lane._lane import HeaderReader, MessageReader
+        from host.lane._lane import read_record as _read_record
+        from host.lane._lane import write_record as _write_record
     except ModuleNotFoundError:
         state = "not built"
     except ImportError as error:
         state = f"off (it cannot be loaded: {error})"
     else:
         header_reader, message_reader, state = HeaderReader, MessageReader, "on"
+        write_record, read_record = _write_record, _read_record

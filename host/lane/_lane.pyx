@@ -9,8 +9,10 @@ checked against the end of its object.
 
 import array
 
-from cpython.bytes cimport PyBytes_GET_SIZE
-from libc.stdint cimport int64_t
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memcpy
 
 cdef enum:
     MAX_FIELDS = 64  # of a header, or of a message
@@ -438,3 +440,6 @@ cdef int64_t read_varint(bytes data, Py_ssize_t* position, Py_ssize_t end):
 
 
 cdef frozenset _WITH_RULES = frozenset(("priority", "timeout"))
+
+
+include "_rings.pxi"
