@@ -67,7 +67,7 @@ def _find_alias(fullname: str, package: str) -> ModuleSpec | None:
 
 
 def _is_of_user(package: str) -> bool:
-    folders = [folder for folder in sys.path if os.path.realpath(folder or ".") != _ROOT]
+    folders = [folder for folder in sys.path if not _is_root(folder)]
     found = PathFinder.find_spec(package, folders)
     if found is None or found.loader is not None:
         return found is not None
@@ -76,6 +76,13 @@ def _is_of_user(package: str) -> bool:
         for folder in found.submodule_search_locations or ()
         for name in os.listdir(folder)
     )
+
+
+def _is_root(folder: str) -> bool:
+    try:
+        return os.path.realpath(folder) == _ROOT
+    except FileNotFoundError:  # the working directory is gone
+        return False
 
 
 class _Loader(SourceFileLoader):

@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import tritonclient.grpc as grpcclient
 from host.bind import BadSpecError, DynamicBatcher, Host, HostFailure, TensorSpec, batch
 from tests.clients import tensor
 from tests.conftest import DEADLINE, ROOT
+from tests.working_directory import without_directory
 
 X = TensorSpec(name="x", dtype=np.float32, shape=(-1,))
 Y = TensorSpec(name="y", dtype=np.float32, shape=(-1,))
@@ -108,10 +110,10 @@ def echo(requests):
 """
 
 
-def run(program: str) -> str:
+def run(program: str, under: Sequence[str] = ()) -> str:
     """Runs a program and returns its output; its exit status must be 0."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + program],
+        [*under, sys.executable, "-c", PROGRAM + program],
         env={**os.environ, "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"},
         stdout=subprocess.PIPE,
         text=True,
@@ -140,6 +142,17 @@ with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
     said, asked = run(program).splitlines()
     assert re.fullmatch(r"> this process is a fork; only process \d+ can use this host", said)
     assert asked == "> True 7"
+
+
+def test_a_function_is_served_where_the_working_directory_is_gone(tmp_path: Path) -> None:
+    program = """
+from pbhost.bind import Host, TensorSpec
+with Host(grpc_port=0, allow_http=False, allow_metrics=False) as host:
+    host.bind("echo", echo, tensors("x"), tensors("y"))
+    host.run()
+    print(">", ask("echo"))
+"""
+    assert run(program, without_directory(tmp_path)) == "> 7\n"
 
 
 @pytest.mark.unmeasured

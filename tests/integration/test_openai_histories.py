@@ -169,6 +169,14 @@ HISTORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
         ],
         "assistant: <hm> function f(x=1);tool: r;",
     ),
+    "Ollama's own API, in 2024": (
+        [
+            assistant(content="", tool_calls=[{"function": {"name": "f", "arguments": {"x": 1}}}]),
+            {"role": "tool", "name": "f", "content": "r"},
+        ],
+        "assistant: function f(x=1);tool: r;",
+    ),
+    "an empty function call": ([assistant(content="t", function_call={})], "assistant: t;"),
     "a tool that gave nothing": (
         [assistant(tool_calls=CALLS), {**RESULT, "content": None}],
         ASKED.replace(": r", ":"),

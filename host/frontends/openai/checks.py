@@ -224,9 +224,9 @@ _MESSAGE = members(
     name=Optional(string),
     refusal=Optional(string),
     tool_calls=Optional(array(0, None, _CALLED_TOOL)),
-    function_call=Optional(_CALLED_FUNCTION),
     audio=Optional(json_object),
 )
+_CALLS_FUNCTION = members(function_call=_CALLED_FUNCTION)
 _WITH_CONTENT = members(content=_CONTENT)
 _MAY_HAVE_CONTENT = members(content=Optional(_CONTENT))
 
@@ -235,10 +235,12 @@ def _message(place: str, value: Any) -> None:
     """Checks a message, with what other servers write: null and empty members count as absent."""
     _ROLE(place, value)
     role = value["role"]
-    if role == "tool":  # Ollama writes the name of the tool instead
-        named = value.get("tool_name") is not None
+    if role == "tool":  # Ollama writes the name of the tool instead, under two names
+        named = value.get("tool_name") is not None or value.get("name") is not None
         (_MAY_HAVE_CALL_ID if named else _ANSWER_OF_TOOL)(place, value)
     _MESSAGE(place, value)
+    if value.get("function_call") not in (None, {}):
+        _CALLS_FUNCTION(place, value)
     if role not in _MAY_LACK_CONTENT:
         _WITH_CONTENT(place, value)
     elif value.get("content") != []:

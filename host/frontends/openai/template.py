@@ -385,7 +385,7 @@ def template_message(message: dict[str, Any], index: int, knows_developer: bool)
         for at, call in enumerate(changed.pop("tool_calls", ()))
     ]
     function = changed.pop("function_call", None)
-    if function is not None:
+    if function:
         calls.append(_template_call({"function": function}, f"{place}.function_call"))
     if calls:
         changed["tool_calls"] = calls
