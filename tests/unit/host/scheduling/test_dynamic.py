@@ -443,7 +443,7 @@ def test_batch_after_its_delay_takes_up_to_the_largest_size(clock: Clock) -> Non
 def test_number_of_executions_for_requests_that_miss_the_preferred_size(
     clock: Clock, delay: int, preferred: list[int], executions: int
 ) -> None:
-    """As in Triton 2.51, which needs one more at times with a delay, and one or two less without."""
+    """As in Triton 2.51, where races with the batcher can save or add an execution or two."""
     scheduler = new(clock, 16, delay, preferred=preferred)
     submit(scheduler, clock, *[3] * 24)
     clock.advance(delay)
