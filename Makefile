@@ -19,7 +19,7 @@ FRONTEND_SAMPLE := $(addprefix tests/integration/test_,streams.py http.py)
 RAY_TESTS := $(addprefix tests/integration/test_,api_keys.py bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py model_control.py ragged.py readiness.py restrictions.py scheduling.py sequences.py streams.py versions.py)
 RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py)
 
-.PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright coverage docs pictures package bench bench-rivals bench-memory clean
+.PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright run-tests coverage docs pictures package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml setup.py $(wildcard host/lane/*.p[yx][xi])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,8 +45,11 @@ demo: $(VENV)/base.stamp  ## serve model_repository/, send real queries, show th
 serve: $(VENV)/base.stamp  ## serve model_repository/ until Ctrl-C
 	$(BIN)/pbhost serve --model-repository=model_repository --cache-config=local,size=1048576
 
+CHECKS := check-hadolint check-oxlint check-ruff check-mypy check-basedpyright
+AT_ONCE := $(MAKE) -j --no-print-directory --output-sync=target
+
 check: $(VENV)/test.stamp  ## lint and types, at the same time
-	$(MAKE) -j --no-print-directory --output-sync=target check-hadolint check-oxlint check-ruff check-mypy check-basedpyright
+	$(AT_ONCE) $(CHECKS)
 
 check-hadolint:
 	$(BIN)/hadolint Containerfile
@@ -64,13 +67,17 @@ check-mypy:
 check-basedpyright:
 	$(BIN)/basedpyright
 
-test: check  ## lint, types and tests in twelve minutes; some of them also with two frontend processes
-	$(PYTEST) -raR
-	PBHOST_TEST_FRONTENDS=2 $(PYTEST) $(FRONTEND_SAMPLE)
+# Lint and types use the time in which tests wait. With `+`, make shows the progress of tests at once;
+# what a check prints appears when it ends, and a failed check fails the whole after the tests.
+test: $(VENV)/test.stamp  ## lint, types and tests in twelve minutes; some of them also with two frontend processes
+	$(AT_ONCE) $(CHECKS) run-tests
 
-test-all: check  ## all tests, those that take long too; each host is a new interpreter
-	PBHOST_TEST_ALL=1 $(PYTEST) -raR
-	PBHOST_TEST_ALL=1 PBHOST_TEST_FRONTENDS=2 $(PYTEST) $(FRONTEND_TESTS)
+test-all: $(VENV)/test.stamp  ## all tests, those that take long too; each host is a new interpreter
+	PBHOST_TEST_ALL=1 $(AT_ONCE) $(CHECKS) run-tests FRONTEND_SAMPLE='$(FRONTEND_TESTS)'
+
+run-tests:
+	+$(PYTEST) -raR
+	+PBHOST_TEST_FRONTENDS=2 $(PYTEST) $(FRONTEND_SAMPLE)
 
 faults: $(VENV)/test.stamp  ## all faults, many of them SCALE times (10), and how long other clients waited
 	PBHOST_FAULTS_SCALE=$(or $(SCALE),10) $(BIN)/python -m pytest -q --timeout=900 tests/faults

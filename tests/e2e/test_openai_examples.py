@@ -10,8 +10,9 @@ import pytest
 
 from tests import readmes
 from tests.conftest import DEADLINE, ROOT, RunningHost, Serve
+from tests.lazy_import import lazy_import
 
-openai = pytest.importorskip("openai")
+openai = lazy_import("openai")
 
 
 @pytest.mark.parametrize("example", ["chat", "embeddings"])

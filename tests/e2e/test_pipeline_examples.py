@@ -13,12 +13,10 @@ import pytest
 
 from tests.clients import Client, infer_error, tensor
 from tests.conftest import ROOT, RepositoryBuilder, RunningHost, Serve
+from tests.lazy_import import lazy_import
 from tests.readmes import walkthroughs, without_digits, write
 
-for library in ("torch", "onnx", "onnxruntime", "PIL"):
-    pytest.importorskip(library, reason=f"pip install {library}")
-
-from PIL import Image  # noqa: E402
+image_files = lazy_import("PIL.Image", "torch", "onnx", "onnxruntime")
 
 EXAMPLES = {
     name: walkthroughs(name)[0]
@@ -80,7 +78,7 @@ def test_text_that_was_drawn_is_read(client: Client, model: str, seed: int) -> N
 @pytest.mark.parametrize("model", READERS)
 def test_an_image_without_text_has_no_words(client: Client, model: str) -> None:
     file = io.BytesIO()
-    Image.new("RGB", (90, 50), (30, 60, 90)).save(file, "png")
+    image_files.new("RGB", (90, 50), (30, 60, 90)).save(file, "png")
     asked = requests_of(client, "text_recogniser")
     assert read(client, model, file.getvalue())[0] == []
     more = requests_of(client, "text_recogniser") - asked

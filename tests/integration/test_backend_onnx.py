@@ -18,13 +18,14 @@ from pb_utils import testing
 from stub.user_model import ModelFailure
 from tests.clients import Client, infer_error, tensor
 from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve
+from tests.lazy_import import lazy_import
 
-onnx = pytest.importorskip("onnx", reason="pip install onnx onnxruntime")
-onnxruntime = pytest.importorskip("onnxruntime", reason="pip install onnx onnxruntime")
+onnx = lazy_import("onnx")
+onnxruntime = lazy_import("onnxruntime")
 
 BACKEND = ROOT / "stub" / "backends" / "onnxruntime"
 
-FLOAT = onnx.TensorProto.FLOAT
+FLOAT = "FLOAT"
 SLOW_BATCHES = "max_batch_size: 64 dynamic_batching { max_queue_delay_microseconds: 200000 }"
 ACCELERATOR = "optimization { execution_accelerators { cpu_execution_accelerator { name: '%s' } } }"
 KINDS = {
@@ -43,7 +44,8 @@ KINDS = {
     "STRING": np.object_,
 }
 
-Info = tuple[str, int, Sequence[int | str | None] | None]
+Shape = Sequence[int | str | None] | None
+Info = tuple[str, str, Shape]
 
 
 def save(
@@ -57,11 +59,15 @@ def save(
 ) -> None:
     """Writes a graph of nodes (operator, inputs, outputs) as a version's file."""
     helper = onnx.helper
+
+    def value(name: str, kind: str, shape: Shape) -> Any:
+        return helper.make_tensor_value_info(name, getattr(onnx.TensorProto, kind), shape)
+
     graph = helper.make_graph(
         [helper.make_node(operator, taken, given) for operator, taken, given in nodes],
         "graph",
-        [helper.make_tensor_value_info(*info) for info in inputs],
-        [helper.make_tensor_value_info(*info) for info in outputs],
+        [value(*info) for info in inputs],
+        [value(*info) for info in outputs],
         [onnx.numpy_helper.from_array(array, name) for name, array in initializers],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
@@ -85,12 +91,11 @@ def save_sum(folder: Path, name: str = "model.onnx", first: int | str = "N", **m
 
 def save_all_kinds(folder: Path) -> None:
     """Every data type, through an Identity."""
-    kinds = [(kind, getattr(onnx.TensorProto, kind)) for kind in KINDS]
     save(
         folder,
-        [(kind, number, ["N", "M"]) for kind, number in kinds],
-        [(f"{kind}_OUT", number, ["N", "M"]) for kind, number in kinds],
-        [("Identity", [kind], [f"{kind}_OUT"]) for kind, _ in kinds],
+        [(kind, kind, ["N", "M"]) for kind in KINDS],
+        [(f"{kind}_OUT", kind, ["N", "M"]) for kind in KINDS],
+        [("Identity", [kind], [f"{kind}_OUT"]) for kind in KINDS],
     )
 
 
@@ -279,12 +284,12 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
     save(
         repository.add("ragged", config=ragged),
         [("X", FLOAT, [None])],
-        [("N", onnx.TensorProto.INT64, ["N", 1])],
+        [("N", "INT64", ["N", 1])],
         [("NonZero", ["X"], ["PLACES"]), ("Transpose", ["PLACES"], ["N"])],
     )
     save(
         repository.path / "hungry",
-        [("SIZE", onnx.TensorProto.INT64, [1])],
+        [("SIZE", "INT64", [1])],
         [("ZEROS", FLOAT, [None])],
         [("ConstantOfShape", ["SIZE"], ["ZEROS"])],
     )

@@ -14,10 +14,10 @@ import pytest
 
 from tests.clients import Client, infer_error, tensor
 from tests.conftest import RepositoryBuilder, RunningHost, Serve
+from tests.lazy_import import lazy_import
 
-torch = pytest.importorskip("torch", reason="pip install torch")
-
-from tests.torch_models import Hungry, InPlace, Network, SumDiff, script  # noqa: E402
+torch = lazy_import("torch")
+torch_models = lazy_import("tests.torch_models")
 
 SUM = """
     max_batch_size: 64
@@ -61,11 +61,11 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve) -> RunningHo
         f"parameters {{ key: '{key}' value {{ string_value: '{text}' }} }} "
         for key, text in PARAMETERS.items()
     )
-    script(add("tuned", config=tuned + ONE % (3, 3)), InPlace())
-    script(add("broken", config=SUM), SumDiff())
+    torch_models.script(add("tuned", config=tuned + ONE % (3, 3)), torch_models.InPlace())
+    torch_models.script(add("broken", config=SUM), torch_models.SumDiff())
     (module_repository.path / "broken" / "1" / "model.pt").write_bytes(b"this is no model")
-    script(add("hungry", config=HUNGRY), Hungry())
-    script(add("misfit", config=ONE % (5, 2)), Network())
+    torch_models.script(add("hungry", config=HUNGRY), torch_models.Hungry())
+    torch_models.script(add("misfit", config=ONE % (5, 2)), torch_models.Network())
     host = module_serve(module_repository, "--exit-on-error=false", "--strict-readiness=false")
     return host.wait_started()
 
@@ -128,7 +128,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
 ) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "torch.py").write_text("raise ModuleNotFoundError('gone')")
-    script(repository.add("m", config=SUM), SumDiff())
+    torch_models.script(repository.add("m", config=SUM), torch_models.SumDiff())
     host = serve(repository, env={"PYTHONPATH": str(tmp_path / "without")})
     host.wait_for(
         r"its backend 'pytorch' needs the Python package torch, which is not installed \(gone\); to"
@@ -143,7 +143,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
 def test_a_compiled_program_answers(repository: RepositoryBuilder, serve: Serve) -> None:
     folder = repository.add("compiled", config=ONE % (4, 2))
     torch.manual_seed(7)
-    network, x = Network().eval(), torch.randn(2, 4)
+    network, x = torch_models.Network().eval(), torch.randn(2, 4)
     shapes = ({0: torch.export.Dim("batch", max=8)},)
     program = torch.export.export(network, (x,), dynamic_shapes=shapes)
     path = folder / "1" / "model.pt2"

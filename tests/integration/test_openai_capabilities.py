@@ -15,9 +15,10 @@ from urllib.request import urlopen
 import pytest
 
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.lazy_import import lazy_import
 from tests.openai_models import LETTERS, LETTERS_CONFIG, WHOLE, WHOLE_CONFIG, chat, complete, send
 
-openai = pytest.importorskip("openai")
+openai = lazy_import("openai")
 
 ECHO = """
 import json

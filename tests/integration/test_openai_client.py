@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.lazy_import import lazy_import
 from tests.openai_models import add_models
 
-openai = pytest.importorskip("openai")
+openai = lazy_import("openai")
 
 
 @pytest.fixture(scope="module")

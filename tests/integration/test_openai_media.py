@@ -12,10 +12,11 @@ import openapi_spec_validator
 import pytest
 
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.lazy_import import lazy_import
 from tests.openai_models import LETTERS, LETTERS_CONFIG, send
 
-openai = pytest.importorskip("openai")
-image_files = pytest.importorskip("PIL.Image")
+openai = lazy_import("openai")
+image_files = lazy_import("PIL.Image")
 
 PAINTER = """
 import io

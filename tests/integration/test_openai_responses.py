@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.lazy_import import lazy_import
 from tests.openai_models import Reply, add_models, send
 
-openai = pytest.importorskip("openai")
+openai = lazy_import("openai")
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 CALL = {

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.lazy_import import lazy_import
 from tests.openai_models import chat, complete, send
 from tests.openai_vllm import add_vllm_backend, add_vllm_model
 
-openai = pytest.importorskip("openai")
+openai = lazy_import("openai")
 
 TEMPLATE = """
 {%- for part in messages[-1].content if part is mapping %}

@@ -15,8 +15,9 @@ from stub.backends.model_contract import ModelContract
 from stub.backends.model_settings import Placement
 from stub.memory import StubMemory
 from stub.wire.arena import Arena, Block, create_arena_file
+from tests.lazy_import import lazy_import
 
-onnxruntime = pytest.importorskip("onnxruntime", reason="pip install onnx onnxruntime")
+onnxruntime = lazy_import("onnxruntime", "onnx")
 
 from tests.integration.test_backend_onnx import WIDE, save_wide  # noqa: E402
 

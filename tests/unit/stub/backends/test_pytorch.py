@@ -17,23 +17,10 @@ from host.config.model_config import load_config
 from pb_utils import testing
 from stub.user_model import ModelFailure
 from tests.conftest import ROOT, RepositoryBuilder
+from tests.lazy_import import lazy_import
 
-torch = pytest.importorskip("torch", reason="pip install torch")
-
-from tests.torch_models import (  # noqa: E402
-    Bias,
-    Defaulted,
-    Exclaim,
-    InPlace,
-    Named,
-    Network,
-    OfDict,
-    SumDiff,
-    ToDict,
-    Typed,
-    export,
-    script,
-)
+torch = lazy_import("torch")
+torch_models = lazy_import("tests.torch_models")
 
 BACKEND = ROOT / "stub" / "backends" / "pytorch"
 SUM = (
@@ -138,43 +125,84 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> RepositoryBuilder:
     repository = RepositoryBuilder(tmp_path_factory.mktemp("repository"))
     torch.manual_seed(7)
     add = repository.add
-    script(add("indexed", config=BATCHES + SUM % ("X__1", "Y__0", "D__1", "S__0")), SumDiff())
-    script(add("named", config=BATCHES + SUM % ("b", "a", "S__0", "D__1")), SumDiff())
-    script(add("ordered", config=BATCHES + SUM % ("FIRST", "SECOND", "S", "D")), SumDiff())
-    script(add("unbatched", config=SUM % ("a", "b", "S", "D")), SumDiff())
-    script(add("of_dict", config=BATCHES + SUM % ("left", "right", "S", "D")), OfDict())
-    script(add("to_dict", config=BATCHES + SUM % ("a", "b", "DIFF", "SUM")), ToDict())
-    script(add("in_place", config=BATCHES + ONE % ("3", "TYPE_FP32", "3")), InPlace())
+    torch_models.script(
+        add("indexed", config=BATCHES + SUM % ("X__1", "Y__0", "D__1", "S__0")),
+        torch_models.SumDiff(),
+    )
+    torch_models.script(
+        add("named", config=BATCHES + SUM % ("b", "a", "S__0", "D__1")), torch_models.SumDiff()
+    )
+    torch_models.script(
+        add("ordered", config=BATCHES + SUM % ("FIRST", "SECOND", "S", "D")), torch_models.SumDiff()
+    )
+    torch_models.script(add("unbatched", config=SUM % ("a", "b", "S", "D")), torch_models.SumDiff())
+    torch_models.script(
+        add("of_dict", config=BATCHES + SUM % ("left", "right", "S", "D")), torch_models.OfDict()
+    )
+    torch_models.script(
+        add("to_dict", config=BATCHES + SUM % ("a", "b", "DIFF", "SUM")), torch_models.ToDict()
+    )
+    torch_models.script(
+        add("in_place", config=BATCHES + ONE % ("3", "TYPE_FP32", "3")), torch_models.InPlace()
+    )
     defaulted = "input { name: 'bias' data_type: TYPE_FP32 dims: [3] optional: true } "
-    script(
-        add("defaulted", config=BATCHES + defaulted + ONE % ("3", "TYPE_FP32", "3")), Defaulted()
+    torch_models.script(
+        add("defaulted", config=BATCHES + defaulted + ONE % ("3", "TYPE_FP32", "3")),
+        torch_models.Defaulted(),
     )
     texts = "{ name: '%s' data_type: TYPE_STRING dims: [%s] }"
     exclaim = f"input {texts % ('t', 1)} output {texts % ('LOUD', 1)}"
-    script(add("exclaim", config=BATCHES + exclaim), Exclaim())
+    torch_models.script(add("exclaim", config=BATCHES + exclaim), torch_models.Exclaim())
     typed = " ".join(
         f"{way} {{ name: '{name}' data_type: TYPE_{name} dims: [-1] }}"
-        for name in Typed.NAMES
+        for name in torch_models.Typed.NAMES
         for way in ("input", "output")
     )
-    script(add("typed", config=typed), Typed())
+    torch_models.script(add("typed", config=typed), torch_models.Typed())
     placed = "instance_group { kind: KIND_MODEL } "
-    script(add("placed", config=BATCHES + placed + SUM % ("a", "b", "S", "D")), SumDiff())
-    script(add("wrong_output", config=BATCHES + ONE % ("3", "TYPE_FP64", "3")), InPlace())
-    script(add("few_results", config=BATCHES + SUM % ("a", "b", "S__0", "D__2")), SumDiff())
-    script(add("other_keys", config=BATCHES + SUM % ("a", "b", "SUM", "PRODUCT")), ToDict())
-    script(add("no_texts_out", config=BATCHES + ONE % ("3", "TYPE_STRING", "1")), InPlace())
-    export(repository.path / "exported", Network(), torch.randn(2, 4))
-    export(add("exported_named", config=BATCHES + SUM % ("b", "a", "S", "D")), SumDiff(), *_two())
-    export(repository.path / "exported_dicts", Named(), {"u": _two()[0], "v": _two()[1]})
-    export(repository.path / "exported_fixed", Bias(), torch.randn(2, 3), batches=False)
+    torch_models.script(
+        add("placed", config=BATCHES + placed + SUM % ("a", "b", "S", "D")), torch_models.SumDiff()
+    )
+    torch_models.script(
+        add("wrong_output", config=BATCHES + ONE % ("3", "TYPE_FP64", "3")), torch_models.InPlace()
+    )
+    torch_models.script(
+        add("few_results", config=BATCHES + SUM % ("a", "b", "S__0", "D__2")),
+        torch_models.SumDiff(),
+    )
+    torch_models.script(
+        add("other_keys", config=BATCHES + SUM % ("a", "b", "SUM", "PRODUCT")),
+        torch_models.ToDict(),
+    )
+    torch_models.script(
+        add("no_texts_out", config=BATCHES + ONE % ("3", "TYPE_STRING", "1")),
+        torch_models.InPlace(),
+    )
+    torch_models.export(repository.path / "exported", torch_models.Network(), torch.randn(2, 4))
+    torch_models.export(
+        add("exported_named", config=BATCHES + SUM % ("b", "a", "S", "D")),
+        torch_models.SumDiff(),
+        *_two(),
+    )
+    torch_models.export(
+        repository.path / "exported_dicts", torch_models.Named(), {"u": _two()[0], "v": _two()[1]}
+    )
+    torch_models.export(
+        repository.path / "exported_fixed", torch_models.Bias(), torch.randn(2, 3), batches=False
+    )
     in_place = ONE % ("3", "TYPE_FP32", "3")
-    export(add("exported_in_place", config=BATCHES + in_place), InPlace(), torch.randn(2, 3))
+    torch_models.export(
+        add("exported_in_place", config=BATCHES + in_place),
+        torch_models.InPlace(),
+        torch.randn(2, 3),
+    )
     for name, (config, _) in BROKEN.items():
         if name.endswith("_exported"):
-            export(add(name, config=config), Network(), torch.randn(2, 4))
+            torch_models.export(add(name, config=config), torch_models.Network(), torch.randn(2, 4))
         else:
-            script(add(name, config=f"backend: 'pytorch' {config}"), SumDiff())
+            torch_models.script(
+                add(name, config=f"backend: 'pytorch' {config}"), torch_models.SumDiff()
+            )
     file = {name: repository.path / name / "1" / "model.pt" for name in BROKEN}
     file["no_file"].unlink()
     file["corrupt"].write_bytes(b"this is no model")
@@ -283,7 +311,11 @@ def test_bytes_that_are_not_utf8_are_an_invalid_argument(hold: Hold) -> None:
 
 
 def test_values_of_every_data_type_are_unchanged(hold: Hold) -> None:
-    arrays = {name: np.array([1, 0, 1]).astype(kind) for name, kind in Typed.NAMES.items() if kind}
+    arrays = {
+        name: np.array([1, 0, 1]).astype(kind)
+        for name, kind in torch_models.Typed.NAMES.items()
+        if kind
+    }
     brain = np.array([1, -2, 0.5], ml_dtypes.bfloat16)
     with hold("typed") as held:
         result = held.infer({**arrays, "BF16": brain})

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from pb_utils import testing
+from tests.lazy_import import lazy_import
 
-torch = pytest.importorskip("torch", reason="pip install torch")
-
-from tests.torch_models import InPlace, Network, SumDiff, export, script  # noqa: E402
+torch = lazy_import("torch")
+torch_models = lazy_import("tests.torch_models")
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU of CUDA"),
+    pytest.mark.skipif("not torch.cuda.is_available()", reason="needs a GPU of CUDA"),
 ]
 BACKEND = Path(__file__).parents[4] / "stub" / "backends" / "pytorch"
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -42,7 +42,7 @@ def config(
 
 
 def test_weights_and_inputs_go_to_the_gpu(tmp_path: Path) -> None:
-    script(tmp_path / "m", SumDiff())
+    torch_models.script(tmp_path / "m", torch_models.SumDiff())
     settings = config(tensors("a", "b"), tensors("S", "D"))
     cleaning = {"ENABLE_CACHE_CLEANING": "true"}
     with testing.load(tmp_path / "m", settings, backend=BACKEND, parameters=cleaning) as held:
@@ -55,8 +55,8 @@ def test_weights_and_inputs_go_to_the_gpu(tmp_path: Path) -> None:
 
 def test_an_exported_program_runs_on_the_gpu(tmp_path: Path) -> None:
     torch.manual_seed(7)
-    network = Network().eval()
-    export(tmp_path / "m", network, torch.randn(2, 4))
+    network = torch_models.Network().eval()
+    torch_models.export(tmp_path / "m", network, torch.randn(2, 4))
     file = {"default_model_filename": "model.pt2"}
     settings = config(tensors("x", size=4), tensors("y", size=2), **file)
     x = torch.randn(5, 4)
@@ -66,7 +66,7 @@ def test_an_exported_program_runs_on_the_gpu(tmp_path: Path) -> None:
 
 
 def test_a_file_for_the_gpus_capability_comes_before_the_default(tmp_path: Path) -> None:
-    script(tmp_path / "m", InPlace())
+    torch_models.script(tmp_path / "m", torch_models.InPlace())
     capability = ".".join(map(str, torch.cuda.get_device_capability(0)))
     files = {"default_model_filename": "no.pt", "cc_model_filenames": {capability: "model.pt"}}
     settings = config(tensors("x"), tensors("y"), **files)
