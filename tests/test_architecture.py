@@ -93,6 +93,7 @@ ONE_PLACE = {
         *(f"host.ray.per_model.{name}" for name in ("model_connection", "replicas")),
     },
     "redis": {"host.cache.redis_store"},
+    "obstore": {"host.repository.object_store.store"},
     "httptools": {"host.frontends.http1.parser"},
     "orjson": {"host.frontends.http.json_text"},
     "prometheus_client": {"host.metrics.open_metrics"},

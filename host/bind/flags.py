@@ -23,6 +23,10 @@ class HostFlags(TypedDict, total=False):
     log_format: str | None
     log_file: str | None
     log_tail_lines: int | None
+    repository_cache_directory: str | None
+    repository_cache_byte_size: int | str | None
+    repository_parallel_reads: int | None
+    repository_timeout_secs: float | None
     exit_on_error: bool | None
     strict_readiness: bool | None
     model_control_mode: str | None

@@ -109,7 +109,7 @@ def _problems(scan: RepositoryScan, options: CheckOptions) -> list[Problem]:
         config_name=options.model_config_name or None,
         variables=read_variables(options.template_assignments, options.template_files),
     )
-    problems = [Problem(path, failure.message) for path, failure in scan.failures.items()]
+    problems = [Problem(Path(path), failure.message) for path, failure in scan.failures.items()]
     models: dict[str, CheckedModel] = {}
     for name, directory in scan.models.items():
         models[name] = check_model(directory, settings)

@@ -22,6 +22,7 @@ from host.errors import HostError
 from host.logs.formats import escape_control_characters
 from host.metrics.overview import ModelOverview, ServerOverview
 from host.options.flags import SWITCH, FlagGroup, InvalidValue, one_of
+from host.system.resources import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,7 @@ def _describe(
         f" {len(rows)} model{'s' * (len(rows) != 1)},"
         f" {sum(row.requests for row in rows):.1f} requests/s,"
         f" {sum(row.model.pending for row in rows)} waiting, server process"
-        f" {_format_bytes(now.resident_bytes)}"
+        f" {format_bytes(now.resident_bytes)}"
     )
     heads = textwrap.wrap(escape_control_characters(head), size.columns)
     if size.lines and size.lines < _LINES_FOR_WHOLE_HEAD:
@@ -392,14 +393,6 @@ def _format_latency(microseconds: float) -> str:
     return f"{microseconds / 1_000_000:.1f}s"
 
 
-def _format_bytes(size: int) -> str:
-    amount, units = float(size), list("BKMGT")
-    while amount >= 1024 and len(units) > 1:
-        amount /= 1024
-        del units[0]
-    return f"{amount:.{1 if amount < 10 and units[0] != 'B' else 0}f}{units[0]}"
-
-
 def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -417,6 +410,6 @@ _COLUMNS = (
     _Column("FAIL/S", 6, 3, lambda row: _format_rate(row.failures)),
     _Column("P50", 6, 4, lambda row: _format_latency(row.p50_us)),
     _Column("P99", 6, 7, lambda row: _format_latency(row.p99_us)),
-    _Column("MEMORY", 6, 2, lambda row: _format_bytes(row.resident_bytes)),
+    _Column("MEMORY", 6, 2, lambda row: format_bytes(row.resident_bytes)),
     _Column("RESTARTS", 8, 0, lambda row: str(row.restarts)),
 )

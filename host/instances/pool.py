@@ -23,7 +23,7 @@ from host.instances.services import Metrics, ModelControl, Models
 from host.instances.stub_process import NO_MORE_PROCESSES, Launcher, stub_lost
 from host.logs.formats import Label
 from host.logs.log_handler import is_level_written
-from host.repository.repository import ImportedFiles
+from host.repository.fingerprint import ImportedFiles
 from host.system.resources import MemoryGroup
 from stub.wire.heap import HeapTrimmer
 from stub.wire.messages import LogLine

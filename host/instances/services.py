@@ -14,7 +14,7 @@ from host.instances.host_channel import Channel
 from host.instances.reaper_client import ProcessReaper
 from host.instances.stub_process import Launcher
 from host.logs.formats import Label
-from host.repository.repository import ImportedFiles
+from host.repository.fingerprint import ImportedFiles
 from host.system.resources import MemoryGroup
 from stub.wire.messages import LogLine, TraceLink
 

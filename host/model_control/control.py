@@ -252,6 +252,8 @@ class ModelControl:
         """
         if override is not None and override.files:
             return [name]  # its files are in no repository
+        if self._repository.namespaces:
+            await self._repository.refresh()
         known = await asyncio.to_thread(self._repository.qualified_names, name)
         for gone in set(self._registry.qualified_names(name)) - {*known, name}:
             self._dependencies.remove_model(gone)
@@ -377,6 +379,7 @@ class ModelControl:
     async def index(self, ready: bool) -> list[IndexEntry]:
         """The models on disk with their versions, or only the ready ones. Raises HostError."""
         self._raise_unless_serving()
+        await self._repository.refresh()
         scan = await asyncio.to_thread(self._repository.scan)
         entries: list[IndexEntry] = []
         for known, directory in scan.models.items():

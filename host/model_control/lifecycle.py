@@ -54,13 +54,9 @@ from host.models.loading import (
 )
 from host.models.registry import UNLOADED, LoadedModel, ModelVersion, Registry, VersionState
 from host.remote import RemoteModels
+from host.repository.fingerprint import Fingerprint, FingerprintFunction, compute_fingerprint
 from host.repository.override import ModelFiles, Override, UploadedDirectories
-from host.repository.repository import (
-    Fingerprint,
-    FingerprintFunction,
-    Repository,
-    compute_fingerprint,
-)
+from host.repository.repository import Repository
 
 
 class LoadLimiter(LendableSemaphore):
@@ -265,14 +261,16 @@ class ModelLifecycle:
         files = None if plan.state is None else plan.state.fingerprint
         async with AsyncExitStack() as stack:
             settle = None
-            if self.admission is not None and not is_ensemble(config):
-                admission = self.admission.admit(name, config, files, len(made))
-                try:
+            try:
+                plan = await self.planner.fetch(planned, plan)
+                stack.push_async_callback(self._release_files, plan.files)
+                if self.admission is not None and not is_ensemble(config):
+                    admission = self.admission.admit(name, config, files, len(made))
                     settle = await stack.enter_async_context(admission)
-                except HostError as error:
-                    for number in made:
-                        self._set_unavailable(plan, number, error.status_string)
-                    raise
+            except HostError as error:
+                for number in made:
+                    self._set_unavailable(plan, number, error.status_string)
+                raise
             changed = await self._execute_plan(plan, planned.unloads, settle)
         record = self._records.create(name)
         record.fingerprint = files

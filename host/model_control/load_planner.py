@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
 from host.config.findings import raise_first
 from host.config.model_config import (
@@ -26,11 +25,11 @@ from host.errors import ErrorCode, HostError
 from host.models.loading import LoadSettings, RepositoryReadError, VersionLoadError, clear_updatable
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
 from host.remote import RemoteModels
+from host.repository.fingerprint import Fingerprint, FingerprintFunction
 from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import (
-    Fingerprint,
-    FingerprintFunction,
     Repository,
+    RepositoryMirror,
     list_served_versions,
     model_file_path,
     run_agents,
@@ -43,23 +42,22 @@ class FileState:
     """The files of a model directory at one moment.
 
     Attributes:
-        path: The model directory.
+        root: The model directory, or its URL in an object store.
         fingerprint: Path, size and modification time of each file below it.
-        config: The configuration file, which need not exist.
+        config: The configuration file, or the folder with it; it need not exist.
     """
 
-    path: Path
+    root: str
     fingerprint: Fingerprint
-    config: Path
+    config: str
 
     def of_version(self, version: int) -> Fingerprint:
         """The part that concerns one version: its folder, and files that all versions share."""
-        config = self.config.relative_to(self.path).parts[0]
         return frozenset(
             entry
             for entry in self.fingerprint
-            for top in (os.path.relpath(entry[0], self.path).split(os.sep)[0],)
-            if top == str(version) or not (top.isdecimal() or top == config)
+            for top in (entry[0].removeprefix(f"{self.root}/").split("/", 1)[0],)
+            if top == str(version) or not (top.isdecimal() or top == self.config)
         )
 
 
@@ -200,6 +198,7 @@ class PlannedModel:
         files: The directory that versions are loaded from; None if it could not be found.
         state: The state of the repository's files; None if a client uploaded all of them.
         override: The override in force, from this load or from an earlier one.
+        mirror: What fetches the contents of the files; None if they are in the directory.
         loaded: The configuration; None if it was not read, as the model need not be loaded.
         available: The versions on disk that the model may serve.
         step_models: Of an ensemble, the qualified names of its step models by name.
@@ -214,6 +213,7 @@ class PlannedModel:
     files: ModelFiles | None = None
     state: FileState | None = None
     override: Override | None = None
+    mirror: RepositoryMirror | None = None
     loaded: LoadedConfig | None = None
     available: Sequence[int] = ()
     step_models: Mapping[str, str] = field(default_factory=dict)
@@ -395,14 +395,17 @@ class LoadPlanner:
         try:
             if override is not None and override.files:
                 path = await asyncio.to_thread(self._uploads.write, override.files)
-                files = ModelFiles(path, self._uploads)
+                files = ModelFiles(path, partial(self._uploads.remove, path))
                 return dataclasses.replace(planned, files=files, override=override)
-            path = (await asyncio.to_thread(self._repository.find_model_directory, name)).path
-            fingerprint = await asyncio.to_thread(self._fingerprint, name, path)
-            config = config_file(path, self._settings.config_name)
-            state = FileState(path, fingerprint, config)
+            await self._repository.refresh(name)
+            found = await asyncio.to_thread(self._repository.find_model_directory, name)
+            path, mirror = found.path, found.mirror
+            fingerprint = await asyncio.to_thread(found.fingerprint, name, self._fingerprint)
+            config = config_file(path, self._settings.config_name).relative_to(path).parts[0]
+            root = str(path) if mirror is None else mirror.root(found.name)
+            state = FileState(root, fingerprint, config)
             return dataclasses.replace(
-                planned, files=ModelFiles(path), state=state, override=override
+                planned, files=ModelFiles(path), state=state, override=override, mirror=mirror
             )
         except HostError as error:
             raise RepositoryReadError(error.code, error.message) from error
@@ -426,7 +429,8 @@ class LoadPlanner:
                 adapt=self._settings.adapt_config,
             )
             loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
-            run_agents(loaded.config, files.path, self._settings.agents)
+            if planned.mirror is None:
+                run_agents(loaded.config, files.path, self._settings.agents)
             available = list_served_versions(files.path, loaded.config)
             steps = {step.model_name for step in loaded.config.ensemble_scheduling.step}
             found = self._repository.resolve_step_models(name, steps)
@@ -481,6 +485,25 @@ class LoadPlanner:
         return VersionPlan(
             name, files, state, loaded, planned.override, chosen, before, serving, in_place
         )
+
+    async def fetch(self, planned: PlannedModel, plan: VersionPlan) -> VersionPlan:
+        """The plan with a directory that has the contents of the files.
+
+        The caller releases it. Of a model in an object store, what the cache lacks is fetched.
+        Raises HostError.
+        """
+        if planned.mirror is None:
+            plan.files.acquire()
+            return plan
+        fetched = await planned.mirror.fetch(self._registry.name_of(plan.name), plan.chosen)
+        files = ModelFiles(fetched.path, fetched.close)
+        config, agents = plan.loaded.config, self._settings.agents
+        try:
+            await asyncio.to_thread(run_agents, config, files.path, agents)
+        except BaseException:  # also if cancelled
+            fetched.close()
+            raise
+        return dataclasses.replace(plan, files=files)
 
     def note_on_demand(self, planned: PlannedModel) -> None:
         """Enters into the registry whether the model loads on demand."""

@@ -23,7 +23,7 @@ from host.logs.formats import model_fields
 from host.metrics.families import MetricsSnapshot
 from host.model_control.dependencies import EnsembleDependencies
 from host.models.registry import ModelVersion, Registry, VersionState
-from host.repository.repository import Fingerprint
+from host.repository.fingerprint import Fingerprint
 from host.system.resources import processes_of_groups, proportional_bytes
 
 _log = logging.getLogger("pbhost")

@@ -11,12 +11,8 @@ from host.errors import HostError
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies, LoadOrder
 from host.models.registry import Registry
-from host.repository.repository import (
-    Fingerprint,
-    FingerprintFunction,
-    Repository,
-    RepositoryScan,
-)
+from host.repository.fingerprint import Fingerprint, FingerprintFunction
+from host.repository.repository import Repository, RepositoryScan
 from stub.wire.paths import path_from_here
 
 _log = logging.getLogger("pbhost")
@@ -43,7 +39,7 @@ def read_state(repository: Repository, fingerprint: FingerprintFunction) -> Repo
         if directory.duplicated:
             continue
         try:
-            state.fingerprints[name] = fingerprint(name, directory.path)
+            state.fingerprints[name] = directory.fingerprint(name, fingerprint)
         except HostError as error:
             state.failures.append(f"failed to poll model '{name}': {error.message}")
     return state
@@ -87,6 +83,7 @@ class RepositoryPoller:
 
     async def _poll(self) -> None:
         """Scans once and starts loads and unloads. A model that still loads is left alone."""
+        await self._repository.refresh()
         state = await asyncio.to_thread(read_state, self._repository, self._fingerprint)
         scan = state.scan
         lifecycle = self._dependencies.lifecycle

@@ -15,7 +15,7 @@ from host.config.parameters import CANARY_PARAMETER, SHADOW_PARAMETER
 from host.config.schema import is_ensemble
 from host.errors import ErrorCode, HostError
 from host.models.registry import LoadedModel
-from host.repository.repository import Fingerprint
+from host.repository.fingerprint import Fingerprint
 
 
 class LendableSemaphore:

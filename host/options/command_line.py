@@ -28,6 +28,7 @@ from host.options.flags import (
 from host.options.flags import usage as usage_text
 from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
+from host.repository.object_store.location import is_store_url
 from host.system.files import read_file
 from stub.wire.paths import absolute_path
 
@@ -202,7 +203,7 @@ def parse(argv: Sequence[str]) -> Options:
         f"--model-repository: '{path}' contains a config.pbtxt, so it is probably a model"
         f" directory; its repository is '{os.path.dirname(os.path.normpath(absolute_path(path)))}'"
         for path in line.values["model_repository"]
-        if os.path.isfile(os.path.join(path, "config.pbtxt"))
+        if not is_store_url(path) and os.path.isfile(os.path.join(path, "config.pbtxt"))
     ]
     return options
 
@@ -250,6 +251,6 @@ def _check_given(line: CommandLine) -> None:
     if line.values.get("exit_on_error") is False:
         return  # the server runs without them
     for path in repositories:
-        if not os.path.isdir(path):
+        if not is_store_url(path) and not os.path.isdir(path):
             why = f"'{path}' {'is a file' if os.path.exists(path) else 'does not exist'}"
             raise UsageError("repository path is not a valid directory", advice=why)

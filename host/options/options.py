@@ -17,6 +17,7 @@ from host.options import validators
 from host.options import validators as values
 from host.options.flags import InvalidValue, check_values
 from host.options.server_flags import FLAGS, ServerFlags
+from host.repository.object_store.mirror import MirrorSettings
 from host.system.resources import MemoryGroup, usable_cpus
 from host.tracing.trace_settings import TraceConfig
 from stub.wire.paths import absolute_path
@@ -98,9 +99,17 @@ class Options(ServerFlags):
     @property
     def environment_cache(self) -> Path:
         """The directory of built environments."""
-        user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        chosen = self.environment_cache_dir or f"{user}/pbhost/environments"
-        return Path(os.path.normpath(absolute_path(os.path.expanduser(chosen))))
+        return _cache_directory(self.environment_cache_dir, "environments")
+
+    @property
+    def mirror_settings(self) -> MirrorSettings:
+        """How repositories in object stores are fetched."""
+        return MirrorSettings(
+            _cache_directory(self.repository_cache_directory, "repositories"),
+            self.repository_cache_byte_size,
+            self.repository_parallel_reads,
+            self.repository_timeout_secs,
+        )
 
     @property
     def frontend_count(self) -> int:
@@ -207,6 +216,13 @@ class Options(ServerFlags):
             )
             if allowed and port != 0
         ]
+
+
+def _cache_directory(chosen: str, name: str) -> Path:
+    """The chosen directory, by default one of this name among the caches of the user."""
+    user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    chosen = chosen or f"{user}/pbhost/{name}"
+    return Path(os.path.normpath(absolute_path(os.path.expanduser(chosen))))
 
 
 def _is_loopback(address: str) -> bool:

@@ -98,8 +98,23 @@ class ServerFlags:
         " 0 turns it off. Triton does not have this flag.", integer(0, 10_000))
 
     model_repository: Sequence[StrPath] = _models(
-        [], "Directory that contains model directories. You can repeat this flag.",
-        also="model-store")
+        [], "Directory that contains model directories, or its place in an object store:"
+        " s3://BUCKET/PREFIX, s3://https://HOST:PORT/BUCKET/PREFIX, gs://BUCKET/PREFIX or"
+        " as://ACCOUNT/CONTAINER/PREFIX. You can repeat this flag.",
+        also="model-store", check=values.repositories)
+    repository_cache_directory: str = _models(
+        "", "Directory for models from object stores, which several servers may share. If it is"
+        " empty: $XDG_CACHE_HOME/pbhost/repositories, or ~/.cache/pbhost/repositories. Triton does"
+        " not have this flag and the next three.")
+    repository_cache_byte_size: int = _models(
+        0, "Maximum size in bytes of the models from object stores on this machine; the least"
+        " recently used ones are removed. 0: only the size of the file system limits them.", BYTES)
+    repository_parallel_reads: int = _models(
+        16, "Maximum number of objects, or parts of large ones, that are read from object stores at"
+        " the same time.", integer(1))
+    repository_timeout_secs: float = _models(
+        60.0, "Time in seconds after which reading from an object store fails if no byte arrives,"
+        " retries included.", check=values.seconds)
     exit_on_error: bool = _models(True, "Exit if a model fails to load at start-up.")
     disable_auto_complete_config: bool = _models(
         False, "Require complete model configurations.", SWITCH)

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from host.config.pbtxt import parse_assignment, parse_assignments
+from host.errors import HostError
 from host.options.flags import InvalidValue, ValueKind, integer, one_of
+from host.repository.object_store.location import is_store_url, parse_store_url
+from host.repository.object_store.mirror import StrPath
 from host.system.files import read_file
 from host.system.resources import SizeOutOfBound, read_byte_size
 from host.tracing.trace_settings import BATCHING, LEVELS
@@ -262,6 +265,16 @@ def _read_device_size(text: str) -> tuple[int | None, int]:
         raise InvalidValue(
             f"Provided option value is out of bound. Got {text}", str(error)
         ) from None
+
+
+def repositories(places: Sequence[StrPath]) -> None:
+    """Accepts paths and the URLs of object stores."""
+    for text in map(str, places):
+        if is_store_url(text):
+            try:
+                parse_store_url(text)
+            except HostError as error:
+                raise InvalidValue(error.message) from None
 
 
 def memory_budget(settings: Sequence[str]) -> dict[int | None, int]:

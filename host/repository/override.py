@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -128,12 +128,12 @@ class UploadedDirectories:
 class ModelFiles:
     """The directory that versions of a model are loaded from, with a reference count.
 
-    The creator holds the first reference. An uploaded directory is removed with the last one.
+    The creator holds the first reference. `discard` is called without any, in a thread.
     """
 
-    def __init__(self, path: Path, uploads: UploadedDirectories | None = None) -> None:
+    def __init__(self, path: Path, discard: Callable[[], None] | None = None) -> None:
         self.path = path
-        self._uploads = uploads
+        self._discard = discard
         self._users = 1
 
     def acquire(self) -> None:
@@ -143,9 +143,9 @@ class ModelFiles:
     def release(self) -> bool:
         """Drops a reference; returns whether the caller has to call `remove`."""
         self._users -= 1
-        return self._uploads is not None and not self._users
+        return self._discard is not None and not self._users
 
     def remove(self) -> None:
-        """Removes the directory. Blocks."""
-        if self._uploads is not None:
-            self._uploads.remove(self.path)
+        """Gives the directory up. Blocks."""
+        if self._discard is not None:
+            self._discard()

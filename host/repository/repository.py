@@ -1,14 +1,16 @@
-"""A model repository: its models and versions, what has changed in them, and repository agents."""
+"""A model repository: its models and versions, where they lie, and repository agents."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, cast
 
 from host.config.defaults import (
     apply_version_policy,
@@ -18,6 +20,7 @@ from host.config.defaults import (
 )
 from host.config.schema import ModelConfig, is_ensemble
 from host.errors import HostError, internal, invalid_argument, unsupported
+from host.repository.fingerprint import Fingerprint, FingerprintFunction
 from host.system.files import check_regular, read_file
 
 _SEPARATOR = "::"
@@ -85,13 +88,105 @@ _NOT_UNIQUE = "not unique across all model repositories"
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 
 
+class FetchedDirectory(Protocol):
+    """A model directory that is complete until `close`."""
+
+    path: Path
+
+    def close(self) -> None:
+        """Ends the use. Blocks."""
+
+
+class RepositorySource(Protocol):
+    """One repository. `text`: the path or URL that it was given as.
+
+    Its methods block, and raise HostError if the repository cannot be read.
+    """
+
+    text: str
+
+    def check(self) -> None:
+        """Raises HostError unless the repository can be read."""
+
+    def model_names(self) -> list[str]:
+        """The sorted names of the models."""
+
+    def holds(self, name: str) -> bool:
+        """Whether there is a model of this name, which may be any text."""
+
+    def model_path(self, name: str) -> Path:
+        """The directory of a model."""
+
+
+class RepositoryMirror(RepositorySource, Protocol):
+    """A repository elsewhere: what it had when it was listed last, and its models in a cache.
+
+    The directory of a model has all names, but only the contents of configuration files.
+    """
+
+    def fingerprint(self, name: str) -> Fingerprint:
+        """The files as they were listed; their paths begin with `root`. Raises HostError."""
+
+    def root(self, name: str) -> str:
+        """The place of a model."""
+
+    async def refresh(self, name: str = "") -> None:
+        """Lists all models again, or one. An error is kept for the methods above."""
+
+    async def fetch(self, name: str, versions: Collection[int] | None = None) -> FetchedDirectory:
+        """Returns a directory with the contents of these versions, or of all. Raises HostError."""
+
+    def close(self) -> None:
+        """Removes the directories of models. Blocks."""
+
+
+class _Folder:
+    """A repository that is a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = str(path)
+
+    def check(self) -> None:
+        if not self.path.exists():
+            raise _stat_failure(self.path)
+        if not self.path.is_dir():
+            raise invalid_argument("repository path is not a valid directory")
+
+    def model_names(self) -> list[str]:
+        return _subdirectories(self.path)
+
+    def holds(self, name: str) -> bool:
+        if not name or name != Path(name).name:
+            return False
+        # The answer is no for a name that no file can have.
+        return _may_be_model(name) and os.path.isdir(self.path / name)
+
+    def model_path(self, name: str) -> Path:
+        return self.path / name
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """The directory of a model. `duplicated`: several repositories contain the model."""
+    """The directory of a model.
+
+    `duplicated`: several repositories contain the model. `mirror`: what fetches the contents; None
+    if they are in the directory.
+    """
 
     name: str
     path: Path
     duplicated: bool = False
+    mirror: RepositoryMirror | None = None
+
+    def fingerprint(self, known: str, compute: FingerprintFunction) -> Fingerprint:
+        """The fingerprint, by `compute` if the files are in the directory; `known`: the model.
+
+        Blocks. Raises HostError.
+        """
+        if self.mirror is not None:
+            return self.mirror.fingerprint(self.name)
+        return compute(known, self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +198,7 @@ class RepositoryScan:
     """
 
     models: dict[str, ModelDirectory] = field(default_factory=dict)
-    failures: dict[Path, HostError] = field(default_factory=dict)
+    failures: dict[str, HostError] = field(default_factory=dict)
 
     @property
     def warnings(self) -> list[str]:
@@ -118,49 +213,74 @@ class RepositoryScan:
 
 
 class Repository:
-    """The directories of the model repositories."""
+    """The model repositories: directories, and mirrors of those in object stores."""
 
-    def __init__(self, paths: Iterable[Path], namespaces: bool = False) -> None:
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        namespaces: bool = False,
+        mirrors: Iterable[RepositoryMirror] = (),
+    ) -> None:
         """`namespaces`: models of several repositories may share a name.
 
         Source: docs/reference/model-control.md, "Namespaces". Raises HostError
         without paths.
         """
-        self.paths = sorted(set(paths))
+        self.mirrors = sorted(mirrors, key=lambda mirror: mirror.text)
         self.namespaces = namespaces
-        if not self.paths:
+        self._sources: list[RepositorySource] = [*map(_Folder, sorted(set(paths))), *self.mirrors]
+        self._keeps_listing = False
+        if not self._sources:
             raise invalid_argument("--model-repository must be specified")
 
+    async def refresh(self, name: str = "") -> None:
+        """Lists what is in object stores again: all models, or one by its qualified name."""
+        if self.mirrors and not self._keeps_listing:
+            space, plain = self.namespace_of(name), split_qualified_name(name)[1]
+            await asyncio.gather(
+                *(one.refresh(plain) for one in self.mirrors if space in ("", one.text))
+            )
+
+    @contextmanager
+    def keep_listing(self) -> Iterator[None]:
+        """While entered, `refresh` does nothing: everything is as it was listed last."""
+        self._keeps_listing = True
+        try:
+            yield
+        finally:
+            self._keeps_listing = False
+
+    def close(self) -> None:
+        """Removes the directories of mirrors. Blocks."""
+        for mirror in self.mirrors:
+            mirror.close()
+
     def check_paths(self) -> None:
-        """Raises HostError unless every path is a directory. Blocks."""
-        for path in self.paths:
-            if not path.exists():
-                raise _stat_failure(path)
-            if not path.is_dir():
-                raise invalid_argument("repository path is not a valid directory")
+        """Raises HostError unless every repository can be read. Blocks."""
+        for source in self._sources:
+            source.check()
 
     def scan(self) -> RepositoryScan:
         """Finds every model of every repository. Reports errors in the result. Blocks."""
         found: dict[str, ModelDirectory] = {}
-        failures: dict[Path, HostError] = {}
-        for repository in self.paths:
+        failures: dict[str, HostError] = {}
+        for source in self._sources:
             try:
-                names = _subdirectories(repository)
+                names = source.model_names()
             except HostError as error:
-                message = f"failed to poll model repository '{repository}': {error.message}"
-                failures[repository] = HostError(error.code, message)
+                message = f"failed to poll model repository '{source.text}': {error.message}"
+                failures[source.text] = HostError(error.code, message)
                 continue
             for name in names:
                 if self.namespaces:
                     if not is_valid_model_name(name):
                         _log.warning("ignore model directory '%s' which has '::' in its name", name)
                         continue
-                    known = qualified_name(str(repository), name)
-                    found[known] = ModelDirectory(name, repository / name)
-                    continue
-                duplicated = name in found
-                path = found[name].path if duplicated else repository / name
-                found[name] = ModelDirectory(name, path, duplicated)
+                    found[qualified_name(source.text, name)] = _directory(source, name)
+                elif name in found:
+                    found[name] = replace(found[name], duplicated=True)
+                else:
+                    found[name] = _directory(source, name)
         return RepositoryScan({name: found[name] for name in sorted(found)}, failures)
 
     def qualified_names(self, name: str) -> list[str]:
@@ -170,9 +290,9 @@ class Repository:
         if not self.namespaces:
             return [name]
         return [
-            qualified_name(str(path), name)
-            for path in self.paths
-            if is_valid_model_name(name) and _holds(path, name)
+            qualified_name(source.text, name)
+            for source in self._sources
+            if is_valid_model_name(name) and source.holds(name)
         ]
 
     def namespace_of(self, known: str) -> str:
@@ -202,28 +322,27 @@ class Repository:
         """
         space = self.namespace_of(known)
         name = split_qualified_name(known)[1] if self.namespaces else known
-        paths = [path for path in self.paths if not space or str(path) == space]
-        holders = [path for path in paths if _holds(path, name)]
+        sources = [source for source in self._sources if not space or source.text == space]
+        holders = [source for source in sources if source.holds(name)]
         if self.namespaces and not space and len(holders) == 1:
             holders = []  # with namespaces, that repository is known
         if len(holders) > 1:
             raise internal(f"failed to poll model '{name}': {_NOT_UNIQUE}")
         if holders:
-            return ModelDirectory(name, holders[0] / name)
-        for path in paths:
-            if not path.is_dir():
+            return _directory(holders[0], name)
+        for source in sources:
+            try:
+                source.check()
+            except HostError as error:
                 raise internal(
-                    f"failed to poll model repository '{path}': {_stat_failure(path).message}"
-                )
+                    f"failed to poll model repository '{source.text}': {error.message}"
+                ) from None
         raise internal(f"failed to poll model '{name}': model not found in any model repository.")
 
 
-def _holds(repository: Path, name: str) -> bool:
-    """Whether the repository has a model of this name, which may be any text."""
-    if not name or name != Path(name).name:
-        return False
-    # The answer is no for a name that no file can have.
-    return _may_be_model(name) and os.path.isdir(repository / name)
+def _directory(source: RepositorySource, name: str) -> ModelDirectory:
+    mirror = None if isinstance(source, _Folder) else cast(RepositoryMirror, source)
+    return ModelDirectory(name, source.model_path(name), mirror=mirror)
 
 
 def _may_be_model(name: str) -> bool:
@@ -300,66 +419,6 @@ def _belongs_to_model(folder: Path) -> bool:
 def _holds_model(folder: Path, filename: str) -> bool:
     """Whether a folder without a number may be meant as a version; others hold assets."""
     return any(folder.glob("model.*")) or bool(filename) and os.path.exists(folder / filename)
-
-
-_CACHES = frozenset({"__pycache__", ".git", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache"})
-
-_TEMPORARY = re.compile(
-    # Vim: swap files and its probe of the folder; Emacs: locks and auto-saves; backups of both
-    # and of others; JetBrains; GNOME; NFS: deleted but open; macOS: folder views
-    r".*\.sw[a-p]|4913|\.#.*|#.*#|.*~|.*___jb_(tmp|old|bak)___|\.goutputstream-.*"
-    r"|\.nfs.*|\.DS_Store"
-).fullmatch
-"""Matches temporary files of editors and file systems."""
-
-Fingerprint = frozenset[tuple[str, int, int]]
-"""Each file of a model: path, modification time in nanoseconds, size in bytes.
-
-Folders have zeros; they count, as an empty folder may be a version.
-"""
-
-
-FingerprintFunction = Callable[[str, Path], Fingerprint]
-"""The fingerprint of the model with this name and directory. Blocks. Raises HostError."""
-
-
-def compute_fingerprint(model_dir: Path) -> Fingerprint:
-    """The fingerprint of a model directory. Blocks.
-
-    Files that running or editing a model leaves behind do not count. Names are compared as well as
-    times, so that a removed file is a change (docs/reference/model-control.md,
-    "Change detection"). Raises HostError INTERNAL if the directory cannot be read.
-    """
-    try:
-        return _walk_files(model_dir)
-    except OSError as error:
-        raise internal(f"failed to read directory {model_dir}: {error.strerror}") from None
-
-
-def _walk_files(model_dir: Path) -> Fingerprint:
-    """The fingerprint. Raises OSError; unreadable folders below the directory are skipped."""
-    found: set[tuple[str, int, int]] = set()
-    walked: set[str] = set()
-
-    def raise_for_top(error: OSError) -> None:
-        if error.filename is None or error.filename == str(model_dir):
-            raise error
-
-    for folder, folders, files in os.walk(model_dir, onerror=raise_for_top, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in walked:
-            folders.clear()  # links may form cycles
-            continue
-        walked.add(real)
-        folders[:] = [name for name in folders if name not in _CACHES]
-        found.update((os.path.join(folder, name), 0, 0) for name in folders)
-        for path in (os.path.join(folder, name) for name in files if not _TEMPORARY(name)):
-            try:
-                status = os.stat(path)
-            except OSError:
-                continue  # a dangling link, or a file that was just removed
-            found.add((path, max(status.st_mtime_ns, status.st_ctime_ns), status.st_size))
-    return frozenset(found)
 
 
 def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
@@ -441,46 +500,3 @@ def _inside(path: Path, directory: Path) -> bool:
     """Whether the path stays in the directory once links and `..` are resolved."""
     # Path.resolve would fail where links form cycles.
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
-
-
-_Entry = tuple[str, int, int]
-
-
-class ImportedFiles:
-    """The imported files by model, each as it was when a process of the model imported it first.
-
-    The event loop reports files; any thread may ask for changes.
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[str, dict[str, _Entry]] = {}
-
-    def report(self, model: str, files: Iterable[_Entry]) -> None:
-        """Called with path, time and size of the files that a process of the model has imported."""
-        known = self._files.setdefault(model, {})
-        for file in files:
-            known.setdefault(file[0], file)
-
-    def compute_fingerprint(self, model: str, directory: Path) -> Fingerprint:
-        """The fingerprint of the model's directory and of changed files. Blocks.
-
-        Raises HostError INTERNAL if the directory cannot be read.
-        """
-        return compute_fingerprint(directory) | self.changes(model)
-
-    def changes(self, model: str) -> Fingerprint:
-        """The files that have changed since they were imported first. Blocks.
-
-        Entries are as in the fingerprint of a model directory. A file that is gone has the number
-        -1.
-        """
-        files = list(self._files.get(model, {}).values())
-        return frozenset(now for before in files if (now := _entry(before[0])) != before)
-
-
-def _entry(path: str) -> _Entry:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return path, -1, -1
-    return path, max(status.st_mtime_ns, status.st_ctime_ns), status.st_size

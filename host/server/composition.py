@@ -42,13 +42,10 @@ from host.options.options import Options
 from host.options.validators import memory_budget as read_memory_budget
 from host.options.validators import read_policies
 from host.remote import RemoteModelProvider, RemoteModels
+from host.repository.fingerprint import FingerprintFunction, ImportedFiles, compute_fingerprint
+from host.repository.object_store.mirror import open_repository
 from host.repository.override import UploadedDirectories
-from host.repository.repository import (
-    FingerprintFunction,
-    ImportedFiles,
-    Repository,
-    compute_fingerprint,
-)
+from host.repository.repository import Repository
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
 from host.server.collectors import MetricsCollector, OverviewCollector
 from host.system.resources import usable_cpus
@@ -146,7 +143,13 @@ class Composition:
             pool = self._open_pool(targets)
             stack.push_async_callback(pool.close)
 
-            repository = Repository(map(Path, options.model_repository), options.model_namespacing)
+            repository = await asyncio.to_thread(
+                open_repository,
+                options.model_repository,
+                options.model_namespacing,
+                options.mirror_settings,
+            )
+            stack.push_async_callback(asyncio.to_thread, repository.close)
             initializing = LendableSemaphore(options.max_initializing_instances)
             lifecycle = ModelLifecycle(
                 registry,
@@ -253,11 +256,14 @@ class Composition:
     async def _make_on_demand(
         self, repository: Repository, dependencies: EnsembleDependencies
     ) -> OnDemandLoads | None:
-        """What loads models for requests; None if no model loads on demand."""
+        """What loads models for requests; None if no model loads on demand.
+
+        Object stores are listed later, when the ports are open.
+        """
         mode = self._options.model_control_mode
         found = await asyncio.to_thread(dependencies.lifecycle.planner.find_models_on_demand)
         self.registry.on_demand |= found
-        if not found and mode not in ("on-demand", "poll"):
+        if not found and mode not in ("on-demand", "poll") and not repository.mirrors:
             return None
         return OnDemandLoads(
             self.registry,

@@ -148,6 +148,7 @@ class Server:
         async with self._changing:  # what is half open cannot be stopped
             components = await self._open_parts(log)
         endpoints.log_listening()
+        await components.repository.refresh()
         try:
             components.repository.check_paths()
         except HostError as error:

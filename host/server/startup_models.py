@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 from host.errors import internal
@@ -17,7 +17,8 @@ from host.model_control.dependencies import EnsembleDependencies
 from host.model_control.repository_poller import RepositoryPoller, read_state
 from host.models.registry import Registry, VersionState
 from host.options.options import Options
-from host.repository.repository import FingerprintFunction, Repository
+from host.repository.fingerprint import Fingerprint, FingerprintFunction
+from host.repository.repository import Repository
 
 _REFRESH_SECONDS = 0.2
 
@@ -93,7 +94,26 @@ class StartupModels:
         Raises HostError if one fails and `exit_on_error` is set.
         """
         options = self._options
+        with self._repository.keep_listing():
+            started_with = await self._load_listed()
+        if not options.poll_interval:
+            return None
+        return RepositoryPoller(
+            self._registry,
+            self._repository,
+            self._dependencies,
+            options.poll_interval,
+            self._fingerprint,
+            started_with,
+        )
+
+    async def _load_listed(self) -> Mapping[str, Fingerprint] | None:
+        """Loads them; returns the fingerprints before that, if the poller needs them."""
+        options = self._options
         started_with = None
+        if self._repository.mirrors:
+            planner = self._dependencies.lifecycle.planner
+            self._registry.on_demand |= await asyncio.to_thread(planner.find_models_on_demand)
         if options.dev:
             state = await asyncio.to_thread(read_state, self._repository, self._fingerprint)
             started_with = state.fingerprints
@@ -110,16 +130,7 @@ class StartupModels:
             if options.exit_on_error:
                 raise error
             _log.error("%s", error.status_string)
-        if not options.poll_interval:
-            return None
-        return RepositoryPoller(
-            self._registry,
-            self._repository,
-            self._dependencies,
-            options.poll_interval,
-            self._fingerprint,
-            started_with,
-        )
+        return started_with
 
     async def _list_names(self) -> tuple[list[str], bool]:
         """The models to load at start-up, and whether every repository could be read."""

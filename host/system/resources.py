@@ -86,6 +86,15 @@ def read_byte_size(text: str) -> int:
     return size
 
 
+def format_bytes(size: int) -> str:
+    """A size in bytes as a short text, such as 1.5G; the units are powers of 1024."""
+    amount, units = float(size), list("BKMGT")
+    while amount >= 1024 and len(units) > 1:
+        amount /= 1024
+        del units[0]
+    return f"{amount:.{1 if amount < 10 and units[0] != 'B' else 0}f}{units[0]}"
+
+
 _PROC, _MEMORY_MOUNT = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # bytes; version 1 shows a number near 2**63 if there is no limit
 

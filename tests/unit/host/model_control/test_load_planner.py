@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from host.model_control.load_planner import LoadPlan, LoadPlanner, LoadRecords, PlannedModel
 from host.models.loading import LoadSettings, RepositoryReadError
 from host.models.registry import Registry
+from host.repository.fingerprint import compute_fingerprint
 from host.repository.override import Override, UploadedDirectories
-from host.repository.repository import Repository, compute_fingerprint
+from host.repository.repository import Repository
 from tests.conftest import RepositoryBuilder
 
 MODEL = 'backend: "python" output { name: "O" data_type: TYPE_INT32 dims: [ 1 ] }'

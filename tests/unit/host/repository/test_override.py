@@ -96,7 +96,7 @@ def test_uploaded_files_are_private_and_go_with_their_last_user() -> None:
     directory = uploads.write({"1/model.py": b"x = 1\n", "1/a/b": b""})
     assert (directory / "1" / "model.py").read_bytes() == b"x = 1\n"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    files = ModelFiles(directory, uploads)
+    files = ModelFiles(directory, lambda: uploads.remove(directory))
     files.acquire()
     assert not files.release()
     assert files.release()

@@ -12,10 +12,10 @@ from host.config.defaults import normalise_config
 from host.config.pbtxt import parse_pbtxt
 from host.config.schema import ModelConfig
 from host.errors import ErrorCode, HostError
+from host.repository.fingerprint import compute_fingerprint
 from host.repository.repository import (
     ModelDirectory,
     Repository,
-    compute_fingerprint,
     list_versions,
     model_file_path,
     read_labels,
@@ -75,8 +75,8 @@ def test_a_dangling_link_fails_its_whole_repository_only(tmp_path: Path) -> None
     found = Repository([broken, whole]).scan()
     message = f"failed to poll model repository '{broken}': failed to stat file {broken}/link"
     assert list(found.models) == ["b"]
-    assert list(found.failures) == [broken]
-    assert found.failures[broken].message == message
+    assert list(found.failures) == [str(broken)]
+    assert found.failures[str(broken)].message == message
     assert found.warnings == [message]
     assert Repository([broken]).find_model_directory("a") == ModelDirectory("a", broken / "a")
 
@@ -86,7 +86,7 @@ def test_a_repository_that_vanished_is_a_failure(tmp_path: Path) -> None:
     repository = Repository([tmp_path / "r"])
     (tmp_path / "r").rmdir()
     scan = repository.scan()
-    assert (scan.models, list(scan.failures)) == ({}, [tmp_path / "r"])
+    assert (scan.models, list(scan.failures)) == ({}, [str(tmp_path / "r")])
     assert error(repository.find_model_directory, "m") == (
         ErrorCode.INTERNAL,
         f"failed to poll model repository '{tmp_path}/r': failed to stat file {tmp_path}/r",

@@ -1,0 +1,291 @@
+"""The cache folder of repositories in object stores, which all servers of a machine may share.
+
+    <model>/lock                 held while its objects are fetched, linked or removed
+    <model>/objects/<identity>   the content of an object, complete
+    <model>/<snapshot>.lock      held (shared) by servers that use the snapshot; its time is its use
+    <model>/<snapshot>/<name>/   a model directory: links to objects
+
+A process that ends releases its locks. What it leaves is complete, or has a name with `.new`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from host.errors import HostError, internal, unavailable
+from host.repository.object_store.store import StoredObject
+
+_LOCK_POLL_SECONDS = 0.05
+_NEW = ".new"
+_RESERVE = 100  # the share of the file system that is left free: one in so many bytes
+
+
+class Lease:
+    """The use of a model directory in the cache, which cannot be removed until `close`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    def close(self) -> None:
+        """Ends the use."""
+        with suppress(OSError):  # the folder may be gone; then nothing else uses it
+            os.utime(self._lock)
+        os.close(self._lock)
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    folder: ModelCache
+    name: str
+    used: float
+
+
+class ModelCache:
+    """The folder of one model."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.objects = path / "objects"
+
+    def object_path(self, stored: StoredObject) -> Path:
+        """Where the content of an object is, once it is complete."""
+        return self.objects / stored.identity
+
+    def create(self) -> None:
+        """Creates the folder. Raises HostError."""
+        try:
+            self.objects.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
+    @asynccontextmanager
+    async def lock(self, stall_seconds: float) -> AsyncIterator[None]:
+        """Held by the only server that changes the folder. Raises HostError UNAVAILABLE.
+
+        Another server may hold it for long, but touches it as long as it receives something.
+        """
+        file = await asyncio.to_thread(self._open_lock)
+        try:
+            while not _try_lock(file, fcntl.LOCK_EX):
+                if time.time() - os.fstat(file).st_mtime > 2 * stall_seconds:
+                    raise unavailable(
+                        f"another server has held {self.path / 'lock'} for {2 * stall_seconds:g} s"
+                        " without receiving anything"
+                    )
+                await asyncio.sleep(_LOCK_POLL_SECONDS)
+            os.utime(file)
+            yield
+        finally:
+            os.close(file)
+
+    def _open_lock(self) -> int:
+        self.create()
+        try:
+            return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
+    def touch(self) -> None:
+        """Tells servers that wait for the lock that this one makes progress."""
+        os.utime(self.path / "lock")
+
+    def find(self, snapshot: str, name: str, files: Mapping[str, StoredObject]) -> Lease | None:
+        """The model directory of a snapshot, if it is complete. Blocks. Raises HostError."""
+        directory = self.path / snapshot / name
+        if not directory.is_dir():
+            return None
+        lock = self.path / f"{snapshot}.lock"
+        try:
+            file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        complete = False
+        try:
+            complete = (
+                _try_lock(file, fcntl.LOCK_SH)
+                and os.path.samestat(os.fstat(file), os.stat(lock))
+                and all(_size(directory / path) == one.size for path, one in files.items())
+            )
+            if complete:
+                os.utime(file)
+                return Lease(directory, file)
+        except FileNotFoundError:
+            pass  # it was removed meanwhile
+        finally:
+            if not complete:
+                os.close(file)
+        return None
+
+    def assemble(
+        self,
+        snapshot: str,
+        name: str,
+        files: Mapping[str, StoredObject],
+        folders: Iterable[str],
+    ) -> Lease:
+        """Makes a model directory of objects that are complete; the caller holds the lock. Blocks.
+
+        Raises HostError.
+        """
+        fresh, final = self.path / f"{snapshot}{_NEW}", self.path / snapshot
+        try:
+            shutil.rmtree(fresh, ignore_errors=True)
+            made: set[Path] = set()
+            for folder in ("", *folders):
+                (fresh / name / folder).mkdir(parents=True, exist_ok=True)
+            for path, stored in files.items():
+                target = fresh / name / path
+                if target.parent not in made:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    made.add(target.parent)
+                os.link(self.object_path(stored), target)
+            shutil.rmtree(final, ignore_errors=True)  # one that has lost files
+            fresh.rename(final)
+        except FileExistsError as error:
+            raise internal(
+                f"two objects of model '{name}' are the same file in {self.path}: {error.filename2}"
+                " (its file system does not tell upper from lower case)"
+            ) from error
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+        lease = self.find(snapshot, name, files)
+        if lease is None:
+            raise internal(f"{final} is incomplete, though it was just made: is the disk full?")
+        return lease
+
+    def snapshots(self) -> list[_Snapshot]:
+        """All snapshots, with the time of their last use. Blocks."""
+        found = []
+        for entry in os.scandir(self.path):
+            name = entry.name
+            if entry.is_dir() and name != self.objects.name:
+                used = 0.0  # of one that a killed server has not completed
+                with suppress(OSError):
+                    used = os.stat(self.path / f"{name}.lock").st_mtime
+                found.append(_Snapshot(self, name, used))
+        return found
+
+    def remove(self, snapshot: str) -> None:
+        """Removes a snapshot unless it is used; the caller holds the lock. Blocks."""
+        lock = self.path / f"{snapshot}.lock"
+        file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if _try_lock(file, fcntl.LOCK_EX):
+                shutil.rmtree(self.path / snapshot, ignore_errors=True)
+                lock.unlink(missing_ok=True)
+        finally:
+            os.close(file)
+
+    def remove_unlinked(self, keep: Iterable[StoredObject] = ()) -> int:
+        """Removes objects of no snapshot; returns their bytes. The caller holds the lock."""
+        kept = {stored.identity for stored in keep}
+        freed = 0
+        for entry in os.scandir(self.objects):
+            status = entry.stat()
+            if status.st_nlink == 1 and entry.name not in kept:
+                os.unlink(entry.path)
+                freed += status.st_size
+        return freed
+
+
+class RepositoryCache:
+    """The folder of all models. `limit`: the most bytes of objects in it; 0 is no limit."""
+
+    def __init__(self, root: Path, limit: int) -> None:
+        self.root = root
+        self._limit = limit
+
+    def model(self, url: str, name: str) -> ModelCache:
+        """The folder of a model of a repository."""
+        digest = hashlib.sha256(f"{url}\0{name}".encode()).hexdigest()[:16]
+        return ModelCache(self.root / f"{digest}-{name[:100]}")
+
+    def make_room(self, needed: int, keep: ModelCache, kept: Iterable[StoredObject]) -> None:
+        """Removes what was not used for longest until there is room for `needed` bytes. Blocks.
+
+        The caller holds the lock of `keep`, and needs its objects `kept`. Raises HostError
+        UNAVAILABLE if there is not enough room.
+        """
+        lacking = self._lacking(needed)
+        if lacking <= 0:
+            return
+        kept = list(kept)
+        snapshots = [one for folder in self._folders() for one in folder.snapshots()]
+        for snapshot in sorted(snapshots, key=lambda one: one.used):
+            self._remove(snapshot, keep, kept)
+            lacking = self._lacking(needed)
+            if lacking <= 0:
+                return
+        free = shutil.disk_usage(self.root).free
+        limit = (
+            f", of which --repository-cache-byte-size allows {self._limit}" if self._limit else ""
+        )
+        raise unavailable(
+            f"no room for {needed} bytes in {self.root}: {free} bytes are free, and {self._used()}"
+            f" are used by models{limit}. Unused models have been removed"
+        )
+
+    def _remove(self, snapshot: _Snapshot, keep: ModelCache, kept: list[StoredObject]) -> None:
+        folder = snapshot.folder
+        if folder.path == keep.path:
+            folder.remove(snapshot.name)
+            folder.remove_unlinked(kept)
+            return
+        file = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if _try_lock(file, fcntl.LOCK_EX):
+                folder.remove(snapshot.name)
+                folder.remove_unlinked()
+        finally:
+            os.close(file)
+
+    def _lacking(self, needed: int) -> int:
+        """How many bytes there are too few."""
+        disk = shutil.disk_usage(self.root)
+        lacking = needed + disk.total // _RESERVE - disk.free
+        if self._limit:
+            lacking = max(lacking, self._used() + needed - self._limit)
+        return lacking
+
+    def _used(self) -> int:
+        return sum(
+            entry.stat().st_size
+            for folder in self._folders()
+            for entry in os.scandir(folder.objects)
+        )
+
+    def _folders(self) -> list[ModelCache]:
+        found = (ModelCache(Path(entry.path)) for entry in os.scandir(self.root) if entry.is_dir())
+        return [folder for folder in found if folder.objects.is_dir()]
+
+
+def _try_lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return -1
+
+
+def _unusable(path: Path, error: OSError) -> HostError:
+    return internal(
+        f"cannot use the cache of repositories at {path}: {error.strerror or error}; choose another"
+        " folder with --repository-cache-directory"
+    )

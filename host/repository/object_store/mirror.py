@@ -1,0 +1,500 @@
+"""A repository in an object store as folders: what the store lists, and the models in the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from host.config.defaults import is_version
+from host.errors import HostError, internal, invalid_argument
+from host.logs.formats import model_fields
+from host.repository.fingerprint import Fingerprint, is_ignored
+from host.repository.object_store.cache import Lease, ModelCache, RepositoryCache
+from host.repository.object_store.credentials import read_settings
+from host.repository.object_store.location import is_store_url, parse_store_url
+from host.repository.object_store.store import ObjectChanged, ObjectStore, StoredObject, run_all
+from host.repository.repository import Repository
+from host.system.files import PrivateDirectory
+from host.system.resources import format_bytes
+
+StrPath = str | os.PathLike[str]
+"""A path, or the URL of a place in an object store."""
+
+_log = logging.getLogger("pbhost")
+
+_REPORT_SECONDS = 10.0
+_MAX_CONFIG_BYTES = 16 << 20
+_MAX_NAME_BYTES = 255
+_LISTINGS = 16  # of models, at the same time
+_TRIES_OF_CHANGED = 3
+
+
+@dataclass(slots=True)
+class Transfer:
+    """The fetch of one model in progress."""
+
+    model: str
+    total: int
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.done / max(1e-3, time.monotonic() - self.began)
+
+    @property
+    def seconds_left(self) -> float:
+        """An estimate; infinite before the first byte."""
+        rate = self.rate
+        return (self.total - self.done) / rate if rate else float("inf")
+
+    def __str__(self) -> str:
+        text = f"{format_bytes(self.done)} of {format_bytes(self.total)}"
+        if self.done:
+            text += f", {format_bytes(round(self.rate))}/s, {self.seconds_left:.0f} s left"
+        return text
+
+
+@dataclass(slots=True)
+class MirrorCounts:
+    """What a mirror has done: objects fetched and found in the cache, bytes, seconds, failures."""
+
+    listings: int = 0
+    listing_seconds: float = 0.0
+    fetched_objects: int = 0
+    cached_objects: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model as the store lists it; files by their paths in the model directory.
+
+    `error`: why it cannot be made a directory.
+    """
+
+    files: Mapping[str, StoredObject]
+    folders: frozenset[str]
+    fingerprint: Fingerprint
+    error: HostError | None = None
+
+
+class StoreMirror:
+    """A repository in an object store. Belongs to the event loop; folders are read in threads.
+
+    Until a model is fetched, its directory is a stand-in, which has the names of all files, and the
+    content of configuration files. `slots` limits the parts that are read at the same time.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: RepositoryCache,
+        slots: asyncio.Semaphore,
+        stall_seconds: float,
+    ) -> None:
+        self.text = store.location.url
+        self.counts = MirrorCounts()
+        self.transfers: dict[str, Transfer] = {}
+        self._store = store
+        self._cache = cache
+        self._stand_ins: PrivateDirectory | None = None
+        self._stand_ins_lock = threading.Lock()
+        self._slots = slots
+        self._stall_seconds = stall_seconds
+        self._models: dict[str, ListedModel] = {}
+        self._prepared: dict[str, tuple[Fingerprint, Path]] = {}
+        self._error: HostError | None = None
+
+    # What was listed last
+
+    def check(self) -> None:
+        """Raises the error of the last listing of all models."""
+        if self._error is not None:
+            raise self._error
+
+    def model_names(self) -> list[str]:
+        """The sorted names of the models. Raises HostError if they could not be listed."""
+        self.check()
+        return sorted(self._models)
+
+    def holds(self, name: str) -> bool:
+        """Whether the repository has a model of this name."""
+        return name in self._models
+
+    def model_path(self, name: str) -> Path:
+        """The stand-in of a model: a directory that is complete except for most contents."""
+        prepared = self._prepared.get(name)
+        return Path("missing", name) if prepared is None else prepared[1]
+
+    def fingerprint(self, name: str) -> Fingerprint:
+        """The files as they were listed, by URL. Raises HostError."""
+        model = self._models[name]
+        if model.error is not None:
+            raise model.error
+        return model.fingerprint
+
+    def root(self, name: str) -> str:
+        """What the paths in the fingerprint of a model begin with."""
+        return f"{self.text}/{name}"
+
+    def close(self) -> None:
+        """Removes the stand-ins. Blocks."""
+        with self._stand_ins_lock:
+            if self._stand_ins is not None:
+                self._stand_ins.close()
+                self._stand_ins = None
+
+    # Listing
+
+    async def refresh(self, name: str = "") -> None:
+        """Lists all models, or one, and prepares their stand-ins. Keeps errors for later."""
+        began = time.monotonic()
+        try:
+            found = await self._store.list(name)
+        except HostError as error:
+            self.counts.failures += 1
+            if name and name in self._models:
+                old = self._models[name]
+                self._models[name] = ListedModel(old.files, old.folders, old.fingerprint, error)
+            else:
+                self._error = error
+            return
+        finally:
+            self.counts.listings += 1
+            self.counts.listing_seconds += time.monotonic() - began
+        listed = _by_model(self.text, found)
+        self._error = None
+        if name:
+            self._models.pop(name, None)
+            listed = {one: model for one, model in listed.items() if one == name}
+            self._models.update(listed)
+        else:
+            self._models = listed
+            for gone in self._prepared.keys() - listed.keys():
+                del self._prepared[gone]
+        await self._prepare(listed)
+
+    async def _prepare(self, listed: Mapping[str, ListedModel]) -> None:
+        """Makes the stand-ins of models that have changed."""
+        limit = asyncio.Semaphore(_LISTINGS)
+
+        async def prepare(name: str, model: ListedModel) -> None:
+            prepared = self._prepared.get(name)
+            if model.error is not None or (prepared and prepared[0] == model.fingerprint):
+                return
+            async with limit:
+                try:
+                    contents = await self._read_configs(name, model)
+                    path = await asyncio.to_thread(self._write_stand_in, name, model, contents)
+                except HostError as error:
+                    self.counts.failures += 1
+                    self._models[name] = ListedModel(
+                        model.files, model.folders, model.fingerprint, error
+                    )
+                else:
+                    self._prepared[name] = model.fingerprint, path
+
+        await run_all(prepare(name, model) for name, model in listed.items())
+
+    async def _read_configs(self, name: str, model: ListedModel) -> dict[str, bytes]:
+        """The contents of the configuration files, from the cache if they are there."""
+        folder = self._cache.model(self.text, name)
+        contents = {}
+        for path, stored in model.files.items():
+            if not _is_config(path):
+                continue
+            if stored.size > _MAX_CONFIG_BYTES:
+                raise invalid_argument(
+                    f"'{self.root(name)}/{path}' has {stored.size} bytes, too many for a"
+                    " configuration file"
+                )
+            contents[path] = await self._read_small(folder, stored)
+        return contents
+
+    async def _read_small(self, folder: ModelCache, stored: StoredObject) -> bytes:
+        path = folder.object_path(stored)
+        content = await asyncio.to_thread(_read_complete, path, stored.size)
+        if content is not None:
+            self.counts.cached_objects += 1
+            return content
+        content = await self._store.read(stored)
+        self.counts.fetched_objects += 1
+        self.counts.fetched_bytes += stored.size
+
+        def write() -> None:
+            folder.create()
+            fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+            fresh.write_bytes(content)
+            fresh.chmod(0o444)
+            fresh.rename(path)
+
+        await asyncio.to_thread(write)
+        return content
+
+    def _write_stand_in(self, name: str, model: ListedModel, contents: Mapping[str, bytes]) -> Path:
+        with self._stand_ins_lock:
+            self._stand_ins = self._stand_ins or PrivateDirectory()
+        digest = hashlib.sha256(repr(sorted(model.fingerprint)).encode()).hexdigest()[:16]
+        directory = self._stand_ins.path / digest / name
+        for folder in ("", *model.folders):
+            (directory / folder).mkdir(parents=True, exist_ok=True)
+        for path in model.files:
+            target = directory / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(contents.get(path, b""))
+        return directory
+
+    # Fetching
+
+    async def fetch(self, name: str, versions: Collection[int] | None = None) -> Lease:
+        """The directory of a model, complete for these versions; the caller closes the lease.
+
+        Only what the cache does not have is fetched. Without `versions`, it has all of them.
+        Raises HostError.
+        """
+        for left in reversed(range(_TRIES_OF_CHANGED)):
+            model = self._models.get(name)
+            if model is None:
+                raise internal(f"model '{name}' is no longer in '{self.text}'")
+            if model.error is not None:
+                raise model.error
+            try:
+                return await self._fetch_listed(name, model, versions)
+            except ObjectChanged as error:
+                _log.warning("%s", error.message, extra=model_fields(name))
+                configs = _configs(model)
+                await self.refresh(name)
+                listed = self._models.get(name)
+                if not left or listed is None or _configs(listed) != configs:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _fetch_listed(
+        self, name: str, model: ListedModel, versions: Collection[int] | None
+    ) -> Lease:
+        files = {
+            path: stored
+            for path, stored in model.files.items()
+            if _is_needed(path.split("/", 1)[0], versions)
+        }
+        folders = [one for one in model.folders if _is_needed(one.split("/", 1)[0], versions)]
+        snapshot = _snapshot_name(files, folders)
+        folder = self._cache.model(self.text, name)
+        lease = await asyncio.to_thread(folder.find, snapshot, name, files)
+        if lease is not None:
+            self.counts.cached_objects += len(files)
+            return lease
+        try:
+            async with folder.lock(self._stall_seconds):
+                lease = await asyncio.to_thread(folder.find, snapshot, name, files)
+                if lease is None:
+                    await self._fetch_missing(name, folder, files)
+                    lease = await asyncio.to_thread(folder.assemble, snapshot, name, files, folders)
+                else:
+                    self.counts.cached_objects += len(files)
+                return lease
+        except HostError:
+            self.counts.failures += 1
+            raise
+        except OSError as error:
+            self.counts.failures += 1
+            raise internal(
+                f"failed to write '{self.root(name)}' to {folder.path}: {error.strerror or error}"
+            ) from error
+
+    async def _fetch_missing(
+        self, name: str, folder: ModelCache, files: Mapping[str, StoredObject]
+    ) -> None:
+        wanted = {stored.identity: stored for stored in files.values()}
+        missing = await asyncio.to_thread(_missing, folder, wanted)
+        self.counts.cached_objects += len(wanted) - len(missing)
+        if not missing:
+            return
+        total = sum(stored.size for stored in missing)
+        await asyncio.to_thread(self._cache.make_room, total, folder, wanted.values())
+        transfer = self.transfers[name] = Transfer(name, total)
+        reporter = asyncio.get_running_loop().create_task(self._report(transfer, folder))
+        began = time.monotonic()
+
+        def add(count: int) -> None:
+            transfer.done += count
+            self.counts.fetched_bytes += count
+
+        async def fetch(stored: StoredObject) -> None:
+            path = folder.object_path(stored)
+            fresh = path.with_name(f"{path.name}.new")
+            try:
+                await self._store.fetch(stored, fresh, self._slots, add)
+                await asyncio.to_thread(_complete, fresh, path)
+            except BaseException:  # also if cancelled
+                with suppress(OSError):
+                    fresh.unlink()
+                raise
+            self.counts.fetched_objects += 1
+
+        try:
+            await run_all(map(fetch, missing))
+        finally:
+            reporter.cancel()
+            del self.transfers[name]
+            seconds = time.monotonic() - began
+            self.counts.fetch_seconds += seconds
+        _log.log(
+            logging.INFO if seconds >= 1.0 else logging.DEBUG,
+            "fetched '%s' from '%s': %d objects, %s in %.1f s",
+            name, self.text, len(missing), format_bytes(total), seconds,
+            extra=model_fields(name),
+        )  # fmt: skip
+
+    async def _report(self, transfer: Transfer, folder: ModelCache) -> None:
+        """Logs the progress of a long fetch, and tells other servers that there is some."""
+        reported, before = time.monotonic(), 0
+        while True:
+            await asyncio.sleep(1.0)
+            if transfer.done > before:
+                before = transfer.done
+                await asyncio.to_thread(folder.touch)
+            if time.monotonic() - reported >= _REPORT_SECONDS:
+                reported = time.monotonic()
+                _log.info(
+                    "fetching '%s' from '%s': %s", transfer.model, self.text, transfer,
+                    extra=model_fields(transfer.model),
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorSettings:
+    """How repositories in object stores are fetched.
+
+    Attributes:
+        cache: The cache folder.
+        limit: The most bytes in it; 0 is no limit.
+        parts: The most parts of objects that are read at the same time.
+        stall_seconds: The most seconds without a byte.
+    """
+
+    cache: Path
+    limit: int
+    parts: int
+    stall_seconds: float
+
+
+def open_repository(
+    places: Iterable[StrPath], namespaces: bool, settings: MirrorSettings
+) -> Repository:
+    """The repository of directories and URLs. Nothing has been listed yet. Blocks.
+
+    Raises HostError.
+    """
+    texts = {os.fspath(place) for place in places}
+    urls = {parse_store_url(text) for text in texts if is_store_url(text)}
+    cache = RepositoryCache(settings.cache, settings.limit)
+    slots = asyncio.Semaphore(settings.parts)
+    mirrors = []
+    for location in urls:
+        store = ObjectStore(location, read_settings(location, os.environ), settings.stall_seconds)
+        store.open()
+        mirrors.append(StoreMirror(store, cache, slots, settings.stall_seconds))
+    paths = [Path(text) for text in texts if not is_store_url(text)]
+    return Repository(paths, namespaces, mirrors)
+
+
+def _by_model(url: str, found: Iterable[StoredObject]) -> dict[str, ListedModel]:
+    """The models of a listing."""
+    by_name: dict[str, list[StoredObject]] = {}
+    for stored in found:
+        name, slash, rest = stored.path.partition("/")
+        if slash or not stored.size:
+            by_name.setdefault(name, [])
+        if slash and not any(map(is_ignored, rest.split("/"))):
+            by_name[name].append(stored)
+    return {
+        name: _listed_model(f"{url}/{name}", name, objects)
+        for name, objects in by_name.items()
+        if not name.startswith(".") and name != "__pycache__"
+    }
+
+
+def _listed_model(root: str, name: str, objects: Iterable[StoredObject]) -> ListedModel:
+    files = {stored.path.removeprefix(f"{name}/"): stored for stored in objects}
+    folders = {path[:end] for path in files for end, letter in enumerate(path) if letter == "/"}
+    # Tools mark a folder by an empty object; the library removes the slash at the end of its key.
+    for path in [path for path, stored in files.items() if not stored.size]:
+        if path in folders or is_version(path):
+            folders.add(path)
+            del files[path]
+    fingerprint: set[tuple[str, int, int]] = {(f"{root}/{folder}", 0, 0) for folder in folders}
+    fingerprint.update(
+        (f"{root}/{path}", int(stored.identity, 16), stored.size) for path, stored in files.items()
+    )
+    return ListedModel(
+        files, frozenset(folders), frozenset(fingerprint), _find_error(root, files, folders)
+    )
+
+
+def _find_error(
+    root: str, files: Mapping[str, StoredObject], folders: Collection[str]
+) -> HostError | None:
+    """Why the objects cannot be files of a directory."""
+    for path in files:
+        if path in folders:
+            return invalid_argument(
+                f"'{root}/{path}' is both an object and a folder of other objects; remove one"
+            )
+        segments = path.split("/")
+        if not {"", ".", ".."}.isdisjoint(segments) or "\0" in path:
+            return invalid_argument(f"'{root}/{path}' is not the name of a file in a model")
+        if any(len(segment.encode()) > _MAX_NAME_BYTES for segment in segments):
+            return invalid_argument(f"'{root}/{path}' has a longer name than a file can have")
+    return None
+
+
+def _is_config(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return path == "config.pbtxt" or (folder == "configs" and name.endswith(".pbtxt"))
+
+
+def _configs(model: ListedModel) -> set[StoredObject]:
+    return {stored for path, stored in model.files.items() if _is_config(path)}
+
+
+def _is_needed(top: str, versions: Collection[int] | None) -> bool:
+    """Whether what is below this name in a model belongs to one of the versions, or to all."""
+    return versions is None or not is_version(top) or int(top) in versions
+
+
+def _snapshot_name(files: Mapping[str, StoredObject], folders: Iterable[str]) -> str:
+    parts = sorted((path, stored.identity) for path, stored in files.items())
+    return hashlib.sha256(repr((parts, sorted(folders))).encode()).hexdigest()[:32]
+
+
+def _missing(folder: ModelCache, wanted: Mapping[str, StoredObject]) -> list[StoredObject]:
+    """The objects that are not in the cache, the largest first. Blocks."""
+    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder.objects)}
+    missing = [one for identity, one in wanted.items() if sizes.get(identity) != one.size]
+    return sorted(missing, key=lambda one: one.size, reverse=True)
+
+
+def _read_complete(path: Path, size: int) -> bytes | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    return content if len(content) == size else None
+
+
+def _complete(fresh: Path, path: Path) -> None:
+    fresh.chmod(0o444)
+    fresh.rename(path)

@@ -1,0 +1,304 @@
+"""An object store: lists and reads objects, with retries, and says what failed where.
+
+The only module that uses the library `obstore`, which has to be installed only for this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from host.errors import ErrorCode, HostError, internal, unavailable, unsupported
+from host.repository.object_store.credentials import Settings
+from host.repository.object_store.location import AZURE, GCS, StoreLocation
+
+PART_BYTES = 32 << 20
+"""Larger objects are read in parts of this size, several at a time."""
+
+_CHUNK_BYTES = 1 << 20
+_FIRST_PAUSE, _MAX_PAUSE = 0.1, 5.0  # seconds between two tries
+_CONNECT_SECONDS = 5.0
+_PER_REQUEST = timedelta(hours=12)  # what is limited is the time without a byte
+_RETRIED = (408, 429)  # of the statuses below 500
+_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+_STATUS = re.compile(r"status code: ([0-9]{3})[^:]*")
+_ELEMENTS = re.compile(r"<(Code|Message)>([^<]*)</")
+_Result = TypeVar("_Result")
+
+
+class ObjectChanged(HostError):
+    """An object is no longer the one that was listed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, message)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object as the store lists it; `path` is below the prefix of the location."""
+
+    path: str
+    size: int
+    etag: str
+    version: str
+    changed: float
+
+    @property
+    def identity(self) -> str:
+        """Equal for objects of equal content, as far as the store tells."""
+        known = (self.path, self.size, self.etag, self.version, self.etag or self.changed)
+        return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
+
+
+class ObjectStore:
+    """The objects below a location. `stall_seconds`: the most time without a byte."""
+
+    def __init__(self, location: StoreLocation, settings: Settings, stall_seconds: float) -> None:
+        self.location = location
+        self._settings = settings
+        self._stall_seconds = stall_seconds
+        self._client: Any = None
+        self._failure: type[Exception] = Exception  # what the library raises
+
+    def open(self) -> None:
+        """Imports the library, and makes the client. Raises HostError UNSUPPORTED without it."""
+        if self._client is None:
+            self._client = self._make_client()
+
+    def _make_client(self) -> Any:
+        location, settings = self.location, self._settings
+        try:
+            import obstore.store
+        except ImportError as error:
+            raise unsupported(
+                f"'{location.url}' needs the package obstore: pip install 'pbhost[cloud]'"
+            ) from error
+        endpoint = settings.get("endpoint") or settings.get("base_url") or ""
+        endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
+        common = {
+            "prefix": location.prefix or None,
+            "client_options": {
+                "timeout": _PER_REQUEST,
+                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self._stall_seconds)),
+                "read_timeout": timedelta(seconds=self._stall_seconds),
+                "allow_http": endpoint.startswith("http://")
+                or os.environ.get("AZURE_STORAGE_USE_EMULATOR") is not None,
+            },
+            "retry_config": {"max_retries": 0},  # all retries are in `_retry`
+        }
+        stores: Any = obstore.store
+        self._failure = stores.BaseError
+        try:
+            if location.kind == GCS:
+                return stores.GCSStore(location.bucket, config=settings, **common)
+            if location.kind == AZURE:
+                return stores.AzureStore(location.bucket, config=settings, **common)
+            return stores.S3Store(location.bucket, config=settings, **common)
+        except (self._failure, ValueError) as error:
+            raise internal(f"cannot use '{location.url}': {_describe(error)[1]}") from error
+
+    async def list(self, folder: str = "") -> list[StoredObject]:
+        """All objects, or those below a folder. Raises HostError UNAVAILABLE or INTERNAL."""
+        self.open()
+
+        async def list_once(progress: Callable[[], None]) -> list[StoredObject]:
+            found: list[StoredObject] = []
+            stream = self._client.list(folder or None)
+            async for chunk in stream:
+                progress()
+                found += map(_stored_object, chunk)
+            return found
+
+        what = f"list '{self.location.object_url(folder) if folder else self.location.url}'"
+        return await self._retry(what, list_once)
+
+    async def read(self, stored: StoredObject) -> bytes:
+        """The content of a small object. Raises HostError; ObjectChanged if it is another one."""
+        self.open()
+
+        async def read_once(progress: Callable[[], None]) -> bytes:
+            parts = [chunk async for chunk in self._stream(stored, 0, stored.size)]
+            return b"".join(parts)
+
+        content = await self._retry(self._reading(stored), read_once) if stored.size else b""
+        self._check_digest(stored, hashlib.md5(content, usedforsecurity=False).hexdigest())
+        return content
+
+    async def fetch(
+        self,
+        stored: StoredObject,
+        path: Path,
+        slots: asyncio.Semaphore,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        """Writes an object to a new file, and checks it. Raises HostError, as `read`, or OSError.
+
+        `slots` limits the parts that are read at the same time. `on_bytes` is called with the
+        number of bytes that have been written.
+        """
+        self.open()
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            starts = range(0, stored.size, PART_BYTES)
+            await run_all(self._fetch_part(stored, file, at, slots, on_bytes) for at in starts)
+            if _MD5.fullmatch(stored.etag):
+                self._check_digest(stored, await asyncio.to_thread(_md5, file))
+        finally:
+            os.close(file)
+
+    async def _fetch_part(
+        self,
+        stored: StoredObject,
+        file: int,
+        start: int,
+        slots: asyncio.Semaphore,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        end = min(start + PART_BYTES, stored.size)
+        position = start
+
+        async def fetch_rest(progress: Callable[[], None]) -> None:
+            nonlocal position
+            async for chunk in self._stream(stored, position, end):
+                await asyncio.to_thread(os.pwrite, file, chunk, position)
+                position += len(chunk)
+                on_bytes(len(chunk))
+                progress()
+
+        async with slots:
+            await self._retry(self._reading(stored), fetch_rest)
+
+    async def _stream(self, stored: StoredObject, start: int, end: int) -> AsyncIterator[bytes]:
+        """The bytes of a range. Raises HostError if the object is another one than was listed."""
+        options: dict[str, Any] = {}
+        if stored.etag:
+            options["if_match"] = stored.etag
+        if (start, end) != (0, stored.size):
+            options["range"] = (start, end)
+        result = await self._client.get_async(stored.path, options=options)
+        meta = result.meta
+        if meta["size"] != stored.size or (stored.etag and meta["e_tag"] != stored.etag):
+            raise self._changed(stored)
+        left = end - start
+        async for chunk in result.stream(_CHUNK_BYTES):
+            left -= len(chunk)
+            if left < 0:
+                break
+            yield chunk
+        if left:
+            received = end - start - left
+            raise _Incomplete(f"the store sent {received} of {end - start} bytes")
+
+    def _reading(self, stored: StoredObject) -> str:
+        return f"read '{self.location.object_url(stored.path)}'"
+
+    def _changed(self, stored: StoredObject) -> ObjectChanged:
+        url = self.location.object_url(stored.path)
+        return ObjectChanged(f"'{url}' has changed since it was listed")
+
+    def _check_digest(self, stored: StoredObject, digest: str) -> None:
+        """Raises HostError INTERNAL if the ETag is an MD5 digest, and not this one."""
+        listed = _MD5.fullmatch(stored.etag)
+        if listed is not None and listed[1] != digest:
+            raise internal(
+                f"'{self.location.object_url(stored.path)}' has other bytes than the store lists:"
+                f" their MD5 digest is {digest}, expected {listed[1]}"
+            )
+
+    async def _retry(
+        self, what: str, run_once: Callable[[Callable[[], None]], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        """Runs something until it succeeds; the deadline begins again with each byte received."""
+        began = time.monotonic()
+
+        def progress() -> None:
+            nonlocal began
+            began = time.monotonic()
+
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await run_once(progress)
+            except FileNotFoundError as error:
+                if error.errno is not None:
+                    raise  # of the cache; that of the library has no number
+                raise ObjectChanged(f"failed to {what}: it no longer exists") from None
+            except (self._failure, _Incomplete) as error:
+                status, cause = _describe(error)
+                if status == 412:
+                    raise ObjectChanged(
+                        f"failed to {what}: it has changed since it was listed"
+                    ) from None
+                waited = time.monotonic() - began
+                refused = status is not None and status < 500 and status not in _RETRIED
+                if refused or _is_invalid(error):
+                    raise unavailable(f"failed to {what}: {cause}") from None
+                if waited + pause > self._stall_seconds:
+                    raise unavailable(
+                        f"failed to {what} within {self._stall_seconds:g} s: {cause}"
+                    ) from None
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _MAX_PAUSE)
+
+
+class _Incomplete(Exception):
+    """The store sent fewer bytes than it should."""
+
+
+async def run_all(work: Any) -> None:
+    """Runs coroutines at the same time; the first error cancels the others."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _stored_object(meta: Any) -> StoredObject:
+    return StoredObject(
+        meta["path"],
+        meta["size"],
+        meta["e_tag"] or "",
+        meta["version"] or "",
+        meta["last_modified"].timestamp(),
+    )
+
+
+def _is_invalid(error: Exception) -> bool:
+    return type(error).__name__ in ("InvalidPathError", "NotSupportedError")
+
+
+def _describe(error: Exception) -> tuple[int | None, str]:
+    """The HTTP status of an error of the library, and what it says in one line."""
+    text = str(error).split("\n\nDebug source", 1)[0]
+    status = _STATUS.search(text)
+    said = dict(_ELEMENTS.findall(text))
+    if status is not None:
+        head = text[: status.end()].rpartition(" - Server returned")[0]
+        request = re.search(r"performing ([A-Z]+ [^ ]+)", head)
+        text = f"{request[1] if request else 'the server'} returned {status[0][13:]}"
+        if said:
+            text += f" ({': '.join(filter(None, (said.get('Code'), said.get('Message'))))})"
+    return None if status is None else int(status[1]), " ".join(text.split())
+
+
+def _md5(file: int) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    buffer = bytearray(_CHUNK_BYTES)
+    position = 0
+    while read := os.preadv(file, [buffer], position):
+        digest.update(memoryview(buffer)[:read])
+        position += read
+    return digest.hexdigest()

@@ -1,0 +1,158 @@
+"""Repositories in object stores: fetched when a model loads, kept in a cache, served as folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from tests.conftest import RepositoryBuilder, Serve, wait_until
+from tests.object_stores import ENVIRONMENT, S3Server
+
+pytest.importorskip("moto.server", reason="needs moto's server (pip install 'moto[server]')")
+pytest.importorskip("obstore", reason="needs pbhost[cloud]")
+
+SCALE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_INT32", "dims": [1]})
+        config.add_output({"name": "Y", "data_type": "TYPE_INT32", "dims": [1]})
+        return config
+
+    def initialize(self, args):
+        with open(args["model_repository"] + f"/{args['model_version']}/factor") as file:
+            self.factor = int(file.read())
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([self.multiply(request)]) for request in requests]
+
+    def multiply(self, request):
+        given = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+        return pb_utils.Tensor("Y", given * self.factor)
+"""
+ALL_VERSIONS = "version_policy { all {} }\n"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def prefix(s3: S3Server, request: pytest.FixtureRequest) -> str:
+    """A place of its own in the bucket for each test."""
+    s3.objects_read()
+    s3.fault = None
+    return str(request.node.name).replace("[", "-").replace("]", "")
+
+
+def scale(factor: int, version: int = 1) -> dict[str, bytes | str]:
+    """A version of a model that multiplies."""
+    return {f"{version}/model.py": SCALE, f"{version}/factor": str(factor)}
+
+
+def ask(client: grpcclient.InferenceServerClient, model: str, version: str = "") -> int:
+    """What the model makes of 1."""
+    given = grpcclient.InferInput("X", [1], "INT32")
+    given.set_data_from_numpy(np.ones(1, np.int32))
+    return int(client.infer(model, [given], version).as_numpy("Y")[0])
+
+
+def test_models_of_buckets_and_folders_are_served_together(
+    s3: S3Server, prefix: str, repository: RepositoryBuilder, tmp_path: Path, serve: Serve
+) -> None:
+    s3.put_files(f"{prefix}/a/doubles", scale(2))
+    s3.put_files(f"{prefix}/b/triples", scale(3))
+    repository.add("quadruples", SCALE, files={"1/factor": "4"})
+    flags = [
+        f"--model-repository={s3.url(f'{prefix}/b')}/",
+        f"--model-repository={repository.path}",
+        f"--repository-cache-directory={tmp_path / 'cache'}",
+    ]
+    host = serve(s3.url(f"{prefix}/a"), *flags, env=ENVIRONMENT).wait_started()
+    with host.client() as client:
+        assert [ask(client, name) for name in ("doubles", "triples", "quadruples")] == [2, 3, 4]
+        names = {model.name for model in client.get_model_repository_index().models}
+    assert names == {"doubles", "triples", "quadruples"}
+
+
+def test_a_killed_server_that_starts_again_asks_for_listings_only(
+    s3: S3Server, prefix: str, tmp_path: Path, serve: Serve
+) -> None:
+    s3.put_files(f"{prefix}/doubles", {**scale(2), "config.pbtxt": 'backend: "python"'})
+    flags = [s3.url(prefix), f"--repository-cache-directory={tmp_path / 'cache'}"]
+    host = serve(*flags, env=ENVIRONMENT).wait_started()
+    with host.client() as client:
+        assert ask(client, "doubles") == 2
+    host.process.kill()
+    host.stop()
+    read = s3.objects_read()
+    files = ("1/factor", "1/model.py", "config.pbtxt")
+    assert sorted(read) == [f"{prefix}/doubles/{file}" for file in files]
+    host = serve(*flags, env=ENVIRONMENT).wait_started()
+    with host.client() as client:
+        assert ask(client, "doubles") == 2
+    assert s3.objects_read() == []
+
+
+def test_a_load_fetches_only_what_has_changed(
+    s3: S3Server, prefix: str, tmp_path: Path, serve: Serve
+) -> None:
+    s3.put_files(f"{prefix}/scale", {**scale(2), "config.pbtxt": ALL_VERSIONS})
+    host = serve(
+        s3.url(prefix),
+        f"--repository-cache-directory={tmp_path / 'cache'}",
+        "--model-control-mode=explicit",
+        env=ENVIRONMENT,
+    ).wait_started()
+    with host.client() as client:
+        client.load_model("scale")
+        stubs = [stub.pid for stub in host.stubs()]
+        s3.objects_read()
+        client.load_model("scale")
+        assert s3.objects_read() == []
+        s3.put_files(f"{prefix}/scale", scale(3, version=2))
+        client.load_model("scale")
+        assert sorted(s3.objects_read()) == [
+            f"{prefix}/scale/2/{x}" for x in ("factor", "model.py")
+        ]
+        assert [ask(client, "scale", version) for version in ("1", "2")] == [2, 3]
+        assert set(stubs) < {stub.pid for stub in host.stubs()}, "version 1 was loaded again"
+        s3.put(f"{prefix}/scale/2/factor", "5")
+        client.load_model("scale")
+        assert s3.objects_read() == [f"{prefix}/scale/2/factor"]
+        assert [ask(client, "scale", version) for version in ("1", "2")] == [2, 5]
+        with pytest.raises(InferenceServerException, match="failed to load 'other'"):
+            client.load_model("other")
+
+
+def test_polls_compare_listings(s3: S3Server, prefix: str, tmp_path: Path, serve: Serve) -> None:
+    s3.put_files(f"{prefix}/scale", scale(2))
+    host = serve(
+        s3.url(prefix),
+        f"--repository-cache-directory={tmp_path / 'cache'}",
+        "--model-control-mode=poll",
+        "--repository-poll-secs=1",
+        env=ENVIRONMENT,
+    ).wait_started()
+    with host.client() as client:
+        assert ask(client, "scale") == 2
+        s3.objects_read()
+        s3.put_files(f"{prefix}/new", scale(7))
+        wait_until(lambda: client.is_model_ready("new"), "a new model")
+        assert {key.split("/")[1] for key in s3.objects_read()} == {"new"}
+        s3.put(f"{prefix}/scale/1/factor", "3")
+        wait_until(lambda: ask(client, "scale") == 3, "the changed model")
+        assert s3.objects_read() == [f"{prefix}/scale/1/factor"]
+        for file in scale(7):
+            s3.delete(f"{prefix}/new/{file}")
+        wait_until(lambda: not client.is_model_ready("new"), "the model to be unloaded")
