@@ -14,7 +14,10 @@ readme = re.sub(r"(!\[[^\]]*\]\()(?!https?://)", rf"\1{_FILES}", readme)
 
 # Left out without a compiler; with PBHOST_LANE=0, the wheel is for every platform.
 lane = Extension(
-    "host.lane._lane", ["host/lane/_lane.pyx"], depends=["host/lane/_rings.pxi"], optional=True
+    "host.lane._lane",
+    ["host/lane/_lane.pyx"],
+    depends=["host/lane/_http2.pxi", "host/lane/_rings.pxi"],
+    optional=True,
 )
 
 setup(

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from host.lane._lane import HeaderReader, MessageReader
+    from host.lane._lane import HeaderReader, MessageReader, RequestFrames, ResponseWriter
 
 VARIABLE = "PBHOST_LANE"
 """The environment variable that turns the lane off with `0`, also when the package is built."""
 
 header_reader: type[HeaderReader] | None = None
 message_reader: type[MessageReader] | None = None
+response_writer: type[ResponseWriter] | None = None
+read_request: Callable[[bytes, int, int], RequestFrames | None] | None = None
 write_record: Callable[[memoryview, int, bytes], int] | None = None
 read_record: Callable[[memoryview, int, int], bytes | None] | None = None
 state = f"off ({VARIABLE}=0)"
@@ -26,8 +28,9 @@ state = f"off ({VARIABLE}=0)"
 
 if os.environ.get(VARIABLE) != "0":
     try:
-        from host.lane._lane import HeaderReader, MessageReader
+        from host.lane._lane import HeaderReader, MessageReader, ResponseWriter
         from host.lane._lane import read_record as _read_record
+        from host.lane._lane import read_request as _read_request
         from host.lane._lane import write_record as _write_record
     except ModuleNotFoundError:
         state = "not built"
@@ -35,4 +38,5 @@ if os.environ.get(VARIABLE) != "0":
         state = f"off (it cannot be loaded: {error})"
     else:
         header_reader, message_reader, state = HeaderReader, MessageReader, "on"
+        response_writer, read_request = ResponseWriter, _read_request
         write_record, read_record = _write_record, _read_record

@@ -27,19 +27,31 @@ cdef class HeaderReader:
     """Decodes header blocks: `HpackDecoder` with `_check_request` of host.frontends.grpc.h2."""
 
     cdef tuple static_table
-    cdef frozenset with_rules
+    cdef frozenset with_rules, interpreted
+    cdef dict units
     cdef bytes name_bytes
     cdef int[::1] first_code, codes, offsets, symbols
 
-    def __init__(self, tuple static_table, huffman_bits, name_bytes, frozenset with_rules):
+    def __init__(
+        self,
+        tuple static_table,
+        huffman_bits,
+        name_bytes,
+        frozenset with_rules,
+        frozenset interpreted,
+        dict units,
+    ):
         """`huffman_bits`: the length of the code of each symbol.
 
-        `name_bytes` are valid in a name. Fields with names of `with_rules` are not usual.
+        `name_bytes` are valid in a name. Fields with names of `with_rules` are not usual, those of
+        `interpreted` say how to handle the request. `units`: seconds by the units of timeouts.
         """
         cdef int code = 0, length, offset = 0
         self.static_table = static_table
         self.name_bytes = bytes(1 if byte in name_bytes else 0 for byte in range(256))
         self.with_rules = with_rules
+        self.interpreted = interpreted
+        self.units = units
         ordered = sorted((bits, symbol) for symbol, bits in enumerate(huffman_bits))
         self.symbols = array.array("i", [symbol for _, symbol in ordered])
         counts = [0] * (LONGEST_CODE + 1)
@@ -58,8 +70,9 @@ cdef class HeaderReader:
     def decode_block(
         self, bytes block not None, dynamic not None, Py_ssize_t free, Py_ssize_t max_list_size
     ):
-        """Decodes a header block: the fields, their size, those to add, and if all are usual.
+        """Decodes a header block: the fields, their size, those to add, and the usual request.
 
+        That is None or the interpreted fields and the timeout in seconds, as `usual_request` says.
         `dynamic`: the fields of the dynamic table. `free`: bytes that it has room for.
         """
         cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(block), index, known = len(dynamic)
@@ -116,7 +129,7 @@ cdef class HeaderReader:
                 pending += 1
                 free -= field_size
                 evicted = free < 0
-        return fields, size, added, self.is_usual(fields)
+        return fields, size, added, self.usual_request(fields)
 
     cdef Py_ssize_t integer(
         self, bytes data, Py_ssize_t* position, Py_ssize_t end, Py_ssize_t value
@@ -172,21 +185,28 @@ cdef class HeaderReader:
             return None
         return bytes(out[:size])
 
-    cdef bint is_usual(self, list fields):
-        """Whether the rules of a request hold, without a look at unusual fields."""
+    cdef tuple usual_request(self, list fields):
+        """The interpreted fields and the timeout of a request that keeps the rules.
+
+        None if it may break one, or has binary metadata.
+        """
         cdef bytes name, value
         cdef tuple field
+        cdef list interpreted = []
+        cdef object timeout = None
         cdef bint ordinary = False, method = False, scheme = False, path = False, authority = False
         cdef Py_ssize_t index
         cdef int byte
         for field in fields:
             name = field[0]
             value = field[1]
+            if name in self.interpreted:
+                interpreted.append(field)
             if not PyBytes_GET_SIZE(name):
-                return False
+                return None
             if <unsigned char>name[0] == 0x3A:  # a colon
                 if ordinary or not PyBytes_GET_SIZE(value):
-                    return False
+                    return None
                 if name == b":method" and not method:
                     method = True
                 elif name == b":scheme" and not scheme:
@@ -196,22 +216,47 @@ cdef class HeaderReader:
                 elif name == b":authority" and not authority:
                     authority = True
                 else:
-                    return False
+                    return None
                 continue
             ordinary = True
             for index in range(PyBytes_GET_SIZE(name)):
                 if not self.name_bytes[<unsigned char>name[index]]:
-                    return False
+                    return None
             for index in range(PyBytes_GET_SIZE(value)):
                 byte = <unsigned char>value[index]
                 if byte == 0 or byte == 13 or byte == 10:
-                    return False
+                    return None
             if name == b"te":
                 if value != b"trailers":
-                    return False
+                    return None
+            elif name == b"grpc-timeout":
+                if timeout is not None:
+                    return None
+                timeout = self.seconds(value)
+                if timeout is None:
+                    return None
+            elif name.endswith(b"-bin") and not name.startswith(b"grpc-"):
+                return None
             elif name in self.with_rules:
-                return False
-        return method and scheme and path
+                return None
+        if not (method and scheme and path):
+            return None
+        return tuple(interpreted), timeout
+
+    cdef object seconds(self, bytes value):
+        """The seconds of a timeout, or None."""
+        cdef Py_ssize_t index, digits = PyBytes_GET_SIZE(value) - 1
+        cdef int byte, number = 0
+        if not 0 < digits < 9:
+            return None
+        for index in range(digits):
+            byte = <unsigned char>value[index]
+            if not 0x30 <= byte <= 0x39:
+                return None
+            number = number * 10 + byte - 0x30
+        unit = self.units.get(<unsigned char>value[digits])
+        return None if unit is None else number * unit
+
 
 cdef class MessageReader:
     """Parses requests: `parse_infer_request` with `to_request` of host.frontends.grpc."""
@@ -442,4 +487,5 @@ cdef int64_t read_varint(bytes data, Py_ssize_t* position, Py_ssize_t end):
 cdef frozenset _WITH_RULES = frozenset(("priority", "timeout"))
 
 
+include "_http2.pxi"
 include "_rings.pxi"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from host.frontends.grpc.h2 import frames, grpc_messages
 from host.frontends.grpc.h2.frames import H2ErrorCode
-from host.frontends.grpc.h2.grpc_messages import ENCODINGS, RpcError, StatusCode
-from host.frontends.grpc.h2.h2_stream import Stream, StreamConnection
+from host.frontends.grpc.h2.grpc_messages import (
+    ENCODINGS,
+    TIMEOUT_UNITS,
+    RpcError,
+    StatusCode,
+)
+from host.frontends.grpc.h2.h2_stream import NO_DEADLINE, Stream, StreamConnection
 from host.frontends.grpc.h2.headers import Fields
 from host.frontends.grpc.h2.hpack import Field
 from host.frontends.grpc.methods import (
@@ -26,11 +31,11 @@ from host.frontends.grpc.methods import (
 )
 from host.frontends.receive_memory import Piece
 from host.frontends.request_headers import Header
+from host.lane import response_writer
 
 _BINARY = b"-bin"
 _TRANSPORT_HEADERS = frozenset((b"te", b"content-type"))
 _TIMEOUT_PATTERN = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
-_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 # The order in which grpcio chooses at each level among the encodings that a client accepts.
 _PREFERENCES = {"low": ("gzip", "deflate"), "medium": ("deflate", "gzip")}
 _PREFERENCES["high"] = _PREFERENCES["medium"]
@@ -39,8 +44,7 @@ _PREFERENCES["high"] = _PREFERENCES["medium"]
 MethodT = TypeVar("MethodT", bound=Method, covariant=True)
 
 
-@dataclass(slots=True)  # not frozen, which takes longer to make
-class Rpc(Generic[MethodT]):
+class Rpc(msgspec.Struct, Generic[MethodT]):
     """The parsed header of a call; also the RpcContext of its handler.
 
     `timeout` is in seconds. `encoding` is the compression of the request messages,
@@ -126,7 +130,7 @@ def _parse_timeout(value: bytes | None) -> float | None:
             StatusCode.INTERNAL,
             f"grpc-timeout '{text}' is not up to 8 digits and one of H M S m u n",
         )
-    return int(found[1]) * _SECONDS[found[2]]
+    return int(found[1]) * TIMEOUT_UNITS[found[2]]
 
 
 def _choose_response_encoding(accepted: bytes, level: str) -> str:
@@ -158,18 +162,16 @@ class GrpcCall(Stream):
 
     rpc: Rpc[Any]
     _running: Cancellable | None = None
-    _deadline: asyncio.TimerHandle | None = None
     _headers_sent = False
 
     def on_opened(self) -> None:
         """Starts the deadline."""
         timeout = self.rpc.timeout
         if timeout is not None:
-            self._deadline = self.connection.loop.call_later(timeout, self._deadline_exceeded)
+            self.connection.set_deadline(self, timeout)
 
     def on_aborted(self) -> None:
         """Cancels the handler, as the client or the connection has gone."""
-        self._cancel_deadline()
         self._cancel_handler()
 
     def end_unavailable(self, text: str = SERVER_STOPPED) -> None:
@@ -195,7 +197,7 @@ class GrpcCall(Stream):
         """Ends the call with the status of an error."""
         if self.closed:
             return
-        self._cancel_deadline()
+        self.deadline = NO_DEADLINE
         if isinstance(error, RpcError):
             code, text = int(error.code), error.message
         else:
@@ -226,14 +228,9 @@ class GrpcCall(Stream):
         if running is not None:
             running.cancel()
 
-    def _deadline_exceeded(self) -> None:
-        self._deadline = None
+    def on_deadline(self) -> None:
+        """Ends the call with DEADLINE_EXCEEDED."""
         self._end_and_cancel(RpcError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"))
-
-    def _cancel_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
 
 def encode_response(stream: int, message: bytes) -> bytes:
@@ -249,6 +246,15 @@ def encode_response(stream: int, message: bytes) -> bytes:
             _RESPONSE_END.pack(_TRAILERS_START, stream, _TAIL),
         )
     )
+
+
+encode_small_response = encode_response
+"""As `encode_response`, in compiled code if it is there."""
+if response_writer is not None:
+    encode_small_response = response_writer(
+        frames.headers(0, _HEAD, False, frames.DEFAULT_MAX_FRAME),
+        frames.headers(0, _TAIL, True, frames.DEFAULT_MAX_FRAME),
+    ).encode
 
 
 class RefusedCall(Stream):

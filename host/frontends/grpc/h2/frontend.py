@@ -8,12 +8,13 @@ from functools import partial
 from typing import Protocol
 
 from host.frontends.grpc.h2 import grpc_messages
-from host.frontends.grpc.h2.calls import RefusedCall, parse_rpc
+from host.frontends.grpc.h2.calls import RefusedCall, Rpc, parse_rpc
 from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.grpc_messages import RpcError, StatusCode
 from host.frontends.grpc.h2.h2_connection import H2Connection
 from host.frontends.grpc.h2.h2_stream import Route
 from host.frontends.grpc.h2.headers import Fields
+from host.frontends.grpc.h2.hpack import Field, UsualRequest
 from host.frontends.grpc.h2.stream_call import StreamCall
 from host.frontends.grpc.h2.unary_call import UnaryCall
 from host.frontends.grpc.methods import GrpcOptions, Method, Services, StreamMethod
@@ -23,6 +24,7 @@ from host.frontends.tls import ServerTls, TlsFiles
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
 _GRPC = b"application/grpc"
+_MAX_USUAL = 64
 
 
 class Router:
@@ -36,12 +38,22 @@ class Router:
         }
         self._compression_level = options.compression_level
         self._max_header_list = limits.max_header_list
+        # RPCs that were not refused, by the interpreted fields of usual requests.
+        self._usual: dict[tuple[Field, ...], Rpc[Method]] = {}
 
-    def route(self, fields: Fields, size: int) -> Route:
+    def route(self, fields: Fields, size: int, usual: UsualRequest | None = None) -> Route:
         """Returns the route of a request; one that is refused has a route that answers an error.
 
-        `size` is the size of the header list in bytes (RFC 9113 section 6.5.2).
+        `size` is the size of the header list in bytes (RFC 9113 section 6.5.2). `usual` is given
+        for a request without content-length and binary metadata.
         """
+        if usual is not None and size <= self._max_header_list:
+            interpreted, timeout = usual
+            same = self._usual.get(interpreted)
+            if same is not None:
+                return _route(
+                    Rpc(same.method, timeout, same.encoding, same.response_encoding, fields)
+                )
         known = dict(fields)
         if known[b":method"] != b"POST":
             return _refused(grpc_messages.http_error_headers(405))
@@ -55,12 +67,18 @@ class Router:
         except RpcError as fault:
             end = grpc_messages.trailers(fault.code, fault.message)
             return _refused(grpc_messages.RESPONSE_HEADERS + grpc_messages.ACCEPT_ENCODING + end)
+        if usual is not None:
+            if len(self._usual) >= _MAX_USUAL:
+                self._usual.clear()
+            self._usual[usual[0]] = rpc
         length = known.get(b"content-length")
-        call = StreamCall if isinstance(rpc.method, StreamMethod) else UnaryCall
-        return Route(
-            partial(call, rpc, int(length) if length else None),
-            acts_at_once=call is StreamCall or rpc.timeout is not None,
-        )
+        return _route(rpc, int(length) if length else None)
+
+
+def _route(rpc: Rpc[Method], length: int | None = None) -> Route:
+    streams = isinstance(rpc.method, StreamMethod)
+    call = StreamCall if streams else UnaryCall
+    return Route(partial(call, rpc, length), acts_at_once=streams or rpc.timeout is not None)
 
 
 def _refused(block: bytes) -> Route:

@@ -115,6 +115,14 @@ PREFIX = struct.Struct(">BI")
 ENCODINGS = {"gzip": 31, "deflate": zlib.MAX_WBITS}
 """Supported encodings, and the `wbits` that zlib needs for each."""
 
+INTERPRETED_FIELDS = frozenset(
+    (b":method", b":path", b"te", b"content-type", b"grpc-encoding", b"grpc-accept-encoding")
+)
+"""The fields that say how a request is handled, but for its timeout and length."""
+
+TIMEOUT_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+"""Seconds by the units of `grpc-timeout`."""
+
 _MIN_THREAD_BYTES = 1 << 18  # bytes; compressing more would block the event loop for ms
 
 ReceivedMessage = tuple[int, bytes, ReservedBytes | None]

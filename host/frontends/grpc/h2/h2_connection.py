@@ -11,8 +11,9 @@ from host.access.clients import TokenBucket
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.connection_policy import ConnectionTimers, MinDataRate, PingPolicy
 from host.frontends.grpc.h2.frames import ConnectionLimits, H2ConnectionError, H2ErrorCode, Setting
-from host.frontends.grpc.h2.h2_stream import Route, Stream
+from host.frontends.grpc.h2.h2_stream import NO_DEADLINE, Route, Stream
 from host.frontends.grpc.h2.headers import Fields, HeaderDecoder, MalformedRequest
+from host.frontends.grpc.h2.hpack import UsualRequest
 from host.frontends.grpc.h2.reader import FrameReader
 from host.frontends.grpc.h2.send_buffer import SendBuffer
 from host.frontends.grpc.methods import GrpcOptions
@@ -25,6 +26,7 @@ _DRAIN_PING = b"pbdrain."
 _MAX_RESET_STREAMS = 1024  # remembered streams that were reset while the client was sending
 _STREAMS_PER_TOKEN = 64  # changing the window of this many streams costs as much as a frame
 _MAX_SETTINGS = 128  # per frame
+_CLOCK_RESOLUTION = 0.001  # seconds; timers of uvloop are due at whole milliseconds
 _MIN_REQUEST_BYTES = 48  # bytes; smaller inputs are control frames
 
 
@@ -32,7 +34,7 @@ class H2Connection(FrameReader, asyncio.Protocol):
     """The server's end of an HTTP/2 connection. It raises no exception into the event loop.
 
     Args:
-        route: Finds the Route of a request from its header fields and their size in bytes.
+        route: Finds the Route of a request: `Router.route`.
         options: Options of the gRPC endpoint.
         limits: Limits of the connection.
         on_opened: Called when the client is connected and TLS is established.
@@ -43,7 +45,7 @@ class H2Connection(FrameReader, asyncio.Protocol):
 
     def __init__(
         self,
-        route: Callable[[Fields, int], Route],
+        route: Callable[[Fields, int, UsualRequest | None], Route],
         options: GrpcOptions,
         limits: ConnectionLimits,
         on_opened: Callable[[H2Connection], None],
@@ -75,6 +77,7 @@ class H2Connection(FrameReader, asyncio.Protocol):
         self._reset_streams: dict[int, None] = {}
         self._reset_bucket = TokenBucket(*limits.reset_rate)
         self._no_op_frames = TokenBucket(*limits.no_op_frame_rate)
+        self._deadlines_due = NO_DEADLINE  # the deadline of a stream, or earlier
         self._draining = False
         self._refusing_streams = False  # the final GOAWAY is sent
         self._closing = False  # further input is ignored
@@ -262,6 +265,26 @@ class H2Connection(FrameReader, asyncio.Protocol):
             transport.abort()
         self._timers.start_linger()
 
+    def set_deadline(self, stream: Stream, timeout: float) -> None:
+        """Sets the deadline of a stream, in `timeout` seconds."""
+        deadline = stream.deadline = self.loop.time() + timeout
+        if deadline < self._deadlines_due:
+            self._deadlines_due = deadline
+            self._timers.call_later(timeout, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        """Ends the streams whose deadline has passed, and waits for the next one."""
+        # One timer for all: most calls end long before their deadlines.
+        now = self.loop.time()
+        streams = self.streams
+        for stream in [s for s in streams.values() if s.deadline <= now + _CLOCK_RESOLUTION]:
+            stream.deadline = NO_DEADLINE
+            if not stream.closed:
+                stream.on_deadline()
+        self._deadlines_due = min((s.deadline for s in streams.values()), default=NO_DEADLINE)
+        if self._deadlines_due < NO_DEADLINE:
+            self._timers.call_later(self._deadlines_due - now, self._check_deadlines)
+
     def _abort_streams(self) -> None:
         for stream in list(self.streams.values()):
             self.remove_stream(stream)
@@ -309,6 +332,40 @@ class H2Connection(FrameReader, asyncio.Protocol):
             opened.on_opened()
             if end and not opened.closed:
                 self._end_request(opened)
+
+    def on_request(
+        self,
+        stop: int,
+        stream: int,
+        block: bytes,
+        message: bytes,
+        size: int,
+        increment: int,
+        connection_increment: int,
+    ) -> bool:
+        """As `on_headers`, `on_window_update` and `on_data`, if it keeps all of their rules."""
+        self.on_headers(stream, block, False)
+        opened = self.streams.get(stream)
+        send_buffer = self.send_buffer
+        if (
+            opened is None
+            or not opened.takes_message
+            or opened.remaining_length is not None
+            or opened.remote_ended
+            or size > self._recv_window
+            or size > opened.recv_window
+            or increment + opened.send_window > frames.MAX_WINDOW
+        ):
+            return False
+        opened.send_window += increment
+        self._recv_window -= size
+        opened.recv_window -= size
+        self.unacknowledged_bytes += size
+        opened.remote_ended = True
+        opened.on_message(message)
+        if connection_increment:
+            send_buffer.increase_window(connection_increment)
+        return True
 
     def _on_trailers(self, stream: int, known: Stream | None, block: bytes, end: bool) -> None:
         if known is None:

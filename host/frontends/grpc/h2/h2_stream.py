@@ -6,11 +6,13 @@ The words are those of docs/explanation/flow-control.md.
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import ConnectionLimits, H2ErrorCode
@@ -41,6 +43,9 @@ class StreamConnection(Protocol):
     def acknowledge_received_data(self, size: int) -> None:
         """Acknowledges received bytes, so that the client may send as many again."""
 
+    def set_deadline(self, stream: Stream, timeout: float) -> None:
+        """Sets the deadline of a stream in `timeout` seconds; its `on_deadline` is called then."""
+
     def stop_request(self, stream: Stream) -> None:
         """Tells a client that still sends its request to stop, as the response is sent."""
 
@@ -54,8 +59,7 @@ class StreamConnection(Protocol):
         """Resets a stream because the client has broken a rule."""
 
 
-@dataclass(slots=True)
-class Route:
+class Route(msgspec.Struct):
     """How a kind of request is handled.
 
     `stream`: makes the stream that handles the request. `acts_at_once`: whether its `on_opened`
@@ -69,13 +73,22 @@ class Route:
 JOIN_UP_TO = 4096
 """Bytes; copying less than this is cheaper than one more buffer."""
 
+NO_DEADLINE = math.inf
+
 
 class Stream(ABC):
     """Base class of the streams. The connection calls `on_opened`, `on_data` and `on_aborted`.
 
     A stream sends data as soon as the windows and the transport have room. Until then the data is
     pending.
+
+    Attributes:
+        deadline: When `on_deadline` is called if the stream is open, by the clock of the loop.
+        takes_message: Whether `on_message` may be called instead of `on_data`.
     """
+
+    deadline = NO_DEADLINE
+    takes_message = False
 
     unacknowledged_bytes = 0  # received, but not read by the handler
     _pending_trailers: bytes | None = None  # sent after the pending data
@@ -124,6 +137,14 @@ class Stream(ABC):
     def unread_bytes(self) -> int:
         """Bytes of a complete response that the client must read in time; 0 if it need not."""
         return 0
+
+    def on_message(self, message: bytes) -> None:
+        """Called with the only message, not compressed, of a request that is complete."""
+        raise NotImplementedError
+
+    def on_deadline(self) -> None:
+        """Called when the deadline has passed."""
+        self.reset(H2ErrorCode.CANCEL)
 
     def on_too_slow(self) -> None:
         """Called when the rest of an incomplete message arrives too slowly."""

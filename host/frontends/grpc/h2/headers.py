@@ -13,6 +13,7 @@ from host.frontends.grpc.h2.hpack import (
     NAME_BYTES,
     Field,
     HpackDecoder,
+    UsualRequest,
 )
 
 Fields = list[Field]
@@ -36,14 +37,17 @@ class MalformedRequest(Exception):
 class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of a connection, and parses each list of fields with `parse`.
 
-    Some clients send equal blocks again. A block that does not change the dynamic table means the
-    same until the table changes, so its result is cached when it recurs.
+    `parse` gets the fields, their size, and what is in a usual request, or None. Some clients send
+    equal blocks again. A block that does not change the dynamic table means the same until the
+    table changes, so its result is cached when it recurs.
 
     Attributes:
         known: The results of blocks that have recurred.
     """
 
-    def __init__(self, parse: Callable[[Fields, int], T], max_size: int) -> None:
+    def __init__(
+        self, parse: Callable[[Fields, int, UsualRequest | None], T], max_size: int
+    ) -> None:
         self._parse = parse
         self._decoder = HpackDecoder(max_size)
         self.known: dict[bytes, T] = {}
@@ -58,11 +62,17 @@ class HeaderDecoder(Generic[T]):
         """
         before = self._table_changes
         fields, size, usual = self._decode(block)
-        if not usual:
+        if usual is None:
             _check_request(fields)
-        understood = self._parse(fields, size)
+        understood = self._parse(fields, size, usual)
         if before == self._table_changes and len(block) <= _MAX_CACHED_BYTES:
-            self._remember(block, understood)
+            number = hash(block)
+            if number not in self._recent:
+                self._recent.append(number)
+            else:
+                if len(self.known) >= _CACHE_SIZE:
+                    self.known.clear()
+                self.known[block] = understood
         return understood
 
     def decode_trailers(self, block: bytes) -> None:
@@ -74,7 +84,7 @@ class HeaderDecoder(Generic[T]):
         """Decodes a block only to update the dynamic table. Raises H2ConnectionError."""
         self._decode(block)
 
-    def _decode(self, block: bytes) -> tuple[Fields, int, bool]:
+    def _decode(self, block: bytes) -> tuple[Fields, int, UsualRequest | None]:
         """As `HpackDecoder.decode`; drops the cache if the table changes."""
         try:
             decoded = self._decoder.decode(block)
@@ -85,15 +95,6 @@ class HeaderDecoder(Generic[T]):
             self._table_changes = self._decoder.table_changes
             self.known.clear()
         return decoded
-
-    def _remember(self, block: bytes, understood: T) -> None:
-        number = hash(block)
-        if number not in self._recent:
-            self._recent.append(number)
-            return
-        if len(self.known) >= _CACHE_SIZE:
-            self.known.clear()
-        self.known[block] = understood
 
 
 def _check_request(fields: Fields) -> None:

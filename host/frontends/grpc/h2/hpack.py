@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from host.frontends.grpc.h2.grpc_messages import INTERPRETED_FIELDS, TIMEOUT_UNITS
 from host.lane import header_reader
 
 # The code is canonical: codes of one length are consecutive numbers, in the order of their symbols.
@@ -91,6 +92,9 @@ def decode_huffman(data: bytes) -> bytes:
 
 Field = tuple[bytes, bytes]
 
+UsualRequest = tuple[tuple[Field, ...], float | None]
+"""The fields of a request that are in INTERPRETED_FIELDS, and its timeout in seconds."""
+
 _DEFAULT_TABLE_SIZE = 4096  # bytes; the server announces no other
 _FIELD_OVERHEAD = 32  # bytes that each field counts besides its name and value
 _MAX_INTEGER_BYTES = 5  # after the prefix
@@ -136,7 +140,8 @@ CONNECTION_SPECIFIC = frozenset(
 _lane = None
 if header_reader is not None:
     _with_rules = CONNECTION_SPECIFIC | {b"content-length"}
-    _lane = header_reader(_STATIC_TABLE, BITS, NAME_BYTES, _with_rules)
+    _units = {ord(unit): seconds for unit, seconds in TIMEOUT_UNITS.items()}
+    _lane = header_reader(_STATIC_TABLE, BITS, NAME_BYTES, _with_rules, INTERPRETED_FIELDS, _units)
 
 
 class HpackDecoder:
@@ -155,10 +160,11 @@ class HpackDecoder:
         self._size = 0
         self._max_size = _DEFAULT_TABLE_SIZE
 
-    def decode(self, block: bytes) -> tuple[list[Field], int, bool]:
-        """Returns the fields, the size of their list in bytes, and whether the request is usual.
+    def decode(self, block: bytes) -> tuple[list[Field], int, UsualRequest | None]:
+        """Returns the fields, the size of their list in bytes, and what is in a usual request.
 
-        A usual request is known to keep the rules about its fields; others are to be checked.
+        A usual request is known to keep the rules about its fields, has no content-length and no
+        binary metadata; others are to be checked.
         Raises ValueError if the block cannot be decoded or the list is too large; the decoder is
         unusable after that.
         """
@@ -171,7 +177,7 @@ class HpackDecoder:
                     self._add(field)
                 return fields, list_size, usual
         fields, list_size = self._decode(block)
-        return fields, list_size, False
+        return fields, list_size, None
 
     def _decode(self, block: bytes) -> tuple[list[Field], int]:
         fields: list[Field] = []

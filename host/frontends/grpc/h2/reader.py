@@ -20,6 +20,7 @@ from host.frontends.grpc.h2.frames import (
     H2ErrorCode,
 )
 from host.frontends.receive_memory import Piece
+from host.lane import read_request
 
 _MIN_VIEW_BYTES = 16384  # bytes; a smaller view would keep much more memory alive
 _STREAM_BITS = 0x7FFFFFFF
@@ -53,6 +54,7 @@ class FrameReader(ABC):
         self._block_end = False
         self._block: list[bytes] = []
         self._turn_cost = 0
+        self._max_usual_frame = min(limits.max_frame, limits.max_header_block, _MIN_VIEW_BYTES - 1)
         self.paused = False  # the rest of the input waits for `feed(b"")`, in a later turn
 
     @property
@@ -84,6 +86,20 @@ class FrameReader(ABC):
         limits = self.limits
         max_frame, max_turn = limits.max_frame, limits.max_turn_cost
         while end - position >= FRAME_HEADER_SIZE:
+            if read_request is not None and self._settings_received and not self._block_stream:
+                request = read_request(data, position, self._max_usual_frame)
+                if request is not None:
+                    length = len(request[2])
+                    self._turn_cost += _REQUEST_COST + length
+                    position = (
+                        request[0]
+                        if self.on_request(*request)
+                        else position + FRAME_HEADER_SIZE + length
+                    )
+                    if self._turn_cost > max_turn:
+                        self.paused = position < end
+                        break
+                    continue
             high, low, kind, flags, stream = FRAME_HEADER.unpack_from(data, position)
             length = high << 8 | low
             if length > max_frame:
@@ -266,6 +282,23 @@ class FrameReader(ABC):
     @abstractmethod
     def on_headers(self, stream: int, block: bytes, end: bool) -> None:
         """Called with a complete header block."""
+
+    def on_request(
+        self,
+        stop: int,
+        stream: int,
+        block: bytes,
+        message: bytes,
+        size: int,
+        increment: int,
+        connection_increment: int,
+    ) -> bool:
+        """Called with the frames of a request, as `read_request` of `host.lane` describes them.
+
+        Returns whether all of them are handled; otherwise, only the header block is.
+        """
+        self.on_headers(stream, block, False)
+        return False
 
     @abstractmethod
     def on_settings(self, values: list[tuple[int, int]]) -> None:

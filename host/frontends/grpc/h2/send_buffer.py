@@ -79,11 +79,12 @@ class SendBuffer:
     def send_small(self, data: bytes, soon: bool) -> None:
         """Adds a few frames and flushes; `soon`: at the end of this iteration of the loop."""
         if soon or self.corked or self._buffers:
-            self.write(data)
-            if soon:
-                self.flush_soon()
-            else:
+            self._buffers.append(data)
+            self.buffered_bytes += len(data)
+            if not soon:
                 self.flush()
+            elif not self._flush_due or self.buffered_bytes >= _QUANTUM:
+                self.flush_soon()
         elif self._transport is not None:
             self._write_small(data)
 

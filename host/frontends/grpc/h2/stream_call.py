@@ -15,6 +15,7 @@ from host.frontends.grpc.h2.grpc_messages import (
     compress,
     decompress,
 )
+from host.frontends.grpc.h2.h2_stream import NO_DEADLINE
 from host.frontends.grpc.methods import RETRY_METADATA, StreamHandler, StreamMethod
 from host.frontends.receive_memory import Piece, ReservedBytes
 
@@ -131,7 +132,7 @@ class StreamCall(GrpcCall):
         if error is not None:
             self._send_error(error)
             return
-        self._cancel_deadline()
+        self.deadline = NO_DEADLINE
         trailers = OK_TRAILERS
         if retry is not None:
             trailers += grpc_messages.hpack_field(RETRY_METADATA, b"%d" % retry)

@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Awaitable
 
 from host.errors import HostError
-from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall, Rpc, encode_response
+from host.frontends.grpc.h2.calls import (
+    OK_TRAILERS,
+    SERVER_STOPPED,
+    GrpcCall,
+    Rpc,
+    encode_small_response,
+)
 from host.frontends.grpc.h2.grpc_messages import (
     PREFIX,
     MessageReader,
@@ -25,6 +31,7 @@ class UnaryCall(GrpcCall):
     """A call with one request message and one response message."""
 
     rpc: Rpc[UnaryMethod]
+    takes_message = True
     _reader: MessageReader | None = None
     _reserved: ReservedBytes | None = None  # until the response, if there is no Call
 
@@ -41,15 +48,13 @@ class UnaryCall(GrpcCall):
         return self.pending_bytes
 
     def mark_closed(self) -> None:
-        """Drops the pending data, the message and the deadline."""
+        """Drops the pending data and the message."""
         self.closed = True
         self._reserved = None
         if self._pending is not None:
             self.drop_pending()
         if self._reader is not None:
             self._reader.discard()
-        if self._deadline is not None:
-            self._cancel_deadline()
 
     def on_data(self, piece: Piece, size: int, end: bool) -> None:
         """Starts the call when its message is complete."""
@@ -69,10 +74,14 @@ class UnaryCall(GrpcCall):
             if read is None:
                 return
             flag, message, reserved = read
-        method = self.rpc.method
         if flag:
             self._run_task(self._decompress_and_handle(message, reserved))
-            return
+        else:
+            self.on_message(message, reserved)
+
+    def on_message(self, message: bytes, reserved: ReservedBytes | None = None) -> None:
+        """Starts the call; `reserved` is the memory of the message, if it is counted."""
+        method = self.rpc.method
         if method.callback_handler is None:
             self._reserved = reserved
             self._run_task(method.handler(message, self.rpc))
@@ -159,7 +168,7 @@ class UnaryCall(GrpcCall):
         send_buffer.window -= size
         send_buffer.data_frames_sent += 1
         # Other calls may be answered in this iteration too: their responses are sent together.
-        send_buffer.send_small(encode_response(self.id, result), several)
+        send_buffer.send_small(encode_small_response(self.id, result), several)
         if not self.remote_ended:
             connection.stop_request(self)
             send_buffer.flush_soon()

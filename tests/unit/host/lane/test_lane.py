@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
+from host.frontends.grpc.h2.frames import ConnectionLimits
+from host.frontends.grpc.h2.frontend import Router
+from host.frontends.grpc.h2.grpc_messages import INTERPRETED_FIELDS
 from host.frontends.grpc.h2.headers import _check_request
 from host.frontends.grpc.h2.hpack import HpackDecoder
 from host.frontends.grpc.infer_request import (
@@ -20,6 +23,7 @@ from host.frontends.grpc.infer_request import (
     read_usual_request,
     to_request,
 )
+from host.frontends.grpc.methods import GrpcOptions, RpcContext, UnaryMethod
 from host.inference.request import InferRequest
 from host.instances.regions import Regions
 from host.lane import message_reader, state
@@ -37,6 +41,8 @@ pytestmark = pytest.mark.skipif(message_reader is None, reason=f"the compiled la
 def assert_equal_headers(blocks: list[bytes]) -> list[bool]:
     """Returns which blocks were usual requests."""
     found = []
+    services: Any = {"inference.GRPCInferenceService": [UnaryMethod("ModelInfer", refuse, "")]}
+    router = Router(services, GrpcOptions(compression_level="low"), ConnectionLimits())
     ours, python = HpackDecoder(MAX_LIST), HpackDecoder(MAX_LIST)
     for block in blocks:
         expected: Any
@@ -50,10 +56,20 @@ def assert_equal_headers(blocks: list[bytes]) -> list[bool]:
         fields, size, usual = ours.decode(block)
         assert (fields, size) == expected
         assert ours.__dict__ == python.__dict__
-        if usual:
+        if usual is not None:
             _check_request(fields)
-        found.append(usual)
+            assert usual[0] == tuple(field for field in fields if field[0] in INTERPRETED_FIELDS)
+            for _ in range(2):  # then it is known
+                route, expected = router.route(fields, size, usual), router.route(fields, size)
+                assert route.acts_at_once == expected.acts_at_once
+                assert route.stream.func is expected.stream.func  # type: ignore[attr-defined]
+                assert route.stream.args == expected.stream.args  # type: ignore[attr-defined]
+        found.append(usual is not None)
     return found
+
+
+async def refuse(data: bytes, context: RpcContext) -> bytes:
+    raise NotImplementedError
 
 
 @pytest.mark.parametrize("client", CAPTURED)
@@ -88,6 +104,9 @@ RULES = [
     [*FIELDS, ("", "1")],
     [*FIELDS, ("x y", "1")],
     [*FIELDS, ("x", "a\nb")],
+    [*FIELDS, ("x-bin", "YWI=")],
+    *([*FIELDS, ("grpc-timeout", time)] for time in ("", "S", "123456789S", "1x", "1s", "-1S")),
+    [*FIELDS, ("grpc-timeout", "1S"), ("grpc-timeout", "1S")],
     [*FIELDS, ("x", "a\0")],
     [*FIELDS, (":authority", "late")],
     [FIELDS[0], *FIELDS],
@@ -95,6 +114,12 @@ RULES = [
     [(":path", ""), *FIELDS[:2], *FIELDS[3:]],
     *(FIELDS[:index] + FIELDS[index + 1 :] for index in range(3)),
 ]
+
+
+@pytest.mark.parametrize("timeout", ["0n", "1H", "12345678m", "20u", "7M", "99999999H", "3S"])
+def test_timeouts_are_equal(timeout: str) -> None:
+    fields = [*FIELDS, ("grpc-timeout", timeout), ("grpc-accept-encoding", "identity,gzip")]
+    assert assert_equal_headers([hpack.Encoder().encode(fields)]) == [True]
 
 
 @pytest.mark.parametrize("fields", RULES)

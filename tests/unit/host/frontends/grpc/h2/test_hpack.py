@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.frontends.grpc.h2.headers import Fields, HeaderDecoder
-from host.frontends.grpc.h2.hpack import HpackDecoder
+from host.frontends.grpc.h2.hpack import HpackDecoder, UsualRequest
 
 MAX_LIST = 2000
 FIELDS = [
@@ -241,7 +241,7 @@ def requests(*traces: str) -> list[bytes]:
 
 
 def opened() -> HeaderDecoder[Parsed]:
-    decoder = HeaderDecoder(lambda fields, size: Parsed(), MAX_LIST)
+    decoder = HeaderDecoder(lambda fields, size, usual: Parsed(), MAX_LIST)
     decoder.decode_request(hpack.Encoder().encode(FIELDS))
     return decoder
 
@@ -266,7 +266,7 @@ def test_a_changed_table_changes_what_known_blocks_mean() -> None:
     encoder = hpack.Encoder()
     seen: list[bytes] = []
 
-    def parse(fields: Fields, size: int) -> Parsed:
+    def parse(fields: Fields, size: int, usual: UsualRequest | None) -> Parsed:
         seen.append(fields[-1][1])
         return Parsed()
 

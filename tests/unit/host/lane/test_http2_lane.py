@@ -1,0 +1,308 @@
+"""Connections do the same with the compiled lane and without it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from host.errors import invalid_argument
+from host.frontends.grpc.h2 import calls, reader, unary_call
+from host.frontends.grpc.h2 import hpack as hpack_decoder
+from host.frontends.grpc.h2.frames import ConnectionLimits
+from host.frontends.grpc.h2.frontend import Router
+from host.frontends.grpc.h2.h2_connection import H2Connection
+from host.frontends.grpc.methods import (
+    GrpcOptions,
+    ResponseCallback,
+    RpcContext,
+    StreamMethod,
+    UnaryMethod,
+)
+from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
+from host.instances.busy_polling import no_connection_hook
+from host.lane import read_request, state
+from tests.conftest import ALL
+from tests.memory_transport import MemoryTransport
+from tests.unit.host.frontends.grpc.h2.h2_peer import PREFACE, Echo, grpc_message
+from tests.unit.host.frontends.grpc.h2.test_hpack import CAPTURED
+from tests.unit.host.frontends.grpc.h2.test_reader import SETTINGS, frame, frames
+
+pytestmark = pytest.mark.skipif(read_request is None, reason=f"the compiled lane is {state}")
+
+LIMITS = ConnectionLimits(max_frame=16384)
+
+
+class Work:
+    """A request in progress."""
+
+    def __init__(self, seen: list[Any], data: bytes, done: ResponseCallback) -> None:
+        self.seen, self.data, self.done = seen, data, done
+
+    def cancel(self) -> None:
+        self.seen.append(("cancelled", self.data))
+
+
+class Recorder:
+    """A service that records what it gets. Requests that start with `h` are held until later."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.held: list[Work] = []
+
+    def _note(self, data: bytes, context: Any) -> None:
+        encodings = context.encoding, context.response_encoding
+        self.seen.append((data, context.method.name, context.timeout, encodings, context.fields))
+
+    def start(
+        self,
+        data: bytes,
+        done: ResponseCallback,
+        context: RpcContext,
+        reserved: ReservedBytes | None,
+    ) -> Work:
+        self._note(data, context)
+        work = Work(self.seen, data, done)
+        if data[:1] == b"h":
+            self.held.append(work)
+        elif data[:1] == b"f":
+            raise invalid_argument("no")
+        elif data[:1] == b"r":
+            done(invalid_argument("refused"))
+        else:
+            done(data * 3)
+        return work
+
+    async def answer(self, data: bytes, context: RpcContext) -> bytes:
+        self._note(data, context)
+        return data
+
+    def services(self) -> dict[str, list[Any]]:
+        return {
+            "inference.GRPCInferenceService": [
+                UnaryMethod("ModelInfer", self.answer, "", self.start),
+                UnaryMethod("Answer", self.answer, ""),
+                StreamMethod("Echo", lambda client, _: Echo(client), ""),
+            ]
+        }
+
+
+async def converse(pieces: Iterable[bytes], limits: ConnectionLimits, pause: bool) -> list[Any]:
+    """What the service and the client see, and the state of the connection, after each piece."""
+    loop, service, lost = asyncio.get_running_loop(), Recorder(), []
+    loop.set_exception_handler(lambda _, problem: lost.append(problem))
+    router = Router(service.services(), GrpcOptions(), limits)
+    made = H2Connection(
+        router.route,
+        GrpcOptions(),
+        limits,
+        lambda _: None,
+        lambda _: None,
+        no_connection_hook(),
+        ReceiveBudget(),
+    )
+    sink = MemoryTransport()
+    made.connection_made(sink)
+    seen: list[Any] = []
+
+    def note() -> None:
+        decoder = made._header_decoder._decoder
+        seen.append(
+            (
+                bytes(sink.data),
+                sink.closed,
+                len(service.seen),
+                (made._recv_window, made.unacknowledged_bytes, made._last_stream),
+                (made.send_buffer.window, made.send_buffer.data_frames_sent),
+                (list(decoder._dynamic), decoder._size, decoder.table_changes),
+                list(made._reset_streams),
+                [
+                    (id, stream.send_window, stream.recv_window, stream.remote_ended)
+                    for id, stream in made.streams.items()
+                ],
+            )
+        )
+
+    for number, piece in enumerate(pieces):
+        made.data_received(piece)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not made.paused or made.limits.max_turn_cost < 1000
+        note()
+        if pause:
+            made.pause_writing() if number & 1 else made.resume_writing()
+        if number % 3 == 2:
+            for work in service.held:
+                work.done(work.data)
+            service.held.clear()
+    made.resume_writing()
+    made.close()
+    note()
+    made.connection_lost(None)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not lost and b"unexpected failure" not in sink.data
+    seen.append(service.seen)
+    return seen
+
+
+def without_lane(pieces: Iterable[bytes], limits: ConnectionLimits, pause: bool) -> list[Any]:
+    with (
+        patch.object(reader, "read_request", None),
+        patch.object(hpack_decoder, "_lane", None),
+        patch.object(unary_call, "encode_small_response", calls.encode_response),
+    ):
+        return asyncio.run(converse(pieces, limits, pause))
+
+
+def assert_equal(
+    pieces: list[bytes], limits: ConnectionLimits = LIMITS, pause: bool = False
+) -> list[Any]:
+    found = asyncio.run(converse(pieces, limits, pause))
+    expected = without_lane(pieces, limits, pause)
+    assert len(found) == len(expected)
+    for ours, python in zip(found, expected, strict=True):
+        assert ours == python
+    return found
+
+
+def update(stream: int, increment: int) -> bytes:
+    return frame(8, 0, stream, struct.pack(">I", increment))
+
+
+def conversation(client: str) -> bytes:
+    """Requests with the frames that this client sends: the C core grants windows, too."""
+    data = PREFACE + SETTINGS
+    core = client.startswith("the C core")
+    for number, block in enumerate(CAPTURED[client][:3]):
+        stream = 2 * number + 1
+        data += frame(1, 4, stream, bytes.fromhex(block))
+        data += update(stream, 5) if core else b""
+        message = b"" if client == "h2load" else b"held" if number & 1 else bytes(48)
+        data += frame(0, 1, stream, grpc_message(message))  # h2load has announced 5 bytes
+        data += update(0, 199) if core else b""
+    return data
+
+
+@pytest.mark.parametrize("client", CAPTURED)
+def test_clients_are_served_equally_wherever_their_bytes_are_split(client: str) -> None:
+    data = conversation(client)
+    seen = assert_equal([data])
+    position = len(PREFACE + SETTINGS)
+    for number in range(3):  # each is read in one call
+        assert read_request is not None
+        assert (read := read_request(data, position, 1000)) is not None
+        position, *_ = read
+        assert len(seen[-1][number]) == 5
+    assert position == len(data)
+    for place in range(len(PREFACE), len(data)):
+        assert_equal([data[:place], data[place:]])
+
+
+@pytest.mark.parametrize("client", CAPTURED)
+def test_clients_are_served_equally_with_any_byte_changed(client: str) -> None:
+    data = conversation(client)
+    for place in range(len(PREFACE) + len(SETTINGS), len(data), 1 if ALL else 7):
+        for change in (0, 1, data[place] ^ 0x08, data[place] ^ 0x20, 0xFF):
+            assert_equal([data[:place] + bytes((change,)) + data[place + 1 :]])
+
+
+def block(path: str, *extra: tuple[str, str]) -> bytes:
+    return hpack.Encoder().encode(
+        [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", f"/inference.GRPCInferenceService/{path}"),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            *extra,
+        ]
+    )
+
+
+BLOCKS = [
+    block("ModelInfer"),
+    block("ModelInfer", ("grpc-timeout", "5S"), ("traceparent", "00-1-2-01")),
+    block("ModelInfer", ("content-length", "8")),
+    block("ModelInfer", ("x-bin", "YWI=")),
+    block("ModelInfer", ("grpc-encoding", "gzip")),
+    block("ModelInfer", ("x", "y" * 300)),
+    block("Answer"),
+    block("Echo"),
+    block("Unknown"),
+    b"\x82",
+    b"\xff",
+]
+
+
+@st.composite
+def requests(draw: Any) -> bytes:
+    stream = draw(st.integers(0, 30).map(lambda number: 2 * number + 1) | st.integers(0, 9))
+    data = frame(1, draw(st.sampled_from([4, 4, 4, 5, 0])), stream, draw(st.sampled_from(BLOCKS)))
+    increments = st.sampled_from([0, 5, 5, 1 << 20, (1 << 31) - 1])
+    for increment in draw(st.lists(increments, max_size=2)):
+        data += update(stream, increment)
+    message = draw(st.sampled_from([b"", b"abc", b"held", b"fail", b"refused", bytes(5000)]))
+    body = grpc_message(message, draw(st.sampled_from([0, 0, 0, 0, 1])))
+    cut = draw(st.sampled_from([0, 0, 0, 0, 0, 3, 6]))
+    data += frame(0, draw(st.sampled_from([1, 1, 1, 1, 0, 9])), stream, body[: len(body) - cut])
+    for increment in draw(st.lists(increments, max_size=2)):
+        data += update(0, increment)
+    return data
+
+
+others = st.sampled_from(
+    [
+        frame(3, 0, 1, bytes(4)),
+        frame(3, 0, 5, bytes(4)),
+        frame(4, 0, 0, struct.pack(">HI", 4, 0)),
+        frame(4, 0, 0, struct.pack(">HI", 4, 10)),
+        frame(4, 0, 0, struct.pack(">HI", 4, 100000)),
+        frame(6, 0, 0, bytes(8)),
+    ]
+)
+limits = st.sampled_from(
+    [
+        LIMITS,
+        replace(LIMITS, max_turn_cost=600),
+        replace(LIMITS, max_streams=2),
+        replace(LIMITS, stream_window=6000),
+        replace(LIMITS, connection_window=65535, max_header_block=100),
+        replace(LIMITS, max_header_list=400, max_frame=100),
+        replace(LIMITS, reset_rate=(3, 1)),
+    ]
+)
+
+
+def cut(data: bytes, cuts: list[int]) -> Iterator[bytes]:
+    places = sorted({place % (len(data) + 1) for place in cuts} | {0, len(data)})
+    for start, stop in zip(places, places[1:], strict=False):
+        yield data[start:stop]
+
+
+conversations = st.lists(requests() | requests() | requests() | others | frames, max_size=20)
+
+
+@given(conversations, st.lists(st.integers(0, 99999), max_size=6), limits, st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_random_conversations_are_equal(
+    parts: list[bytes], cuts: list[int], limits: ConnectionLimits, pause: bool
+) -> None:
+    assert_equal([PREFACE + SETTINGS, *cut(b"".join(parts), cuts)], limits, pause)
+
+
+@pytest.mark.test_all(reason="many examples")
+@given(conversations, st.lists(st.integers(0, 99999), max_size=6), limits, st.booleans())
+@settings(max_examples=20_000, deadline=None)
+def test_many_random_conversations_are_equal(
+    parts: list[bytes], cuts: list[int], limits: ConnectionLimits, pause: bool
+) -> None:
+    assert_equal([PREFACE + SETTINGS, *cut(b"".join(parts), cuts)], limits, pause)
