@@ -33,6 +33,7 @@ send requests:
   infer [URL] MODEL [--input=NAME=VALUE]
                                         send one request to a model of a running server
   chat [URL] MODEL                      talk to a model of a running server
+  bench [URL] MODEL                     send load to a model of a running server, and measure it
   record [URL] DIRECTORY --model=NAME   record requests to a running server, with their tensors
   replay DIRECTORY --against=URL|--run=MODEL_DIR
                                         send recorded requests again, and compare the responses
@@ -54,6 +55,7 @@ _COMMANDS = (
     "run",
     "infer",
     "chat",
+    "bench",
     "check",
     "config",
     "models",
@@ -108,6 +110,8 @@ def _import(command: str) -> Callable[[list[str]], NoReturn] | None:
             from host.cli.infer import main
         case "chat":
             from host.cli.chat import main
+        case "bench":
+            from host.cli.bench import main
         case "models":
             from host.cli.models import main
         case "wait":

@@ -52,7 +52,7 @@ LAYERS = [
     ["host.server"],
     ["host.lint"],
     ["host.ray"],
-    ["host.cli", "host.__main__"],
+    ["host.cli", "host.load_generator", "host.__main__"],
     ["host.bind"],
 ]
 """From the lowest to the highest: a module imports from its own layer and from lower ones.
@@ -94,7 +94,7 @@ ONE_PLACE = {
     },
     "redis": {"host.cache.redis_store"},
     "obstore": {"host.repository.object_store.store"},
-    "httptools": {"host.frontends.http1.parser"},
+    "httptools": {"host.frontends.http1.parser", "host.load_generator.http1_connection"},
     "orjson": {"host.frontends.http.json_text"},
     "prometheus_client": {"host.metrics.open_metrics"},
     "onnxruntime": {"stub.backends.onnxruntime.onnx_session"},

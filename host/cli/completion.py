@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from host.cli.arguments import parse_texts
+from host.cli.bench import BenchOptions
 from host.cli.chat import ChatOptions
 from host.cli.check import CheckOptions
 from host.cli.config import ConfigOptions
@@ -59,6 +60,7 @@ def _commands() -> dict[str, list[Flag]]:
         "run": RunOptions,
         "infer": InferOptions,
         "chat": ChatOptions,
+        "bench": BenchOptions,
         "check": CheckOptions,
         "config": ConfigOptions,
         "models": ModelsOptions,

@@ -56,11 +56,12 @@ exit status: 0 all responses are successful; 1 a response is an error, or the se
 answer; 2 the command line is invalid, or the inputs do not match the model"""
 
 
-def _check_parameters(texts: Sequence[str]) -> None:
-    _read_parameters(texts)
+def check_parameters(texts: Sequence[str]) -> None:
+    """Raises InvalidValue unless each text is NAME=VALUE."""
+    read_parameters(texts)
 
 
-def _read_parameters(texts: Sequence[str]) -> dict[str, Parameter]:
+def read_parameters(texts: Sequence[str]) -> dict[str, Parameter]:
     """Returns the parameters by name. Raises InvalidValue."""
     parameters: dict[str, Parameter] = {}
     for text in texts:
@@ -107,7 +108,7 @@ class InferOptions:
         [],
         "Parameter of the request, as NAME=VALUE: true, false, a number, or a text. You can repeat"
         " this flag.",
-        check=_check_parameters,
+        check=check_parameters,
     )
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
     timeout: float = _group(60.0, "Seconds to wait for the responses.", check=_check_positive)
@@ -138,7 +139,7 @@ def _infer(client: InferenceClient, model: str, options: InferOptions) -> bool:
     Raises HostError and InvalidInput.
     """
     version = "" if options.version is None else str(options.version)
-    config = _read_config_when_loaded(client, model, version)
+    config = read_config_when_loaded(client, model, version)
     values = read_inputs(split_inputs(options.input), config)
     inputs = [
         value if isinstance(value, Tensor) else Tensor(name, value)
@@ -146,7 +147,7 @@ def _infer(client: InferenceClient, model: str, options: InferOptions) -> bool:
     ]
     request = Inference(
         model, version, options.request_id, inputs, options.output,
-        _read_parameters(options.parameter),
+        read_parameters(options.parameter),
     )  # fmt: skip
     decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
     count, failed = 0, False
@@ -167,8 +168,11 @@ def _infer(client: InferenceClient, model: str, options: InferOptions) -> bool:
     return failed
 
 
-def _read_config_when_loaded(client: InferenceClient, model: str, version: str) -> dict[str, Any]:
-    """As `_read_config`; a model that loads on demand is loaded by a request that it refuses."""
+def read_config_when_loaded(client: InferenceClient, model: str, version: str) -> dict[str, Any]:
+    """Returns the inputs of a model in the form of its configuration. Raises HostError.
+
+    A model that loads on demand is loaded by a request that it refuses.
+    """
     try:
         return _read_config(client, model, version)
     except HostError as error:

@@ -1,4 +1,4 @@
-"""The clients of `pbhost infer` and `pbhost replay`: requests over gRPC and HTTP."""
+"""The clients of `pbhost infer`, `replay` and `bench`: requests over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ class InferenceClient(Protocol):
 
     def read_metadata(self, model: str, version: str) -> dict[str, Any]:
         """Returns the metadata of a model, as JSON has it."""
+
+    def read_statistics(self, model: str, version: str) -> dict[str, Any]:
+        """Returns the statistics of a model, as JSON has them."""
 
     def infer(self, request: Inference, decoupled: bool) -> Iterator[InferenceResponse]:
         """Sends a request and yields its responses, each with outputs or an error."""
@@ -91,7 +94,7 @@ def response_of(
 
 _SCHEME = "grpc://"
 _TLS_SCHEME = "grpcs://"
-_EMPTY_FINAL = "triton_enable_empty_final_response"
+EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 # A server may answer with UNAVAILABLE too, so only the text tells that there is no connection.
@@ -127,13 +130,18 @@ class GrpcInferenceClient:
         request = pb.ModelMetadataRequest(name=model, version=version)
         return _to_dict(self._call(self._service.ModelMetadata, request))
 
+    def read_statistics(self, model: str, version: str) -> dict[str, Any]:
+        """Returns the statistics of a model. Raises HostError."""
+        request = pb.ModelStatisticsRequest(name=model, version=version)
+        return _to_dict(self._call(self._service.ModelStatistics, request))
+
     def infer(self, request: Inference, decoupled: bool) -> Iterator[InferenceResponse]:
         """Sends a request and yields its responses as they arrive. Raises HostError."""
-        message = _to_message(request)
+        message = to_message(request)
         if not decoupled:
             yield _to_response(self._call(self._service.ModelInfer, message))
             return
-        message.parameters[_EMPTY_FINAL].bool_param = True
+        message.parameters[EMPTY_FINAL].bool_param = True
         for answer in self._stream(message):
             if answer.error_message:
                 yield response_of([], {}, answer.error_message)
@@ -179,7 +187,8 @@ def _to_dict(message: Any) -> dict[str, Any]:
     )
 
 
-def _to_message(request: Inference) -> pb.ModelInferRequest:
+def to_message(request: Inference) -> pb.ModelInferRequest:
+    """Returns a request as gRPC has it. Raises a TypeError or ValueError for what it cannot be."""
     message = pb.ModelInferRequest(
         model_name=request.model, model_version=request.version, id=request.id
     )
@@ -250,7 +259,13 @@ class _Metadata(msgspec.Struct):
     inputs: list[_MetadataInput] = []
 
 
-_HEADER_LENGTH = "Inference-Header-Content-Length"
+class _Statistics(msgspec.Struct):
+    """What the statistics of a model must have to be such."""
+
+    model_stats: list[dict[str, Any]]
+
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class HttpInferenceClient:
@@ -261,11 +276,19 @@ class HttpInferenceClient:
 
     def read_config(self, model: str, version: str) -> dict[str, Any]:
         """Returns the configuration of a model. Raises HostError."""
-        return self._read(f"{_path(model, version)}/config", _Config)
+        return self._read(f"{model_path(model, version)}/config", _Config)
 
     def read_metadata(self, model: str, version: str) -> dict[str, Any]:
         """Returns the metadata of a model. Raises HostError."""
-        return self._read(_path(model, version), _Metadata)
+        return self._read(model_path(model, version), _Metadata)
+
+    def read_statistics(self, model: str, version: str) -> dict[str, Any]:
+        """Returns the statistics of a model. Raises HostError."""
+        return self._read(f"{model_path(model, version)}/stats", _Statistics)
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> HttpAnswer:
+        """Sends a body. Raises HostError, also for an error of the server."""
+        return self._client.post(path, body, headers)
 
     def _read(self, path: str, form: type) -> dict[str, Any]:
         """Returns a document that has this form, with all that it has beside. Raises HostError."""
@@ -284,11 +307,11 @@ class HttpInferenceClient:
                 " address of the gRPC port, grpc://HOST:PORT"
             )
         contents = [content_of(tensor) for tensor in request.inputs]
-        header = json.dumps(_request_header(request, contents)).encode()
+        header = json.dumps(request_header(request, contents)).encode()
         answer = self._client.post(
-            f"{_path(request.model, request.version)}/infer",
+            f"{model_path(request.model, request.version)}/infer",
             b"".join([header, *contents]),
-            {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))},
+            {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))},
         )
         try:
             yield _read_response(answer)
@@ -296,12 +319,14 @@ class HttpInferenceClient:
             raise self._client.unexpected_answer() from error
 
 
-def _path(model: str, version: str) -> str:
+def model_path(model: str, version: str) -> str:
+    """Returns the path of a model on the HTTP port."""
     path = f"/v2/models/{quote(model, safe='')}"
     return f"{path}/versions/{version}" if version else path
 
 
-def _request_header(request: Inference, contents: Sequence[bytes]) -> dict[str, Any]:
+def request_header(request: Inference, contents: Sequence[bytes]) -> dict[str, Any]:
+    """Returns the JSON before the contents of the inputs, as HTTP has it."""
     header: dict[str, Any] = {
         "inputs": [
             {
@@ -326,7 +351,7 @@ def _request_header(request: Inference, contents: Sequence[bytes]) -> dict[str, 
 
 def _read_response(answer: HttpAnswer) -> InferenceResponse:
     """Reads a response. Raises an error of a wrong type, key or value for another document."""
-    length = int(answer.headers.get(_HEADER_LENGTH.lower(), len(answer.body)))
+    length = int(answer.headers.get(HEADER_LENGTH.lower(), len(answer.body)))
     header = json.loads(answer.body[:length])
     outputs: list[Tensor] = []
     position = length

@@ -1,0 +1,611 @@
+"""`pbhost bench`: sends load to a model of a running server, and measures its responses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from host.cli.arguments import check_inputs, parse_texts, split_inputs
+from host.cli.infer import (
+    URL,
+    check_parameters,
+    read_config_when_loaded,
+    read_parameters,
+)
+from host.cli.inference_clients import (
+    GrpcInferenceClient,
+    HttpInferenceClient,
+    Inference,
+    InferenceClient,
+)
+from host.cli.server_client import HEADER_HELP, check_headers, read_headers
+from host.errors import HostError, invalid_argument, unsupported
+from host.load_generator.job import Protocol
+from host.load_generator.measurement import (
+    QUANTILES,
+    Level,
+    Load,
+    Measurement,
+    Measuring,
+    Plan,
+    Progress,
+    ServerCounts,
+    mean,
+    quantile,
+)
+from host.load_generator.requests import (
+    Inputs,
+    Prompts,
+    encode_chain,
+    make_inferences,
+    make_sequences,
+    make_target,
+)
+from host.load_generator.workers import Workers
+from host.logs.formats import escape_control_characters
+from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer, one_of
+from pb_utils._text_form import InvalidInput
+
+_EXIT_OK, _EXIT_FAILED, _EXIT_USAGE = 0, 1, 2
+
+_ABOUT = """\
+Sends requests to a model of a running server, and prints rates and latencies. URL is the address of
+the server's HTTP port (http://HOST:PORT, or https) or gRPC port (grpc://HOST:PORT, or grpcs), by
+default http://localhost:8000. Any server of this protocol will do, Triton too.
+
+--concurrency keeps that many requests in flight (closed loop). --rate sends requests at times of
+their own, whatever the server does (open loop); latencies then count from the time at which a
+request was due, so that a server that stalls cannot hide it. Both take a number, a list, or
+START:END:STEP. After a warm-up, windows are measured until three that follow each other differ by
+less than --stability in rate and mean latency; these three are reported.
+
+Inputs are random by default; --shape gives variable dimensions their sizes, without the batch.
+--input-data reads the JSON files of perf_analyzer, or a folder with a file for each input.
+--recording sends the requests of a folder that pbhost record wrote. Requests to decoupled models,
+and those with --streaming, use streams of the gRPC port. With --api, requests are sent to /v1.
+
+examples:
+  pbhost bench add_sub --concurrency=1,4,16
+  pbhost bench grpc://localhost:8001 resnet --shape=IMAGE:3,224,224 --rate=50:200:50
+  pbhost bench grpc://localhost:8001 repeat --input 'IN=[3]' --concurrency=8
+  pbhost bench llama --api=chat --max-tokens=100 --concurrency=8 --format=json
+
+exit status: 0 all requests were successful; 1 a request has failed, the server does not answer, or
+Ctrl-C ended it, after printing what was measured; 2 the command line is invalid, or the inputs do
+not match the model"""
+
+_MOST_LEVELS = 1000
+_PROMPT = "Tell me a story about a lighthouse keeper and a storm."
+
+
+def _read_levels(text: str) -> list[float]:
+    """Reads a number, a list, or START:END:STEP. Raises InvalidValue."""
+    expected = InvalidValue(f"expected a number, a list, or START:END:STEP; got '{text}'")
+    try:
+        if ":" not in text:
+            levels = [float(part) for part in text.split(",")]
+        else:
+            start, end, *rest = (float(part) for part in text.split(":"))
+            step = rest[0] if rest else 1.0
+            if len(rest) > 1 or not step > 0 or not math.isfinite(step + end):
+                raise expected
+            count = int((end - start) / step + 1e-9) + 1
+            levels = [start + number * step for number in range(min(count, _MOST_LEVELS + 1))]
+    except ValueError:
+        raise expected from None
+    if not levels or not all(0 < level < math.inf for level in levels):
+        raise expected
+    if len(levels) > _MOST_LEVELS:
+        raise InvalidValue(f"expected at most {_MOST_LEVELS} levels")
+    return levels
+
+
+def _check_rate(text: str) -> None:
+    if text:
+        _read_levels(text)
+
+
+def _check_concurrency(text: str) -> None:
+    if text and any(level % 1 or level > 10_000 for level in _read_levels(text)):
+        raise InvalidValue(f"expected whole numbers up to 10000, got '{text}'")
+
+
+_SHAPE = re.compile(r"(.+):([0-9]+(?:,[0-9]+)*)")
+
+
+def _check_shapes(texts: Sequence[str]) -> None:
+    _read_shapes(texts)
+
+
+def _read_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
+    shapes = {}
+    for text in texts:
+        found = _SHAPE.fullmatch(text)
+        if found is None:
+            raise InvalidValue(f"expected NAME:SIZE,SIZE,... such as IMAGE:3,224,224; got '{text}'")
+        shapes[found[1]] = [int(size) for size in found[2].split(",")]
+    return shapes
+
+
+def _between(low: float, high: float) -> Callable[[float], None]:
+    def check(value: float) -> None:
+        if not low <= value <= high:
+            raise InvalidValue(f"expected a number from {low:g} to {high:g}, got {value:g}")
+
+    return check
+
+
+_load = FlagGroup("Load")
+_requests = FlagGroup("Requests")
+_measuring = FlagGroup("Measuring")
+
+
+@dataclass
+class BenchOptions:
+    """The flags of `pbhost bench`."""
+
+    concurrency: str = _load(
+        "", "Requests in flight; by default 1, without --rate.", check=_check_concurrency
+    )
+    rate: str = _load("", "Requests per second, in open loop.", check=_check_rate)
+    distribution: str = _load(
+        "poisson",
+        "Times of requests with --rate: poisson, or constant.",
+        check=one_of("distribution", "poisson", "constant"),
+    )
+    streaming: bool = _load(
+        False, "Send requests on streams, also to a model that is not decoupled.", SWITCH
+    )
+    processes: int = _load(
+        0, "Processes that send; 0: one, and more while one is the limit.", integer(0, 256)
+    )
+    input: list[str] = _requests(
+        [],
+        "Input, as NAME=VALUE, with the values of pbhost infer. You can repeat this flag.",
+        check=check_inputs,
+    )
+    shape: list[str] = _requests(
+        [],
+        "Dimensions of an input, as NAME:SIZE,SIZE,... without the batch. You can repeat this"
+        " flag.",
+        check=_check_shapes,
+    )
+    batch_size: int = _requests(1, "Batch of each request.", integer(1))
+    zero_input: bool = _requests(False, "Send zeros and empty texts instead of random.", SWITCH)
+    string_length: int = _requests(
+        0, "Length of random texts; 0: a few characters.", integer(0, 1 << 24)
+    )
+    input_data: str = _requests("", "File or folder with the inputs of requests, sent in turn.")
+    recording: str = _requests("", "Folder of pbhost record, whose requests are sent in turn.")
+    sequence_length: int = _requests(
+        20, "Requests of a sequence, for models with a sequence batcher.", integer(1, 1 << 20)
+    )
+    parameter: list[str] = _requests(
+        [],
+        "Parameter of the requests, as NAME=VALUE: true, false, a number, or a text. You can"
+        " repeat this flag.",
+        check=check_parameters,
+    )
+    version: int | None = _requests(
+        None, "Version of the model; by default, the server chooses.", SIZE
+    )
+    api: str = _requests(
+        "infer",
+        "API: infer, or one of /v1: chat, completions, embeddings.",
+        check=one_of("api", "infer", "chat", "completions", "embeddings"),
+    )
+    prompt: list[str] = _requests(
+        [], "Text of requests to /v1; you can repeat this flag to send several in turn."
+    )
+    max_tokens: int = _requests(0, "Tokens of a response of /v1 at most; 0: no limit.", integer(0))
+    stream: bool = _requests(True, "Whether chat and completions are streamed.")
+    header: list[str] = _requests([], HEADER_HELP, check=check_headers)
+    timeout: float = _requests(
+        60.0, "Seconds until the last response to a request.", check=_between(0.001, 1e6)
+    )
+    warmup: float = _measuring(1.0, "Seconds before measuring.", check=_between(0, 3600))
+    window: float = _measuring(2.0, "Seconds of a window.", check=_between(0.05, 3600))
+    windows: int = _measuring(10, "Windows at most.", integer(1, 1000))
+    stability: float = _measuring(
+        0.1, "Share by which three windows may differ.", check=_between(0.001, 10)
+    )
+    requests: int = _measuring(
+        0, "Measure this number of requests instead of windows; 0: windows.", integer(0)
+    )
+    seed: int = _measuring(0, "Start of the random times of --distribution=poisson.", integer(0))
+    format: str = _measuring(
+        "text", "Output format: text, csv or json.", check=one_of("format", "text", "csv", "json")
+    )
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Measures, prints a report, and exits."""
+    (url, model), options = parse_texts(arguments, "bench [URL] MODEL", _ABOUT, BenchOptions)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
+    if not URL.fullmatch(url):
+        _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
+    if options.concurrency and options.rate:
+        _fail("give either --concurrency or --rate", _EXIT_USAGE)
+    try:
+        measured = _Bench(url.rstrip("/"), model, options).run()
+    except InvalidInput as error:
+        _fail(str(error), _EXIT_USAGE)
+    except HostError as error:
+        _fail(escape_control_characters(error.message), _EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(_EXIT_FAILED)
+    failed = any(one.failed or one.interrupted or not one.sample.latencies for one in measured)
+    sys.exit(_EXIT_FAILED if failed or not measured else _EXIT_OK)
+
+
+def _fail(text: str, status: int) -> NoReturn:
+    sys.stderr.write(f"pbhost bench: {text}\n")
+    sys.exit(status)
+
+
+class _Interrupt:
+    """Notes the first Ctrl-C; the second one raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+        signal.signal(signal.SIGINT, self._press)
+
+    def _press(self, *_: object) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+    def __call__(self) -> bool:
+        return self.pressed
+
+
+class _Bench:
+    """Measures all levels."""
+
+    def __init__(self, url: str, model: str, options: BenchOptions) -> None:
+        self._url, self._model, self._options = url, model, options
+        self._version = "" if options.version is None else str(options.version)
+        self._headers = read_headers(options.header)
+        connect = GrpcInferenceClient if url.startswith("grpc") else HttpInferenceClient
+        self._client: InferenceClient = connect(url, options.header, options.timeout)
+
+    def run(self) -> list[Measurement]:
+        """Prints a line for each level. Raises HostError and InvalidInput."""
+        options = self._options
+        plan = Plan(
+            options.window, options.windows, options.stability, options.warmup, options.requests,
+            options.processes, options.timeout, options.seed,
+        )  # fmt: skip
+        levels = self._levels()
+        make_load, protocol = self._prepare()
+        report = _REPORTS[options.format](self._model, protocol, plan)
+        interrupt = _Interrupt()
+        live = _LiveLine()
+        measured: list[Measurement] = []
+        with Workers() as workers:
+            measuring = Measuring(workers, plan, live.show, self._read_counts(), interrupt)
+            for level in levels:
+                found = measuring.measure(make_load(level), level)
+                live.clear()
+                if found.interrupted and not found.sample.seconds:
+                    break
+                measured.append(found)
+                report.add(found)
+                if found.interrupted:
+                    break
+        report.finish()
+        return measured
+
+    def _levels(self) -> list[Level]:
+        options = self._options
+        if options.rate:
+            poisson = options.distribution == "poisson"
+            return [Level(rate=rate, poisson=poisson) for rate in _read_levels(options.rate)]
+        return [Level(int(number)) for number in _read_levels(options.concurrency or "1")]
+
+    def _prepare(self) -> tuple[Callable[[Level], Load], Protocol]:
+        """Returns the load of a level, after one request has shown that it works."""
+        if self._options.api != "infer":
+            return self._prepare_v1()
+        config = read_config_when_loaded(self._client, self._model, self._version)
+        options = self._options
+        decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
+        http = not self._url.startswith("grpc")
+        if http and (decoupled or options.streaming):
+            raise unsupported(
+                f"model '{self._model}' is decoupled: HTTP has no streams of tensors; use the"
+                " address of the gRPC port, grpc://HOST:PORT"
+                if decoupled
+                else "--streaming needs the address of the gRPC port, grpc://HOST:PORT"
+            )
+        protocol = Protocol.HTTP if http else Protocol.GRPC
+        if decoupled or options.streaming:
+            protocol = Protocol.GRPC_STREAM
+        inputs = Inputs(
+            split_inputs(options.input), _read_shapes(options.shape), options.batch_size,
+            options.zero_input, options.string_length, options.input_data, options.recording,
+            read_parameters(options.parameter),
+        )  # fmt: skip
+        inferences = make_inferences(config, self._model, self._version, inputs)
+        target = make_target(self._url, protocol, self._headers)
+        if "sequence_batching" in config and "sequence_id" not in inputs.parameters:
+            return self._make_sequence_load(target, inferences, protocol), protocol
+        self._try(inferences[0], protocol)
+        load = Load(target, [self._encode(inferences, protocol)])
+        return lambda level: load, protocol
+
+    def _encode(self, inferences: Sequence[Inference], protocol: Protocol) -> list[bytes]:
+        return encode_chain(inferences, self._url, protocol, self._headers)
+
+    def _make_sequence_load(
+        self, target: Any, inferences: Sequence[Inference], protocol: Protocol
+    ) -> Callable[[Level], Load]:
+        length = self._options.sequence_length
+        if self._options.rate:
+            raise unsupported(
+                f"model '{self._model}' has a sequence batcher: its requests follow each other, so"
+                " use --concurrency, which is the number of sequences"
+            )
+        ((first, *_),) = make_sequences(inferences[:1], 1, 1)
+        self._try(first, protocol)
+
+        def make_load(level: Level) -> Load:
+            sequences = make_sequences(inferences, length, level.concurrency)
+            return Load(target, [self._encode(chain, protocol) for chain in sequences])
+
+        return make_load
+
+    def _try(self, inference: Inference, protocol: Protocol) -> None:
+        """Sends one request. Raises HostError with the server's error."""
+        for response in self._client.infer(inference, protocol is Protocol.GRPC_STREAM):
+            error = response.error()
+            if error is not None:
+                raise invalid_argument(error.message())
+
+    def _prepare_v1(self) -> tuple[Callable[[Level], Load], Protocol]:
+        options = self._options
+        if self._url.startswith("grpc"):
+            raise invalid_argument("--api needs the address of the HTTP port, http://HOST:PORT")
+        prompts = Prompts(
+            options.api, self._model, options.prompt or [_PROMPT], options.max_tokens,
+            options.stream, options.input_data,
+        )  # fmt: skip
+        chain = prompts.encode(self._url, self._headers)
+        assert isinstance(self._client, HttpInferenceClient)
+        body = chain[0].partition(b"\r\n\r\n")[2]
+        self._client.post(prompts.path, body, {"Content-Type": "application/json"})
+        load = Load(make_target(self._url, prompts.protocol, self._headers), [chain])
+        return lambda level: load, prompts.protocol
+
+    def _read_counts(self) -> Callable[[], ServerCounts | None]:
+        """Reads the statistics of the model, until the server refuses to show them."""
+        refused = False
+
+        def read() -> ServerCounts | None:
+            nonlocal refused
+            if not refused:
+                try:
+                    return ServerCounts.of(self._client.read_statistics(self._model, self._version))
+                except HostError:
+                    refused = True  # as to a client that may only infer
+            return None
+
+        return read
+
+
+class _LiveLine:
+    """A line on stderr that is replaced while a level is measured, if it is a terminal."""
+
+    def __init__(self) -> None:
+        self._active = sys.stderr.isatty()
+
+    def show(self, progress: Progress) -> None:
+        if not self._active:
+            return
+        sample = progress.sample
+        rate = sample.rate
+        text = f"{progress.level}, {progress.phase}: {rate:.0f} requests/s"
+        if sample.latencies:
+            text += (
+                f", p50 {_milliseconds(quantile(sample.latencies, 0.5))} ms"
+                f", p99 {_milliseconds(quantile(sample.latencies, 0.99))} ms"
+            )
+        failed = sum(sample.failures.values())
+        text += f", {failed} failed" * bool(failed)
+        text += f", {sample.backlog} waiting to be sent" * bool(sample.backlog)
+        sys.stderr.write(f"\r\x1b[K{text[:150]}")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._active:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _milliseconds(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "-"
+    number = 1000 * seconds
+    return f"{number:.3f}" if number < 1 else f"{number:.2f}" if number < 100 else f"{number:.0f}"
+
+
+def _rate(number: float) -> str:
+    return f"{number:.1f}" if number < 1000 else f"{number:.0f}"
+
+
+_STREAMED = (Protocol.GRPC_STREAM, Protocol.HTTP_EVENTS)
+_SHOWN = {
+    Protocol.GRPC: "gRPC",
+    Protocol.GRPC_STREAM: "gRPC streams",
+    Protocol.HTTP: "HTTP",
+    Protocol.HTTP_EVENTS: "HTTP with server-sent events",
+}
+
+
+def _to_row(found: Measurement) -> dict[str, Any]:
+    """The figures of a level, by name; times are in milliseconds, unknown ones None."""
+    sample, server = found.sample, found.server
+
+    def known(number: float) -> float | None:
+        return None if math.isnan(number) else round(number, 4)
+
+    def times(name: str, values: Sequence[float]) -> dict[str, float | None]:
+        row = {f"{name}_mean_ms": known(1000 * mean(values))}
+        for label, share in QUANTILES.items():
+            row[f"{name}_{label}_ms"] = known(1000 * quantile(values, share))
+        return row
+
+    row: dict[str, Any] = {
+        "concurrency": found.level.concurrency or None,
+        "rate": found.level.rate or None,
+        "requests": len(sample.latencies),
+        "failed": found.failed,
+        "seconds": round(sample.seconds, 4),
+        "requests_per_second": known(found.rate),
+        "responses_per_second": known(sample.responses / (sample.seconds or math.nan)),
+        **times("latency", sample.latencies),
+        **times("first", sample.first),
+        **times("gap", sample.gaps),
+        **times("lateness", sample.lateness),
+    }
+    names = ("queue", "compute_input", "compute_infer", "compute_output")
+    for name in names:
+        row[f"server_{name}_ms"] = server and known(1000 * server.mean(name))
+    row["server_batch"] = server and known(server.batch)
+    row["client_processes"] = found.processes
+    row["client_cpu"] = known(max(sample.cpu, default=math.nan))
+    row["client_limit"] = found.client_limit
+    row["stable"] = found.stable
+    row["interrupted"] = found.interrupted
+    return row
+
+
+class _TextReport:
+    """A table, whose lines are printed as they are measured, and remarks after it."""
+
+    def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
+        self._protocol = protocol
+        self._remarks: list[str] = []
+        self._titles: list[str] = []
+        measured = (
+            f"{plan.requests} requests" if plan.requests else f"three windows of {plan.window:g} s"
+        )
+        self._head = f"model '{model}', {_SHOWN[protocol]}, {measured}; times in ms\n"
+
+    def add(self, found: Measurement) -> None:
+        """Prints a line."""
+        cells = self._cells(found)
+        if not self._titles:
+            self._titles = list(cells)
+            line = "  ".join(title.rjust(_width(title)) for title in cells)
+            sys.stdout.write(f"{self._head}{line}\n")
+        line = "  ".join(text.rjust(_width(title)) for title, text in cells.items())
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+        self._remark(found)
+
+    def _cells(self, found: Measurement) -> dict[str, str]:
+        sample, level = found.sample, found.level
+        cells = (
+            {"concurrency": str(level.concurrency)}
+            if level.concurrency
+            else {"rate": f"{level.rate:g}"}
+        )
+        cells["requests/s"] = _rate(found.rate)
+        for label, share in QUANTILES.items():
+            cells[label] = _milliseconds(found.latency(share))
+        if self._protocol in _STREAMED:
+            cells["responses/s"] = _rate(sample.responses / (sample.seconds or math.nan))
+            cells["first p50"] = _milliseconds(quantile(sample.first, 0.5))
+            cells["first p99"] = _milliseconds(quantile(sample.first, 0.99))
+            cells["gap p50"] = _milliseconds(quantile(sample.gaps, 0.5))
+            cells["gap p99"] = _milliseconds(quantile(sample.gaps, 0.99))
+        server = found.server or ServerCounts()
+        cells["queue"] = _milliseconds(server.mean("queue"))
+        cells["input"] = _milliseconds(server.mean("compute_input"))
+        cells["infer"] = _milliseconds(server.mean("compute_infer"))
+        cells["output"] = _milliseconds(server.mean("compute_output"))
+        cells["batch"] = "-" if math.isnan(server.batch) else f"{server.batch:.1f}"
+        cells["client CPU"] = f"{100 * max(sample.cpu, default=0.0):.0f} %"
+        cells["failed"] = str(found.failed)
+        return cells
+
+    def _remark(self, found: Measurement) -> None:
+        level, sample = found.level, found.sample
+        for status, count in sorted(sample.failures.items(), key=lambda pair: -pair[1]):
+            text = escape_control_characters(sample.messages.get(status, ""))
+            self._remarks.append(f"{level}: {count} failed with {status}: {text}")
+        if found.interrupted:
+            self._remarks.append(f"{level}: interrupted after {sample.seconds:.1f} s")
+        elif not found.stable:
+            self._remarks.append(f"{level}: the windows were not stable")
+        if found.client_limit:
+            self._remarks.append(f"{level}: the client was the limit: {found.client_limit}")
+        if found.processes > 1:
+            self._remarks.append(f"{level}: sent by {found.processes} processes")
+
+    def finish(self) -> None:
+        """Prints the remarks."""
+        for remark in self._remarks:
+            sys.stdout.write(f"{remark}\n")
+
+
+def _width(title: str) -> int:
+    return max(len(title), 7)
+
+
+class _CsvReport:
+    """A line for each level, after a line of names."""
+
+    def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
+        self._started = False
+
+    def add(self, found: Measurement) -> None:
+        """Prints a line."""
+        row = _to_row(found)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(row), lineterminator="\n")
+        if not self._started:
+            writer.writeheader()
+            self._started = True
+        writer.writerow(row)
+        sys.stdout.write(text.getvalue())
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        """Has printed everything."""
+
+
+class _JsonReport:
+    """One document with all levels."""
+
+    def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
+        self._document: dict[str, Any] = {
+            "model": model,
+            "protocol": _SHOWN[protocol],
+            "levels": [],
+        }
+
+    def add(self, found: Measurement) -> None:
+        """Keeps a level."""
+        sample = found.sample
+        failures: Mapping[str, Any] = {
+            status: {"count": count, "message": sample.messages.get(status, "")}
+            for status, count in sample.failures.items()
+        }
+        self._document["levels"].append({**_to_row(found), "failures": failures})
+
+    def finish(self) -> None:
+        """Prints the document."""
+        sys.stdout.write(f"{json.dumps(self._document, indent=2)}\n")
+
+
+_REPORTS: dict[str, Any] = {"text": _TextReport, "csv": _CsvReport, "json": _JsonReport}

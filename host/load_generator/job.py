@@ -1,0 +1,108 @@
+"""What a worker process is told to do, and what it has measured."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Protocol(str, enum.Enum):
+    """How requests are sent, and how their responses are read."""
+
+    GRPC = "grpc"
+    """ModelInfer over HTTP/2: a stream for each request."""
+
+    GRPC_STREAM = "stream"
+    """ModelStreamInfer: a stream takes one request after the other, with several responses each."""
+
+    HTTP = "http"
+    """HTTP/1.1: a connection takes one request after the other."""
+
+    HTTP_EVENTS = "events"
+    """HTTP/1.1 with server-sent events as responses, as `/v1` has them."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A server. `headers`: the fields of each request over HTTP/2; with HTTP/1.1, requests have
+    them already.
+    """
+
+    host: str
+    port: int
+    tls: bool
+    protocol: Protocol
+    headers: list[tuple[bytes, bytes]] = []
+
+    @property
+    def address(self) -> str:
+        """The address, for errors."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """A load of one worker process.
+
+    `chains`: requests, as they are sent; each sender repeats its own chain if there are several,
+    which is what sequences need, and otherwise all of them share one. `concurrency`: requests in
+    flight in closed loop; 0 for an open loop with `rate` requests per second. `requests`: the
+    number of requests after which the load ends; 0: it ends when it is told to. `timeout`: seconds
+    until the last response to a request.
+    """
+
+    target: Target
+    chains: list[list[bytes]]
+    concurrency: int = 0
+    rate: float = 0.0
+    poisson: bool = False
+    seed: int = 0
+    requests: int = 0
+    timeout: float = 60.0
+
+
+class Cut(msgspec.Struct, frozen=True, tag=True):
+    """Asks for a slice: what was measured since the last one."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Ends the load; requests in flight are left alone, and their connections closed."""
+
+
+class Slice(msgspec.Struct, frozen=True, tag=True):
+    """What a worker has measured in a part of the time; times are 64-bit floats, in seconds.
+
+    `latencies`: of each successful request, until its last response, and in open loop since the
+    time at which it was due. `first`: until its first response. `gaps`: between two responses to a
+    request. `lateness`: how much later than due requests were sent. `failures`: counts of failed
+    requests by status, and `messages` the first error of each. `cpu` and `waited`: seconds in which
+    the process had a CPU, and waited for one. `backlog`: requests that are due and not sent.
+    `ended`: all `requests` of the job have ended.
+    """
+
+    seconds: float
+    latencies: bytes
+    first: bytes
+    gaps: bytes
+    lateness: bytes
+    responses: int
+    failures: dict[str, int]
+    messages: dict[str, str]
+    cpu: float
+    waited: float
+    backlog: int
+    ended: bool
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The load has ended, as no server answers."""
+
+    error: str
+
+
+Command = Job | Cut | Stop
+Report = Slice | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -1,0 +1,303 @@
+"""Senders: each sends one request at a time, and measures the responses to it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from host.load_generator.http1_connection import Http1Connection
+from host.load_generator.http2_connection import CONNECTION_LOST, Http2Connection, Stream
+from host.load_generator.job import Protocol
+
+_ERROR_FIELD = 0x0A  # field 1 of ModelStreamInferResponse, error_message
+_FINAL = b"triton_final_response\x12\x02\x08\x01"  # an entry of the map of parameters, and true
+_OUTPUTS_FIELD = 0x2A  # field 5 of ModelInferResponse
+_DONE = b"[DONE]"
+
+
+class Measured:
+    """What was measured since the last slice. The arrays are those of `job.Slice`."""
+
+    def __init__(self) -> None:
+        self.latencies = array("d")
+        self.first = array("d")
+        self.gaps = array("d")
+        self.lateness = array("d")
+        self.responses = 0
+        self.failures: dict[str, int] = {}
+        self.messages: dict[str, str] = {}
+
+    def count_failure(self, status: str, message: str) -> None:
+        """Counts a failed request."""
+        self.failures[status] = self.failures.get(status, 0) + 1
+        self.messages.setdefault(status, message)
+
+
+class Chain:
+    """Requests that are sent in their order, again and again."""
+
+    __slots__ = ("_position", "_requests")
+
+    def __init__(self, requests: Sequence[bytes]) -> None:
+        self._requests = requests
+        self._position = 0
+
+    def next(self) -> bytes:
+        """Returns the next request."""
+        request = self._requests[self._position]
+        self._position += 1
+        if self._position == len(self._requests):
+            self._position = 0
+        return request
+
+
+class Sender:
+    """Sends a request after the other over a connection. `on_free` is called when each has ended.
+
+    Attributes:
+        measured: where results are added; the load replaces it for each slice.
+    """
+
+    __slots__ = ("_chain", "_on_free", "_due", "_first", "_last", "_count", "_failure", "busy",
+                 "measured", "sent")  # fmt: skip
+
+    def __init__(self, chain: Chain, measured: Measured, on_free: Callable[[Any], None]) -> None:
+        self._chain = chain
+        self._on_free = on_free
+        self._due = self._first = self._last = self.sent = 0.0
+        self._count = 0
+        self._failure: tuple[str, str] | None = None
+        self.busy = False
+        self.measured = measured
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request can be sent now."""
+        raise NotImplementedError
+
+    def send(self, due: float, now: float) -> None:
+        """Sends the next request, which was due at that time."""
+        self._due, self.sent = due, now
+        self._count = 0
+        self._failure = None
+        self.busy = True
+        self._transmit(self._chain.next())
+
+    def _transmit(self, request: bytes) -> None:
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Gives the request up, whose time is over."""
+        self._cancel()
+        self.on_end("timeout", "no last response in time")
+
+    def _cancel(self) -> None:
+        raise NotImplementedError
+
+    def on_message(self, message: bytes) -> None:
+        """Reads a response of several; only some kinds of senders have them."""
+        raise NotImplementedError
+
+    def _respond(self) -> None:
+        """Takes the time of a response."""
+        now = perf_counter()
+        if self._count:
+            self.measured.gaps.append(now - self._last)
+        else:
+            self._first = now
+        self._last = now
+        self._count += 1
+
+    def on_end(self, status: str, message: str) -> None:
+        """The request has ended."""
+        if not self.busy:
+            return
+        self.busy = False
+        now, measured = perf_counter(), self.measured
+        if status or self._failure is not None:
+            measured.count_failure(*(self._failure or (status, message)))
+        else:
+            measured.latencies.append(now - self._due)
+            if self._count:
+                measured.first.append(self._first - self._due)
+                measured.responses += self._count
+            else:
+                measured.responses += 1
+        self._on_free(self)
+
+
+class GrpcSender(Sender):
+    """Sends with ModelInfer: each request has its own stream of a shared connection."""
+
+    __slots__ = ("_stream", "connection")
+
+    def __init__(
+        self,
+        connection: Http2Connection,
+        chain: Chain,
+        measured: Measured,
+        on_free: Callable[[Any], None],
+    ) -> None:
+        super().__init__(chain, measured, on_free)
+        self.connection = connection
+        self._stream: Stream | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the connection is open and the server takes another stream."""
+        return self.connection.has_room and self.connection.is_open
+
+    def _transmit(self, request: bytes) -> None:
+        self._stream = self.connection.send_request(request, self)
+
+    def _cancel(self) -> None:
+        if self._stream is not None:
+            self.connection.cancel_call(self._stream)
+
+
+class GrpcStreamSender(Sender):
+    """Sends with ModelStreamInfer: one stream for all requests; it is opened again if it ends."""
+
+    __slots__ = ("_stream", "connection")
+
+    def __init__(
+        self,
+        connection: Http2Connection,
+        chain: Chain,
+        measured: Measured,
+        on_free: Callable[[Any], None],
+    ) -> None:
+        super().__init__(chain, measured, on_free)
+        self.connection = connection
+        self._stream: Stream | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the connection is open, and there is a stream or room for it."""
+        connection = self.connection
+        return connection.is_open and (self._stream is not None or connection.has_room)
+
+    def _transmit(self, request: bytes) -> None:
+        if self._stream is None:
+            self._stream = self.connection.start_call(self, reads_messages=True)
+        self.connection.send_message(self._stream, request)
+
+    def _cancel(self) -> None:
+        if self._stream is not None:
+            self.connection.cancel_call(self._stream)
+            self._stream = None
+
+    def on_message(self, message: bytes) -> None:
+        """Reads a ModelStreamInferResponse."""
+        if message[:1] == b"\x0a":
+            self._failure = ("stream error", _read_error(message))
+            # An error is the only response to a request that the server refuses.
+            super().on_end("", "")
+        elif _FINAL in message:
+            if _has_outputs(message):
+                self._respond()
+            super().on_end("", "")
+        else:
+            self._respond()
+
+    def on_end(self, status: str, message: str) -> None:
+        """The stream has ended, and with it the request."""
+        self._stream = None
+        super().on_end(status or CONNECTION_LOST, message or "the server has ended the stream")
+
+
+def _read_error(message: bytes) -> str:
+    length, position = _read_varint(message, 1)
+    return message[position : position + length].decode("utf-8", "replace")
+
+
+def _has_outputs(message: bytes) -> bool:
+    """Whether the ModelInferResponse in a stream's message has outputs."""
+    _, position = _read_varint(message, 1)
+    while position < len(message):
+        tag = message[position]
+        if tag == _OUTPUTS_FIELD:
+            return True
+        length, start = _read_varint(message, position + 1)  # all fields are texts or messages
+        position = start + length
+    return False
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+
+
+class HttpSender(Sender):
+    """Sends over a connection of its own, and reads one response, or server-sent events."""
+
+    __slots__ = ("connection",)
+
+    def __init__(
+        self,
+        connection: Http1Connection,
+        chain: Chain,
+        measured: Measured,
+        on_free: Callable[[Any], None],
+    ) -> None:
+        super().__init__(chain, measured, on_free)
+        self.connection = connection
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the connection is open."""
+        return self.connection.is_open
+
+    def _transmit(self, request: bytes) -> None:
+        self.connection.send_request(request, self)
+
+    def _cancel(self) -> None:
+        self.connection.close()
+
+    def on_message(self, message: bytes) -> None:
+        """Reads an event of `/v1`; an event without text is no token."""
+        if message.startswith(_DONE):
+            return
+        try:
+            event = _decode_event(message)
+        except msgspec.MsgspecError:
+            self._failure = ("no event", "a server-sent event is no JSON of /v1")
+            return
+        if event.error is not None:
+            self._failure = ("error event", str(event.error))
+        elif any(choice.text or choice.delta.content for choice in event.choices):
+            self._respond()
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+SENDERS = {
+    Protocol.GRPC: GrpcSender,
+    Protocol.GRPC_STREAM: GrpcStreamSender,
+    Protocol.HTTP: HttpSender,
+    Protocol.HTTP_EVENTS: HttpSender,
+}

@@ -1,0 +1,205 @@
+"""The worker processes of a load, as the command that measures sees them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from host.errors import HostError, internal, unavailable
+from host.load_generator.job import Command, Cut, Failed, Job, Stop, decode_report, encode
+
+_ENTRY = str(Path(__file__).with_name("__main__.py"))
+_REPLY_SECONDS = 60.0
+_KILL_SECONDS = 5.0
+
+
+class Sample:
+    """What all workers have measured in a part of the time.
+
+    Attributes:
+        seconds: the length of this time.
+        latencies: seconds of each successful request; `first`, `gaps` and `lateness` are as in
+            `job.Slice`.
+        cpu: for each worker the share of the time in which it had a CPU.
+        busy: for each worker the share of the time in which it had a CPU or waited for one.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.latencies = array("d")
+        self.first = array("d")
+        self.gaps = array("d")
+        self.lateness = array("d")
+        self.responses = 0
+        self.failures: dict[str, int] = {}
+        self.messages: dict[str, str] = {}
+        self.cpu: list[float] = []
+        self.busy: list[float] = []
+        self.backlog = 0
+        self.ended = False
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sample]) -> Sample:
+        """Returns one sample of times that follow each other."""
+        whole = cls()
+        for part in parts:
+            whole._add_results(part)
+            whole.seconds += part.seconds
+            whole.backlog = part.backlog
+            whole.ended = part.ended
+        if parts:
+            whole.cpu = _weighted([one.cpu for one in parts], parts)
+            whole.busy = _weighted([one.busy for one in parts], parts)
+        return whole
+
+    def _add_results(self, other: Sample) -> None:
+        for mine, more in (
+            (self.latencies, other.latencies),
+            (self.first, other.first),
+            (self.gaps, other.gaps),
+            (self.lateness, other.lateness),
+        ):
+            mine.extend(more)
+        self.responses += other.responses
+        for status, count in other.failures.items():
+            self.failures[status] = self.failures.get(status, 0) + count
+        self.messages = {**other.messages, **self.messages}
+
+    @property
+    def rate(self) -> float:
+        """Successful requests per second."""
+        return len(self.latencies) / self.seconds if self.seconds else 0.0
+
+
+def _weighted(shares: Sequence[Sequence[float]], parts: Sequence[Sample]) -> list[float]:
+    """The share of each worker in the whole time."""
+    whole = sum(part.seconds for part in parts) or 1.0
+    columns = zip(*shares, strict=False)
+    return [
+        sum(share * part.seconds for share, part in zip(column, parts, strict=True)) / whole
+        for column in columns
+    ]
+
+
+class _Process:
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            # Ctrl-C is for the command: it then asks for what was measured.
+            self.pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, _ENTRY, str(theirs.fileno())],
+                os.environ,
+                setsigmask=[signal.SIGINT],
+            )
+        self._connection = Connection(ours.detach())
+
+    def send(self, command: Command) -> None:
+        try:
+            self._connection.send_bytes(encode(command))
+        except OSError as error:
+            raise internal("a process of the load generator has ended early") from error
+
+    def receive(self) -> Sample:
+        """Returns a slice. Raises HostError."""
+        if not self._connection.poll(_REPLY_SECONDS):
+            raise internal(f"a process of the load generator did not respond in {_REPLY_SECONDS} s")
+        try:
+            report = decode_report(self._connection.recv_bytes())
+        except (EOFError, OSError, msgspec.MsgspecError) as error:
+            raise internal("a process of the load generator has ended early") from error
+        if isinstance(report, Failed):
+            raise unavailable(report.error)
+        sample = Sample()
+        sample.seconds = report.seconds
+        for mine, data in (
+            (sample.latencies, report.latencies),
+            (sample.first, report.first),
+            (sample.gaps, report.gaps),
+            (sample.lateness, report.lateness),
+        ):
+            mine.frombytes(data)
+        sample.responses, sample.backlog = report.responses, report.backlog
+        sample.failures, sample.messages = report.failures, report.messages
+        sample.cpu = [report.cpu / report.seconds]
+        sample.busy = [(report.cpu + report.waited) / report.seconds]
+        sample.ended = report.ended
+        return sample
+
+    def close(self) -> None:
+        """Ends the process; it ends by itself when the connection is closed."""
+        self._connection.close()
+        end = time.monotonic() + _KILL_SECONDS
+        while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > end:
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                return
+            time.sleep(0.002)
+
+
+class Workers:
+    """Processes that carry out loads together, one load at a time."""
+
+    def __init__(self) -> None:
+        self._processes: list[_Process] = []
+        self._active: list[_Process] = []
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Starts a load: a job for each process. Raises HostError."""
+        self.stop()
+        while len(self._processes) < len(jobs):
+            self._processes.append(_Process())
+        self._active = self._processes[: len(jobs)]
+        for process, job in zip(self._active, jobs, strict=True):
+            process.send(job)
+
+    def cut(self) -> Sample:
+        """Returns what was measured since the last call. Raises HostError if no server answers."""
+        try:
+            for process in self._active:
+                process.send(Cut())
+            samples = [process.receive() for process in self._active]
+        except HostError:
+            self.close()  # replies that are left would be taken for those of the next load
+            raise
+        whole = Sample()
+        for sample in samples:
+            whole._add_results(sample)
+            whole.backlog += sample.backlog
+            whole.cpu += sample.cpu
+            whole.busy += sample.busy
+        whole.seconds = sum(sample.seconds for sample in samples) / len(samples)
+        whole.ended = all(sample.ended for sample in samples)
+        return whole
+
+    def stop(self) -> None:
+        """Ends the load. The processes wait for another one."""
+        for process in self._active:
+            with suppress(HostError):
+                process.send(Stop())
+        self._active = []
+
+    def close(self) -> None:
+        """Ends the processes."""
+        processes, self._processes, self._active = self._processes, [], []
+        for process in processes:
+            process.close()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
