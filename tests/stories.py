@@ -50,7 +50,7 @@ PART = re.compile(
 _NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 _LOG_HEAD = re.compile(r"^([IWE])\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ (\w+\.py):\d+\]", re.MULTILINE)
 _WITHOUT_URL = re.compile(
-    r"(?:^|\| )pbhost (?:infer|models|wait|chat|top) (?!\w+://)", re.MULTILINE
+    r"(?:^|\| )pbhost (?:infer|models|wait|chat|top|bench) (?!\w+://)", re.MULTILINE
 )
 
 

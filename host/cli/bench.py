@@ -239,7 +239,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     except InvalidInput as error:
         _fail(str(error), _EXIT_USAGE)
     except HostError as error:
-        _fail(escape_control_characters(error.message), _EXIT_FAILED)
+        _fail(error.message, _EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(_EXIT_FAILED)
     failed = any(one.failed or one.interrupted or not one.sample.latencies for one in measured)
@@ -247,7 +247,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _fail(text: str, status: int) -> NoReturn:
-    sys.stderr.write(f"pbhost bench: {text}\n")
+    line = " ".join(escape_control_characters(text).split())  # errors of models have several
+    sys.stderr.write(f"pbhost bench: {line}\n")
     sys.exit(status)
 
 

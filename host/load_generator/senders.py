@@ -195,7 +195,8 @@ class GrpcStreamSender(Sender):
         """Reads a ModelStreamInferResponse."""
         if message[:1] == b"\x0a":
             self._failure = ("stream error", _read_error(message))
-            # An error is the only response to a request that the server refuses.
+            # Whether more responses follow depends on the error: the next request has a new stream.
+            self._cancel()
             super().on_end("", "")
         elif _FINAL in message:
             if _has_outputs(message):
