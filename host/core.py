@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from host.inference.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
-from host.inference.request import InferRequest, Parameter
+from host.inference.request import InferRequest
 from host.instances.activity import InstanceActivity
 from host.instances.regions import Regions
 from host.logs.log_settings import LogSettings
@@ -41,7 +41,7 @@ from host.recording.recorder import Infer, Recorder, Recording, RecordingSetting
 from host.remote import RemoteModels
 from host.tracing.trace_settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
-from host.traffic.splits import TrafficChange, TrafficSplits
+from host.traffic.splits import TrafficSplits
 
 VERSION = "2.73.0"
 """The version of Triton whose behaviour this server has; clients can read it."""
@@ -98,7 +98,7 @@ class Core:
         self._state = state
         self.health = Health(registry, state, strict_readiness, remote)
         self._remote = remote
-        self._control = control
+        self.control = control
         self._on_demand = on_demand
         self.traffic = traffic
         """How requests are split between versions of a model."""
@@ -401,30 +401,12 @@ class Core:
 
     async def repository_index(self, ready: bool) -> list[IndexEntry]:
         """Every model on disk with its versions, or only the ready ones. Raises HostError."""
-        entries = await self._control.index(ready)
+        entries = await self.control.index(ready)
         if self._remote is None:
             return entries
         remote = self._remote
         own = [entry for entry in entries if not remote.serves(entry.name)]
         return sorted([*own, *await remote.index(ready)], key=lambda entry: entry.name)
-
-    async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
-        """Loads or reloads a model. Raises HostError.
-
-        Source: docs/reference/model-control.md, "Load requests".
-        """
-        await self._control.load_for_client(name, parameters)
-
-    def change_traffic(self, name: str, change: TrafficChange) -> None:
-        """Changes how the requests to a model are split between versions. Raises HostError."""
-        self._control.change_traffic(name, change)
-
-    async def unload_model(self, name: str, unload_dependents: bool) -> None:
-        """Starts to unload a model. Raises HostError.
-
-        Source: docs/reference/model-control.md, "Unload requests".
-        """
-        await self._control.unload_for_client(name, unload_dependents)
 
 
 def _tensor_metadata(config: ModelConfig, tensors: Iterable[Any]) -> list[TensorMetadata]:

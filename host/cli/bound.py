@@ -148,7 +148,7 @@ class _Service:
             try:
                 await asyncio.to_thread(_write_model, folder, version, text)
                 if self._server is not None:
-                    await self._server.core.load_model(name, {})
+                    await self._server.core.control.load_model(name, {})
             except HostError:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 raise

@@ -170,13 +170,13 @@ async def _auto_complete(source: ModelSource, loaded: LoadedConfig, directory: P
 class _NoModelControl:
     """Model control without a server: refuses all changes."""
 
-    async def load(
+    async def load_for_model(
         self, name: str, config: str, files: dict[str, bytes], requester: str, holder: object
     ) -> None:
         """Raises HostError."""
         raise _no_server_error()
 
-    async def unload(self, name: str, dependents: bool, holder: object) -> None:
+    async def unload_for_model(self, name: str, dependents: bool, holder: object) -> None:
         """Raises HostError."""
         raise _no_server_error()
 

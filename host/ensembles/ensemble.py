@@ -252,7 +252,9 @@ class EnsembleLoader:
         self._metrics = metrics
         self._store = store
 
-    async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> LoadedModel:
+    async def load_version(
+        self, directory: Path, version: int, loaded: LoadedConfig
+    ) -> LoadedModel:
         """Loads a version, whose step models are loaded. Raises HostError."""
         config = configuration.complete_config(loaded)
         labels = await asyncio.to_thread(read_labels, directory, config)

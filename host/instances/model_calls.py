@@ -30,7 +30,7 @@ class HostCalls:
     def load_model(self, message: m.LoadModel) -> None:
         """Loads a model; replies when it is loaded."""
         self._may_hold = self._may_hold or message.hold
-        load = self._services.control.load(
+        load = self._services.control.load_for_model(
             message.name,
             message.config,
             message.files,
@@ -41,8 +41,9 @@ class HostCalls:
 
     def unload_model(self, message: m.UnloadModel) -> None:
         """Starts to unload a model; replies when that has started."""
+        control = self._services.control
         self._reply_when_done(
-            message.number, self._services.control.unload(message.name, message.dependents, self)
+            message.number, control.unload_for_model(message.name, message.dependents, self)
         )
 
     def is_model_ready(self, message: m.IsModelReady) -> None:

@@ -107,38 +107,25 @@ class StubPool:
         """
         if self._closing:
             raise unavailable("the server is stopping")
-        try:
-            return await self._start(label, environment, attached, launcher, warnings)
-        except TimeoutError as error:  # the fork server hangs; another one starts now
-            _log.warning("%s: the next stubs are forked from another one", error.strerror)
-        except OSError as error:
-            raise _start_error(label, error) from error
-        try:
-            return await self._start(label, environment, attached, launcher, warnings)
-        except OSError as error:
-            raise _start_error(label, error) from error
-
-    async def _start(
-        self,
-        label: Label,
-        environment: Environment | None,
-        attached: bool,
-        launcher: Launcher | None,
-        warnings: set[str] | None,
-    ) -> Instance:
-        """Starts a stub. Raises OSError, HostError or StubLost."""
-        instance = Instance(label, self, environment, attached, launcher, warnings)
-        self._instances.add(instance)
-        self._empty.clear()
-        try:
-            await instance.start()
-        except OSError:
-            self.instance_exited(instance)
-            raise
-        except BaseException:  # also if cancelled, as the process has no other owner
-            instance.kill()
-            raise
-        return instance
+        tries_left = 1
+        while True:
+            instance = Instance(label, self, environment, attached, launcher, warnings)
+            self._instances.add(instance)
+            self._empty.clear()
+            try:
+                await instance.start()
+            except OSError as error:
+                self.instance_exited(instance)
+                if not isinstance(error, TimeoutError) or not tries_left:
+                    raise _start_error(label, error) from error
+                # The fork server hangs; another one starts now.
+                _log.warning("%s: the next stubs are forked from another one", error.strerror)
+                tries_left -= 1
+            except BaseException:  # also if cancelled, as the process has no other owner
+                instance.kill()
+                raise
+            else:
+                return instance
 
     async def prepare_model(
         self, label: Label, job: bytes, environment: Environment | None

@@ -44,7 +44,7 @@ class ModelControl(Protocol):
     Source: docs/reference/model-api.md, "Model control".
     """
 
-    async def load(
+    async def load_for_model(
         self, name: str, config: str, files: dict[str, bytes], requester: str, holder: object
     ) -> None:
         """Loads or reloads a model, with overrides if they are not empty; returns when it is
@@ -54,7 +54,7 @@ class ModelControl(Protocol):
         `holder`: the stub that holds the model from now on, None if it does not.
         """
 
-    async def unload(self, name: str, dependents: bool, holder: object) -> None:
+    async def unload_for_model(self, name: str, dependents: bool, holder: object) -> None:
         """Releases a hold of `holder`, and starts to unload the model unless it is still held."""
 
     def release_holds(self, holder: object) -> None:

@@ -147,7 +147,7 @@ class ModelControl:
         self._holds = ModelHolds()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def load(
+    async def load_for_model(
         self,
         name: str,
         config: str,
@@ -155,7 +155,7 @@ class ModelControl:
         requester: str = "",
         holder: object = None,
     ) -> None:
-        """Loads a model for `pb_utils.load_model`; `files`: contents by path. See below.
+        """Loads a model for `pb_utils.load_model`; `files`: contents by path. See `load_model`.
 
         `holder`: the instance that holds the model from now on; None if it does not. The hook takes
         no part in the load of a model of this server by the `initialize` of another: each server
@@ -166,84 +166,65 @@ class ModelControl:
         }
         if config:
             parameters["config"] = config
+        hooked = not requester or self._is_remote(name)
         if holder is None:
             self._holds.keep_loaded(name)
-            await self._load_for_model(name, parameters, requester)
+            await self.load_model(name, parameters, requester=requester, hooked=hooked)
             return
         name = checked_load_name(name)
         # Held before it is loaded: until then, another model could unload it.
         self._holds.add(name, holder, loads=not self._is_loaded(name))
         try:
-            await self._load_for_model(name, parameters, requester)
+            await self.load_model(name, parameters, requester=requester, hooked=hooked)
         except BaseException:  # also of a call that was cancelled
             self._holds.release(name, holder)
             raise
 
-    async def _load_for_model(self, name: str, parameters: LoadParameters, requester: str) -> None:
-        load = partial(self.load_with_parameters, name, parameters, requester)
-        if self.hook is None or (requester and not self._is_remote(name)):
-            await load()
-            return
-        self._raise_unless_explicit()
-        await self.hook.load(name, parameters, load)
-
-    async def load_for_client(self, name: str, parameters: LoadParameters) -> None:
-        """As `load_in_turn`, but the hook takes part."""
-        load = partial(self.load_in_turn, name, parameters)
-        if self.hook is None:
-            await load()
-            return
-        self._raise_unless_explicit()
-        await self.hook.load(name, parameters, load)
-
-    async def load_in_turn(self, name: str, parameters: LoadParameters) -> None:
-        """Waits for earlier unloads of the model, then as `load_with_parameters`.
-
-        Returns when the instances that it takes away have ended. A load by a model does not wait
-        for busy ones, as one of them may wait for the load.
-        """
-        async with self._wait_for_earlier(name):
-            pass
-        self._holds.keep_loaded(name)
-        await self.load_with_parameters(name, parameters)
-        await self._dependencies.wait_surplus_ended(self._registry.qualified_names(name))
-
-    async def load_with_parameters(
-        self, name: str, parameters: LoadParameters, requester: str = ""
+    async def load_model(
+        self,
+        name: str,
+        parameters: LoadParameters,
+        *,
+        requester: str | None = None,
+        hooked: bool = True,
     ) -> None:
         """Loads or reloads a model, with overrides (`config`, `file:<path>`) if there are any.
 
-        Returns when the model serves. `requester`: the model whose `initialize` waits for this
-        load. Raises HostError with the texts of docs/reference/http.md, "Model repository"; the
-        log has the details that these leave out.
+        Returns when the model serves. A load by a client, of which `requester` is None, waits for
+        earlier unloads of the model, and for the ends of the instances that it takes away. A load
+        by a model waits for neither, as one of these may wait for the load; `requester` is the
+        model whose `initialize` waits for it, "" if none does. `hooked`: the hook takes part.
+
+        Raises HostError with the texts of docs/reference/http.md, "Model repository"; the log has
+        the details that these leave out.
         """
+        if hooked and self.hook is not None:
+            self._raise_unless_explicit()
+            load_here = partial(
+                self.load_model, name, parameters, requester=requester, hooked=False
+            )
+            await self.hook.load(name, parameters, load_here)
+            return
+        if requester is None:
+            async with self._wait_for_earlier(name):
+                pass
+            self._holds.keep_loaded(name)
         self._raise_unless_explicit()
         self._raise_if_remote(name)
         name = checked_load_name(name)
-        not_polled = texts.failed_load(name)
-        try:
-            override = parse_override(parameters)
-        except HostError as error:
-            _log.error(
-                "failed to load '%s': %s", name, error.status_string, extra=model_fields(name)
-            )
-            raise internal(not_polled) from error
+        override = _read_override(name, parameters)
         try:
             known = await self._resolve_model(name, override)
             with self._waits_for_loads(requester, known):
-                failures = await self._dependencies.load(known, override)
+                failures = await self._dependencies.start_load(known, override)
         except HostError as error:
             known, failures = [], {name: error}
-        for failure in failures.values():
-            if isinstance(failure, RepositoryReadError):
-                raise internal(not_polled) from failure
-        if failures:
-            raise invalid_argument(
-                "".join(f"load failed for model '{k}': {e.message}\n" for k, e in failures.items())
-            ) from next(iter(failures.values()))
+        _raise_failures(name, failures)
         if override is not None:
             for one in known:
                 self._traffic.follow_configuration(one)
+        if requester is None:
+            await self._dependencies.wait_surplus_ended(self._registry.qualified_names(name))
 
     async def _resolve_model(self, name: str, override: Override | None) -> list[str]:
         """The qualified names of all models of this name; unloads those that are gone from disk.
@@ -260,7 +241,7 @@ class ModelControl:
         return known or [name]
 
     @contextmanager
-    def _waits_for_loads(self, requester: str, known: Sequence[str]) -> Iterator[None]:
+    def _waits_for_loads(self, requester: str | None, known: Sequence[str]) -> Iterator[None]:
         """While entered, the load of the model `requester` waits for the loads of `known`."""
         if not requester:
             yield
@@ -278,14 +259,25 @@ class ModelControl:
                 )
             yield
 
-    async def unload_for_client(self, name: str, dependents: bool) -> None:
-        """As `unload_in_turn`, but the hook takes part."""
-        unload = partial(self.unload_in_turn, name, dependents)
-        if self.hook is None:
-            await unload()
-            return
+    async def unload_model(self, name: str, dependents: bool, *, hooked: bool = True) -> None:
+        """Waits for the loads in progress that concern the model, then as `unload_for_model`.
+
+        For clients. `hooked`: the hook takes part.
+        """
         self._raise_unless_explicit()
-        await self.hook.unload(name, dependents, unload)
+        if hooked and self.hook is not None:
+            unload_here = partial(self.unload_model, name, dependents, hooked=False)
+            await self.hook.unload(name, dependents, unload_here)
+            return
+        self._raise_if_remote(name)
+
+        async def unload() -> None:
+            async with self._wait_for_earlier(name):
+                for known in self._registry.qualified_names(name):
+                    await self._dependencies.unload_in_turn(known, dependents)
+
+        # The unload continues if its caller is cancelled.
+        await asyncio.shield(asyncio.get_running_loop().create_task(unload()))
 
     def change_traffic(self, name: str, change: TrafficChange) -> None:
         """Changes how the requests to a model are split between versions. Raises HostError."""
@@ -297,23 +289,10 @@ class ModelControl:
             )
         self._traffic.change(name, change)
 
-    async def unload_in_turn(self, name: str, dependents: bool) -> None:
-        """Waits for the loads in progress that concern the model, then as `unload`."""
-        self._raise_unless_explicit()
-        self._raise_if_remote(name)
-
-        async def unload() -> None:
-            async with self._wait_for_earlier(name):
-                for known in self._registry.qualified_names(name):
-                    await self._dependencies.unload_in_turn(known, dependents)
-
-        # The unload continues if its caller is cancelled.
-        await asyncio.shield(asyncio.get_running_loop().create_task(unload()))
-
     def _wait_for_earlier(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
 
-    async def unload(self, name: str, dependents: bool, holder: object = None) -> None:
+    async def unload_for_model(self, name: str, dependents: bool, holder: object = None) -> None:
         """Starts to unload a model and the ensembles that use it. Raises HostError.
 
         Releases a hold of `holder`, the instance that asks. As long as the model or one of these
@@ -422,6 +401,26 @@ class ModelControl:
     def _raise_unless_serving(self) -> None:
         if not self._serving():
             raise unavailable("Server not ready")
+
+
+def _read_override(name: str, parameters: LoadParameters) -> Override | None:
+    """The override of a load, if it has one. Raises HostError; the log has the details."""
+    try:
+        return parse_override(parameters)
+    except HostError as error:
+        _log.error("failed to load '%s': %s", name, error.status_string, extra=model_fields(name))
+        raise internal(texts.failed_load(name)) from error
+
+
+def _raise_failures(name: str, failures: Mapping[str, HostError]) -> None:
+    """Raises the HostError of a load of models of this name, some of which have failed."""
+    for failure in failures.values():
+        if isinstance(failure, RepositoryReadError):
+            raise internal(texts.failed_load(name)) from failure
+    if failures:
+        raise invalid_argument(
+            "".join(f"load failed for model '{k}': {e.message}\n" for k, e in failures.items())
+        ) from next(iter(failures.values()))
 
 
 def _version(text: str) -> int:

@@ -183,7 +183,7 @@ class EnsembleDependencies:
     def __init__(self, registry: Registry, lifecycle: ModelLifecycle) -> None:
         self.lifecycle = lifecycle
         self._graph = DependencyGraph(registry)
-        self._in_progress: dict[asyncio.Task[bool], LoadOrder] = {}
+        self._in_progress: dict[asyncio.Task[Any], LoadOrder] = {}
 
     def create_load_order(
         self,
@@ -213,24 +213,18 @@ class EnsembleDependencies:
         names = list(names)
         return all(await asyncio.gather(*map(self.create_load_order(names).try_load, names)))
 
-    async def load(
+    def start_load(
         self, names: Sequence[str], override: Override | None = None, if_missing: bool = False
-    ) -> dict[str, HostError]:
-        """Loads models: first their step models, then they themselves, then their ensembles.
+    ) -> asyncio.Future[dict[str, HostError]]:
+        """Starts to load models: their step models, they themselves, and then their ensembles.
 
-        Returns the errors by model. Otherwise as `ModelLifecycle.load`.
+        The result has the errors by model. The load continues if the wait for it is cancelled.
+        Raises HostError, as the result may.
         """
         order = self.create_load_order(names, override, if_missing=if_missing)
-        loads = map(order.load, names)
-        results = zip(names, await asyncio.gather(*loads, return_exceptions=True), strict=True)
-        order.release_tasks()
-        failures: dict[str, HostError] = {}
-        for name, result in results:
-            if isinstance(result, HostError):
-                failures[name] = result.with_traceback(None)  # as above
-            elif result is not None:
-                raise result
-        return failures
+        loading = order.start_load(names)
+        loading.add_done_callback(lambda _: order.release_tasks())
+        return asyncio.shield(loading)
 
     async def unload_in_turn(self, name: str, dependents: bool = False) -> None:
         """Waits for the loads in progress that concern the model, then as `unload`.
@@ -251,7 +245,7 @@ class EnsembleDependencies:
             found += self._graph.dependencies_of(one).difference(found)
         return found
 
-    def _loads_of(self, name: str, dependents: bool) -> list[asyncio.Task[bool]]:
+    def _loads_of(self, name: str, dependents: bool) -> list[asyncio.Task[Any]]:
         names = self._with_dependencies([name]) if dependents else [name]
         return [task for task, order in self._in_progress.items() if order.includes_any(names)]
 
@@ -336,7 +330,7 @@ class LoadOrder:
         lifecycle: ModelLifecycle,
         graph: DependencyGraph,
         unload_incomplete: Callable[[str], None],
-        in_progress: dict[asyncio.Task[bool], LoadOrder],
+        in_progress: dict[asyncio.Task[Any], LoadOrder],
         names: Iterable[str],
         override: Override | None,
         polled: bool,
@@ -373,20 +367,22 @@ class LoadOrder:
         return not self.names.isdisjoint(names)
 
     async def try_load(self, name: str) -> bool:
-        """As `load`, but records a failure in the registry; returns whether the load succeeded.
+        """Loads one of the models, and records a failure in the registry; returns its success.
 
         An ensemble waits for models that other servers have unloaded; that is no failure.
         """
         try:
-            await self.load(name)
+            failures = await asyncio.shield(self.start_load([name]))
         except HostError as error:
-            if missing := self._graph.unloaded_remote_models(name):
-                _log.info("ensemble '%s' waits for %s, unloaded at another server", name, missing)
-                self._unload_incomplete(name)
-                return True
-            self._lifecycle.record_failure(name, error)
-            return False
-        return True
+            failures = {name: error}
+        if not failures:
+            return True
+        if missing := self._graph.unloaded_remote_models(name):
+            _log.info("ensemble '%s' waits for %s, unloaded at another server", name, missing)
+            self._unload_incomplete(name)
+            return True
+        self._lifecycle.record_failure(name, failures[name])
+        return False
 
     async def reload_users_of(self, name: str) -> bool:
         """Reloads the ensembles that use a model; returns whether one has changed."""
@@ -400,22 +396,33 @@ class LoadOrder:
         await self._reload_users()
         return self._changed != {name}
 
-    async def load(self, name: str) -> None:
-        """Loads step models, one of the models, and the ensembles that use it. Raises HostError."""
-        self._graph.implicit.discard(name)
-        loading = self._lifecycle.start_load(self._load(name))
+    def start_load(self, names: Sequence[str]) -> asyncio.Task[dict[str, HostError]]:
+        """Starts to load step models, some of the models, and the ensembles that use them.
+
+        The result has the errors by model. Raises HostError, as the result may.
+        """
+        self._graph.implicit.difference_update(names)
+        loading = self._lifecycle.start_load(self._load(names))
         self._in_progress[loading] = self
         loading.add_done_callback(self._in_progress.pop)
-        await asyncio.shield(loading)
+        return loading
 
-    async def _load(self, name: str) -> bool:
+    async def _load(self, names: Sequence[str]) -> dict[str, HostError]:
         if self._planning is None:
             planning = self._start(self._named, self._override)
             self._planning = self._lifecycle.start_load(planning)
         await asyncio.shield(self._planning)
-        changed = await asyncio.shield(self._tasks[name])
-        await self._reload_users()
-        return changed
+        loads = (asyncio.shield(self._tasks[name]) for name in names)
+        results = await asyncio.gather(*loads, return_exceptions=True)
+        failures: dict[str, HostError] = {}
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, HostError):
+                failures[name] = result.with_traceback(None)  # as in `release_tasks`
+            elif isinstance(result, BaseException):
+                raise result
+        if len(failures) < len(names):
+            await self._reload_users()
+        return failures
 
     async def _start(self, names: Mapping[str, str], override: Override | None = None) -> None:
         """Plans the load of these models, and starts to execute the plan.
@@ -469,7 +476,7 @@ class LoadOrder:
                 current = lifecycle.planner.is_up_to_date(planned, polled, if_missing)
                 if step_models and (force or not current):
                     graph.validate_ensemble(name, config, failures)
-            changed = await lifecycle.load(planned, polled, if_missing, force)
+            changed = await lifecycle.load_versions(planned, polled, if_missing, force)
         graph.orphans.discard(name)
         if changed:
             self._changed.add(name)

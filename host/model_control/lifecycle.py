@@ -7,11 +7,16 @@ model, either all versions take over, or none does and everything stays as it wa
 A load takes these locks, in this order; it waits for another load only while it holds none that
 this one may want:
 
-1. the lock of an ensemble (`lock_model`), before those of its step models
-2. the lock of the model
-3. memory for it (`LoadAdmission`), if there is a memory budget
-4. a slot for each version (`LoadLimiter`); lent to the loads that `initialize` asks for
-5. a slot for each instance that initialises (`LendableSemaphore`), lent likewise
+1. the turn of the model's name (`ModelControl`), if a client asks; given back at once, as it only
+   orders the load after earlier unloads
+2. the lock of an ensemble (`lock_model`), before those of its step models
+3. the lock of the model
+4. memory for it (`LoadAdmission`), if there is a memory budget
+5. a slot for each version (`LoadLimiter`); lent to the loads that `initialize` asks for
+6. for each instance that initialises, the resources that it needs (`Permit.held`), with the rate
+   limiter
+7. a slot for each instance that initialises (`LendableSemaphore`): one of its model, then one of
+   all models; the latter is lent like that of the version
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from collections.abc import (
     Coroutine,
     Iterator,
     Mapping,
+    Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -125,6 +131,27 @@ class _InPlace:
 
 
 LoadResult = LoadedModel | _InPlace
+
+
+async def _settle_outcomes(
+    plan: VersionPlan,
+    outcomes: Sequence[LoadResult | BaseException],
+    settle: Callable[[], Awaitable[None]] | None,
+) -> tuple[dict[int, LoadResult], dict[int, BaseException]]:
+    """Tells versions that were loaded from those that failed: all, if they do not fit in memory."""
+    results: dict[int, LoadResult] = {}
+    errors: dict[int, BaseException] = {}
+    for number, outcome in zip(plan.chosen, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            errors[number] = outcome
+        else:
+            results[number] = outcome
+    if settle is not None and results and not errors:
+        try:
+            await settle()
+        except HostError as refusal:
+            errors = dict.fromkeys(results, refusal)
+    return results, errors
 
 
 class ModelLifecycle:
@@ -232,7 +259,7 @@ class ModelLifecycle:
         left_out = planned.loaded is None and planned.error is None
         return left_out and not self.planner.is_up_to_date(planned, polled, if_missing)
 
-    async def load(
+    async def load_versions(
         self,
         planned: PlannedModel,
         polled: bool = False,
@@ -242,41 +269,63 @@ class ModelLifecycle:
         """Loads a model or brings it up to date; returns whether that changed what is served.
 
         The caller holds the lock of the model (`lock_model`), whose step models are loaded. The
-        versions that serve continue until the new ones are ready. An override always
-        reloads the model, and so does `force`. The configuration of an override holds for later
-        loads without one until the model's files change or the model is unloaded; uploaded files do
-        not. `polled`: a model whose instances were given up is left alone until its files change.
-        `if_missing`: a model that serves is left alone, even if its files have changed.
+        versions that serve continue until the new ones are ready, and stay if one of these fails,
+        or if the model was unloaded meanwhile. An override always reloads the model, and so does
+        `force`. The configuration of an override holds for later loads without one until the
+        model's files change or the model is unloaded; uploaded files do not. `polled`: a model
+        whose instances were given up is left alone until its files change. `if_missing`: a model
+        that serves is left alone, even if its files have changed.
 
         Raises HostError; RepositoryReadError if nothing was attempted.
         """
         if not force and self.planner.is_up_to_date(planned, polled, if_missing):
             return False
         plan = await self.planner.plan_versions(planned, force)
-        name, config = plan.name, plan.loaded.config
+        name = plan.name
         made = [number for number in plan.chosen if number not in plan.in_place]
         for number in made:
             if number not in plan.serving:
                 self._registry.set_version(name, ModelVersion(number, VersionState.LOADING))
         files = None if plan.state is None else plan.state.fingerprint
         async with AsyncExitStack() as stack:
-            settle = None
             try:
                 plan = await self.planner.fetch(planned, plan)
                 stack.push_async_callback(self._release_files, plan.files)
-                if self.admission is not None and not is_ensemble(config):
-                    admission = self.admission.admit(name, config, files, len(made))
-                    settle = await stack.enter_async_context(admission)
+                settle = await self._admit(plan, files, len(made), stack)
             except HostError as error:
                 for number in made:
                     self._set_unavailable(plan, number, error.status_string)
                 raise
-            changed = await self._execute_plan(plan, planned.unloads, settle)
+            for number in made:
+                _log.info("loading: %s:%d", name, number, extra=model_fields(name, number))
+            loads = (self._load_version(plan, number) for number in plan.chosen)
+            outcomes = await asyncio.gather(*loads, return_exceptions=True)
+            outdated = self._records.find(name).unloads != planned.unloads
+            results, errors = await _settle_outcomes(plan, outcomes, settle)
+            if outdated or errors:
+                await self._roll_back(plan, results, errors, outdated)
+            changed = self._commit(plan, results)
+            for result in results.values():
+                if isinstance(result, _InPlace):
+                    await result.update.wait_ended()
         record = self._records.create(name)
         record.fingerprint = files
         record.override = None if plan.override is None else Override(plan.override.config)
         _log.info("successfully loaded '%s'", name, extra=model_fields(name))
         return changed
+
+    async def _admit(
+        self, plan: VersionPlan, files: Fingerprint | None, versions: int, stack: AsyncExitStack
+    ) -> Callable[[], Awaitable[None]] | None:
+        """Waits for memory, if there is a budget, and keeps it until `stack` ends.
+
+        Returns what to call when all instances are made, see `LoadAdmission`. Raises HostError.
+        """
+        config = plan.loaded.config
+        if self.admission is None or is_ensemble(config):
+            return None
+        admission = self.admission.admit(plan.name, config, files, versions)
+        return await stack.enter_async_context(admission)
 
     async def wait_surplus_ended(self, names: Collection[str]) -> None:
         """Waits until the busy instances that loads took away from these models have ended.
@@ -291,78 +340,45 @@ class ModelLifecycle:
         if planned.files is not None:
             await self._release_files(planned.files)
 
-    async def _execute_plan(
-        self,
-        plan: VersionPlan,
-        unloads: int,
-        settle: Callable[[], Awaitable[None]] | None = None,
-    ) -> bool:
-        """Loads what the plan says; returns whether the served versions changed.
-
-        `settle` is called when all instances are made, and may raise HostError. Raises HostError
-        if a version or `settle` failed, or if the model was unloaded meanwhile. Then the versions
-        that served before continue.
-        """
-        name = plan.name
-        for number in plan.chosen:
-            if number not in plan.in_place:
-                _log.info("loading: %s:%d", name, number, extra=model_fields(name, number))
-        loads = (self._load_version(plan, number) for number in plan.chosen)
-        outcomes = await asyncio.gather(*loads, return_exceptions=True)
-        outdated = self._records.find(name).unloads != unloads
-        results: dict[int, LoadResult] = {}
-        errors: dict[int, BaseException] = {}
-        for number, outcome in zip(plan.chosen, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                errors[number] = outcome
-            else:
-                results[number] = outcome
-        if settle is not None and results and not errors:
-            try:
-                await settle()
-            except HostError as refusal:
-                errors = dict.fromkeys(results, refusal)
-        if outdated or errors:
-            await self._roll_back(plan, results, errors, outdated)
-        changed = self._commit(plan, results)
-        for result in results.values():
-            if isinstance(result, _InPlace):
-                await result.update.wait_ended()
-        return changed
-
     async def _load_version(self, plan: VersionPlan, number: int) -> LoadResult:
+        """Loads a version, with the hooks of all loads, or prepares its other instances.
+
+        Raises HostError, after the tries that the settings allow.
+        """
+        directory, loaded = plan.files.path, plan.loaded
+        loader, finalize = self._loaders.find_loader(loaded.config), self._settings.finalize
         async with self.limiter:
             model = plan.in_place.get(number)
             if model is not None:
-                update = await self._loaders.find_loader(plan.loaded.config).update(
-                    model, plan.loaded, self._settings.finalize
-                )
+                update = await loader.update(model, loaded, finalize)
                 if update is not None:
                     return _InPlace(update)
-            for left in reversed(range(self._settings.retries)):
+            left = self._settings.retries
+            while True:
                 try:
-                    return await self._load_once(plan, number)
+                    for hook in self._loaders.hooks:
+                        hook.before_load(loaded)
+                    model = await loader.load_version(directory, number, loaded)
+                    await self._run_hooks_after_load(model, plan)
                 except HostError as error:
+                    if not left:
+                        raise
                     _log.warning(
                         "failed to load '%s' version %d: %s; tries left: %d",
-                        plan.name, number, error.status_string, left + 1,
+                        plan.name, number, error.status_string, left,
                         extra=model_fields(plan.name, number),
                     )  # fmt: skip
-            return await self._load_once(plan, number)
+                    left -= 1
+                else:
+                    return model
 
-    async def _load_once(self, plan: VersionPlan, number: int) -> LoadedModel:
-        """Loads a version, with the hooks of all loads. Raises HostError."""
-        directory, loaded = plan.files.path, plan.loaded
-        for hook in self._loaders.hooks:
-            hook.before_load(loaded)
-        model = await self._loaders.find_loader(loaded.config).load(directory, number, loaded)
+    async def _run_hooks_after_load(self, model: LoadedModel, plan: VersionPlan) -> None:
         try:
             for hook in self._loaders.hooks:
-                await hook.after_load(model, directory, loaded)
+                await hook.after_load(model, plan.files.path, plan.loaded)
         except BaseException:  # also if cancelled, as the model has no other owner
             await model.stop(0, self._settings.finalize)
             raise
-        return model
 
     def _commit(self, plan: VersionPlan, results: Mapping[int, LoadResult]) -> bool:
         """Lets the new versions serve; returns whether more than instances changed."""

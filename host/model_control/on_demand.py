@@ -161,7 +161,8 @@ class OnDemandLoads:
         _log.info("loading '%s' for a request", name, extra=model_fields(name))
         counts = self._counts.setdefault(known, LoadCounts())
         try:
-            error = (await self._dependencies.load([known], if_missing=True)).get(known)
+            failures = await self._dependencies.start_load([known], if_missing=True)
+            error = failures.get(known)
         except HostError as refusal:
             error = refusal
         finally:

@@ -8,10 +8,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -50,8 +50,6 @@ from host.scheduling.sequences.sequence_call import read_states
 from stub.wire.messages import ModelSource, PreloadJob
 
 _log = logging.getLogger("pbhost")
-
-_Result = TypeVar("_Result")
 
 
 class Loader:
@@ -94,47 +92,34 @@ class Loader:
         self._backends = backends
         self._auto_complete = auto_complete
 
-    async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> PythonModel:
+    async def load_version(
+        self, directory: Path, version: int, loaded: LoadedConfig
+    ) -> PythonModel:
         """Returns a model whose instances are all initialised. Raises HostError."""
         begun = time.monotonic()
         source, loaded = await asyncio.to_thread(
             self._backends.find_backend, directory, version, loaded
         )
         loaded.check_instances()
-        environment = await self._environments.prepare(loaded.config, directory)
-        try:
-            model = await self._load(directory, version, loaded, source, environment)
-        except BaseException:  # also if cancelled, as the environment has no other owner
-            if environment is not None:
-                environment.release()
-            raise
-        model.environment = environment
-        model.metrics.load_seconds = time.monotonic() - begun
-        return model
-
-    async def _load(
-        self,
-        directory: Path,
-        version: int,
-        loaded: LoadedConfig,
-        source: ModelSource,
-        environment: Environment | None,
-    ) -> PythonModel:
         label = Label(loaded.config.name, version)
-        prepared = await self._prepare(label, directory, loaded.config, source, environment)
-        start = partial(
-            self._pool.start_instance,
-            environment=environment,
-            attached=label.model == self._debugged,
-            launcher=None if prepared is None else prepared.launcher,
-            warnings=set(),
-        )
+        environment = await self._environments.prepare(loaded.config, directory)
+        prepared: PreparedModel | None = None
         stubs: list[Instance] = []
         plans: list[InstancePlan] = []
         try:
+            prepared = await self._prepare(label, directory, loaded.config, source, environment)
+            start = partial(
+                self._pool.start_instance,
+                environment=environment,
+                attached=label.model == self._debugged,
+                launcher=None if prepared is None else prepared.launcher,
+                warnings=set(),
+            )
             # Auto-completion cannot change the number of instances, so that all can start at once.
-            count = len(self._instances(loaded.config))
-            stubs = await _gather_all(start(label) for _ in range(count))
+            starts = (start(label) for _ in self._instances(loaded.config))
+            started = await asyncio.gather(*starts, return_exceptions=True)
+            stubs += [stub for stub in started if isinstance(stub, Instance)]
+            _raise_first_error(started)
             config = await self._complete(loaded, source, stubs, start)
             model = await self._make_model(directory, version, config, loaded.namespace)
             warmup = await asyncio.to_thread(Warmup, config, directory, model.signature)
@@ -148,19 +133,25 @@ class Loader:
                 self._policies,
                 self._initializing,
             )
-            plans = factory.plan_instances(self._instances(config))
+            plans += factory.plan_instances(self._instances(config))
             await _run_steps(map(factory.initialize, stubs, plans))
         except BaseException:  # also if cancelled, as these processes have no other owner
             for stub in stubs:
                 stub.kill()
             for plan in plans:
                 plan.close()
-            if prepared is not None:
-                await prepared.close()
+            try:
+                if prepared is not None:
+                    await prepared.close()
+            finally:
+                if environment is not None:
+                    environment.release()
             raise
         model.prepared = prepared
+        model.environment = environment
         factory.start_accepting(zip(stubs, plans, strict=True))
         self._factories[model] = factory
+        model.metrics.load_seconds = time.monotonic() - begun
         return model
 
     async def _prepare(
@@ -241,23 +232,18 @@ class Loader:
 
 
 async def _run_steps(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Awaits all steps to their ends, at once unless that is turned off. Raises the first error."""
     if os.environ.get("TRITON_PARALLEL_INSTANCE_LOADING") == "0":
         for step in steps:
             await step
     else:
-        await _gather_all(steps)
+        _raise_first_error(await asyncio.gather(*steps, return_exceptions=True))
 
 
-async def _gather_all(steps: Iterable[Awaitable[_Result]]) -> list[_Result]:
-    """Awaits all steps to their ends; then raises the first error, if there was one."""
-    results = await asyncio.gather(*steps, return_exceptions=True)
-    errors = [result for result in results if isinstance(result, BaseException)]
-    if errors:
-        for result in results:
-            if isinstance(result, Instance):
-                result.kill()
-        raise errors[0]
-    return [result for result in results if not isinstance(result, BaseException)]
+def _raise_first_error(results: Iterable[object]) -> None:
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
 
 
 _STATIC_PRELOAD = re.compile(rb"^[ \t]+@staticmethod\s+def[ \t]+preload\b", re.MULTILINE)

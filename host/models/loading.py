@@ -167,7 +167,9 @@ class LoadAdmission(Protocol):
 class ModelLoader(Protocol):
     """Loads versions of models."""
 
-    async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> LoadedModel:
+    async def load_version(
+        self, directory: Path, version: int, loaded: LoadedConfig
+    ) -> LoadedModel:
         """Returns a model that can be asked. Raises HostError."""
 
     async def update(

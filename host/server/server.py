@@ -169,7 +169,7 @@ class Server:
                 composition.fingerprint,
                 log,
             )
-            self._poller = await models.load()
+            self._poller = await models.load_models()
             self._refuse_exiting()
             self._state.started = True
         components.core.notify_watchers()
@@ -233,11 +233,11 @@ class Server:
         `parameters`: `config` and `file:<path>`, as in the repository API. The model control mode
         must be explicit or on-demand.
         """
-        await self._model_control.load_in_turn(name, parameters or {})
+        await self._model_control.load_model(name, parameters or {}, hooked=False)
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Starts to unload a model in this server, without the `control_hook`. Raises HostError."""
-        await self._model_control.unload_in_turn(name, unload_dependents)
+        await self._model_control.unload_model(name, unload_dependents, hooked=False)
 
     def override_config(self, name: str) -> str:
         """The configuration of a model that came with a load and is in force; "" if none is.

@@ -88,7 +88,7 @@ class StartupModels:
         self._fingerprint = fingerprint
         self._log = log
 
-    async def load(self) -> RepositoryPoller | None:
+    async def load_models(self) -> RepositoryPoller | None:
         """Loads them, and returns what follows their files from then on; None if nothing does.
 
         Raises HostError if one fails and `exit_on_error` is set.

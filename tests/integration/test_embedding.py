@@ -338,8 +338,8 @@ def test_the_hook_of_the_guide_loads_and_unloads_in_all_servers(
         ):
             hooks[0].others, hooks[1].others = [second], [first]
             # The place of a load in progress is that of 'outer', which waits for 'identity'.
-            await asyncio.wait_for(first.core.load_model("outer", {}), DEADLINE)
-            await second.core.unload_model("outer", False)
+            await asyncio.wait_for(first.core.control.load_model("outer", {}), DEADLINE)
+            await second.core.control.unload_model("outer", False)
             for server in (first, second):
                 array = np.ones(1, np.float32)
                 assert (await server.infer("identity", {"INPUT0": array}))["OUTPUT0"] == [1]
@@ -371,7 +371,7 @@ def test_a_server_adapts_the_configurations_that_it_reads(repository: Repository
             array = np.ones(1, np.float32)
             assert (await server.infer("identity", {"INPUT0": array}))["OUTPUT0"] == [1]
             other = '{"input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [2]}]}'
-            await server.core.load_model("identity", {"config": other})
+            await server.core.control.load_model("identity", {"config": other})
             (group,) = server.core.model_config("identity", "").instance_group
             assert group.count == 3
 
@@ -385,7 +385,10 @@ def test_hooks_are_not_asked_for_what_the_server_refuses(repository: RepositoryB
     async def main() -> None:
         fixed = options(repository, allow_grpc=False, allow_metrics=False)
         async with pbhost.Server(fixed, control_hook=hook) as server:
-            for ask in (server.core.load_model("identity", {}), server.load_model("identity")):
+            for ask in (
+                server.core.control.load_model("identity", {}),
+                server.load_model("identity"),
+            ):
                 with pytest.raises(pbhost.HostError, match="not allowed if polling is enabled"):
                     await ask
         assert hook.asked == []

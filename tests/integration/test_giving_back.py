@@ -115,8 +115,8 @@ def test_disks_are_not_read_on_the_loop(repository: RepositoryBuilder) -> None:
         explicit = options(repository, model_control_mode="explicit")
         async with pbhost.Server(explicit) as server:
             core = server.core
-            await core.load_model("x", {})
-            await core.load_model("x", {"config": JSON})
+            await core.control.load_model("x", {})
+            await core.control.load_model("x", {"config": JSON})
             assert [entry.state for entry in await core.repository_index(False)] == ["READY"]
         polling = options(repository, model_control_mode="poll", repository_poll_secs=1)
         async with pbhost.Server(polling) as server:

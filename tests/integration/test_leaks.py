@@ -168,11 +168,11 @@ def test_loading_and_unloading_leaves_nothing_behind(repository: RepositoryBuild
             memory = 0
             core, pool = bench.server.core, bench.server._open_components.pool
             for turn in range(TURNS):
-                await core.load_model("fails", {})
+                await core.control.load_model("fails", {})
                 with pytest.raises(pbhost.HostError, match="on purpose"):
                     await bench.server.infer("fails", {"INPUT0": np.ones(20_000, dtype=np.float32)})
                 await bench.assert_answers("ask", 5000)
-                await core.unload_model("fails", False)
+                await core.control.unload_model("fails", False)
                 await eventually(lambda: len(pool._instances) == 2, "the stub to end")
                 if turn == 1:
                     before, memory = Holdings.now(), resident()

@@ -405,9 +405,9 @@ def test_metadata_and_readiness_are_those_of_the_other_server(pair: Pair) -> Non
         await core.refresh_remote("identity")
         assert core.model_config("identity", "").parameters["color"].string_value == "blue"
         with pytest.raises(pbhost.HostError, match="belongs to another server"):
-            await core.load_model("identity", {})
+            await core.control.load_model("identity", {})
         with pytest.raises(pbhost.HostError, match="belongs to another server"):
-            await core.unload_model("identity", False)
+            await core.control.unload_model("identity", False)
         await pair.there.unload_model("identity")
         assert await ready() == (False, False)
         missing = "Request for unknown model: 'identity' has no available versions"

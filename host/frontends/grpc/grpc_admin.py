@@ -126,7 +126,9 @@ class _Admin:
             raise invalid_argument(
                 "Model name cannot be empty. Please enter a valid name to deploy."
             )
-        await self._core.load_model(request.model_name, _load_parameters(request.parameters))
+        await self._core.control.load_model(
+            request.model_name, _load_parameters(request.parameters)
+        )
         return pb.RepositoryModelLoadResponse()
 
     async def repository_model_unload(self, request: Any) -> Any:
@@ -139,7 +141,7 @@ class _Admin:
                     "invalid value type for 'unload_dependents' parameter, expected bool_param."
                 )
             dependents = value.bool_param
-        await self._core.unload_model(request.model_name, dependents)
+        await self._core.control.unload_model(request.model_name, dependents)
         return pb.RepositoryModelUnloadResponse()
 
     async def system_shared_memory_status(self, request: Any) -> Any:

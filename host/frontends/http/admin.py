@@ -68,7 +68,7 @@ class SettingsHandler:
                     'expected {"canary": {"version": N, "percent": N}, "shadow": null}, with one'
                     f" of the two or both: {error}"
                 ) from None
-            self._core.change_traffic(route.resource, change)
+            self._core.control.change_traffic(route.resource, change)
         await exchange.send_json(msgspec.json.encode(self._core.traffic.describe(route.resource)))
 
     async def _read_json_object(self, exchange: HttpExchange) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class AdminHandler:
                 parameters.setdefault(json.as_text(key), _decode_file(key, text))
             else:
                 raise internal("unexpected error on creating Triton parameter")
-        await self._core.load_model(route.resource, parameters)
+        await self._core.control.load_model(route.resource, parameters)
         await exchange.send_empty()
 
     async def unload_model(self, exchange: HttpExchange, route: Route) -> None:
@@ -243,7 +243,7 @@ class AdminHandler:
         document = await read_json_object(exchange, self._max_input_size)
         parameters = dict(json.members(document.get("parameters", {})))
         dependents = json.as_bool(parameters.get("unload_dependents", False))
-        await self._core.unload_model(route.resource, dependents)
+        await self._core.control.unload_model(route.resource, dependents)
         await exchange.send_empty()
 
     async def control_in_repository(self, exchange: HttpExchange, route: Route) -> None:

@@ -174,10 +174,10 @@ class OpenAIApp:
         elif endpoint is openai_routes.HEALTH:
             await self._health(exchange)
         elif endpoint is openai_routes.LOAD_MODEL:
-            await self._core.load_model(route.resource, {})
+            await self._core.control.load_model(route.resource, {})
             await exchange.send_json(json.dump(self._models.describe(route.resource)))
         elif endpoint is openai_routes.UNLOAD_MODEL:
-            await self._core.unload_model(route.resource, False)
+            await self._core.control.unload_model(route.resource, False)
             await exchange.send_json(json.dump({"status": "success", "model": route.resource}))
         else:
             await self._describe_models(exchange, route)

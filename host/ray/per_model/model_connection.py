@@ -235,11 +235,11 @@ class Connection:
         except HostError:
             return True  # it is busy, or ends
 
-    async def load(self, name: str, parameters: LoadParameters) -> None:
+    async def load_model(self, name: str, parameters: LoadParameters) -> None:
         """Loads a model in its deployment. Raises HostError."""
         await self._ask(name, LOAD_FOR_CLIENT, dict(parameters), timeout=LOAD_SECONDS)
 
-    async def unload(self, name: str, unload_dependents: bool) -> None:
+    async def unload_model(self, name: str, unload_dependents: bool) -> None:
         """Unloads a model in its deployment. Raises HostError."""
         await self._ask(name, UNLOAD_FOR_CLIENT, unload_dependents, timeout=LOAD_SECONDS)
 
@@ -388,7 +388,7 @@ class RoutedModelControl:
             await self._own.load(name, parameters, load_here)
             await self._connection.announce(name)
         elif self._connection.serves(name):
-            await self._connection.load(name, parameters)
+            await self._connection.load_model(name, parameters)
         else:
             _log.error(
                 "failed to load '%s': it has no deployment; models that are new in the repository"
@@ -405,4 +405,4 @@ class RoutedModelControl:
             await self._own.unload(name, unload_dependents, unload_here)
             await self._connection.announce(name)
         elif self._connection.serves(name):
-            await self._connection.unload(name, unload_dependents)
+            await self._connection.unload_model(name, unload_dependents)

@@ -198,12 +198,12 @@ class ModelReplica(ConnectedReplica):
     @_refusing
     async def load_for_client(self, parameters: LoadParameters) -> None:
         """Loads the model in all replicas of the deployment."""
-        await self._server.core.load_model(self._model, parameters)
+        await self._server.core.control.load_model(self._model, parameters)
 
     @_refusing
     async def unload_for_client(self, unload_dependents: bool) -> None:
         """Unloads the model in all replicas of the deployment."""
-        await self._server.core.unload_model(self._model, unload_dependents)
+        await self._server.core.control.unload_model(self._model, unload_dependents)
 
     async def __del__(self) -> None:  # Ray Serve awaits it as the replica ends
         if self._started:

@@ -240,7 +240,9 @@ class ProcesslessLoader:
         self.gates: dict[int, asyncio.Event] = {}
         self.configs: list[ModelConfig] = []
 
-    async def load(self, directory: Path, version: int, loaded: LoadedConfig) -> LoadedModel:
+    async def load_version(
+        self, directory: Path, version: int, loaded: LoadedConfig
+    ) -> LoadedModel:
         self.events.append(f"load {version}")
         if version in self.gates:
             await self.gates[version].wait()
@@ -289,7 +291,7 @@ class Setup:
         lifecycle = self.lifecycle
         planned = await lifecycle.planner.read("m", override, with_config=force)
         async with lifecycle.lock_model(planned) as planned:
-            return await lifecycle.load(planned, force=force)
+            return await lifecycle.load_versions(planned, force=force)
 
     def gate(self, version: int = 1) -> asyncio.Event:
         """Holds the loads of a version until the event is set."""
@@ -671,7 +673,7 @@ def test_uploaded_files_of_a_failed_load_are_removed(with_lifecycle: Run) -> Non
         directories: list[Path] = []
 
         class Failing(ProcesslessLoader):
-            async def load(
+            async def load_version(
                 self, directory: Path, version: int, loaded: LoadedConfig
             ) -> LoadedModel:
                 directories.append(directory)

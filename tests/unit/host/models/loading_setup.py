@@ -49,7 +49,7 @@ class LoadingSetup:
         return self._repository.path / "m"
 
     async def load(self, fields: str = "") -> PythonModel:
-        model = await self.loader.load(self.directory, 1, self.config(fields))
+        model = await self.loader.load_version(self.directory, 1, self.config(fields))
         self._models.append(model)
         return model
 

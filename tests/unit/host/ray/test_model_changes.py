@@ -113,12 +113,12 @@ def run(deployment: Deployment, scene: Scene) -> None:
 def test_changes_reach_others_and_those_that_start_later(deployment: Deployment) -> None:
     async def scene() -> None:
         await deployment.start(0)
-        await deployment.servers[0].core.load_model("one", {})
+        await deployment.servers[0].core.control.load_model("one", {})
         await deployment.start(1)
         assert deployment.ready() == [["one"], ["one"]]
-        await deployment.servers[1].core.load_model("other", {})
+        await deployment.servers[1].core.control.load_model("other", {})
         assert deployment.ready() == [["one", "other"]] * 2
-        await deployment.servers[1].core.unload_model("one", False)
+        await deployment.servers[1].core.control.unload_model("one", False)
         assert deployment.ready() == [["other"]] * 2
 
     run(deployment, scene)
@@ -129,7 +129,7 @@ def test_a_load_that_fails_concerns_no_other_replica(deployment: Deployment) -> 
         await deployment.start(0)
         await deployment.start(1)
         with pytest.raises(HostError, match="missing"):
-            await deployment.servers[0].core.load_model("missing", {})
+            await deployment.servers[0].core.control.load_model("missing", {})
         assert not deployment.controls[1].changes
 
     run(deployment, scene)
@@ -176,7 +176,7 @@ def test_what_a_model_changes_in_initialize_is_done_by_each_replica(
     async def scene() -> None:
         await deployment.start(0)
         await deployment.start(1)
-        load = deployment.servers[0].core.load_model("parent", {})
+        load = deployment.servers[0].core.control.load_model("parent", {})
         await asyncio.wait_for(load, DEADLINE)
         assert deployment.ready() == [["one", "parent"]] * 2
         assert "one" not in deployment.controls[0].changes
@@ -204,7 +204,7 @@ def test_a_model_that_unloads_itself_in_initialize_keeps_no_replica_waiting(
     async def scene() -> None:
         await deployment.start(0)
         await deployment.start(1)
-        loads = [server.core.load_model("selfish", {}) for server in deployment.servers]
+        loads = [server.core.control.load_model("selfish", {}) for server in deployment.servers]
         ended = asyncio.gather(*loads, return_exceptions=True)
         assert all(isinstance(e, HostError) for e in await asyncio.wait_for(ended, DEADLINE))
         assert deployment.ready() == [[], []]
@@ -250,7 +250,7 @@ def test_a_clock_that_is_behind_does_not_undo_a_change(deployment: Deployment) -
         ahead = time.time_ns() + 10**15
         for control in deployment.controls:
             assert await control.apply([ModelChange("one", (ahead, "b"), {})]) is None
-        await deployment.servers[0].core.unload_model("one", False)
+        await deployment.servers[0].core.control.unload_model("one", False)
         assert deployment.ready() == [[], []]
 
     run(deployment, scene)
@@ -270,7 +270,7 @@ def test_loads_at_two_replicas_at_once_end_with_the_same_one(deployment: Deploym
 
         async def load_later() -> None:
             await begun.wait()
-            await deployment.servers[1].core.load_model("one", {"config": CONFIG_JSON})
+            await deployment.servers[1].core.control.load_model("one", {"config": CONFIG_JSON})
 
         async def finish_the_earlier() -> None:
             await deployment.passed_on.wait()
@@ -294,8 +294,8 @@ def test_a_later_replica_has_the_configuration_that_a_plain_load_kept(
 ) -> None:
     async def scene() -> None:
         await deployment.start(0)
-        await deployment.servers[0].core.load_model("one", {"config": CONFIG_JSON})
-        await deployment.servers[0].core.load_model("one", {})
+        await deployment.servers[0].core.control.load_model("one", {"config": CONFIG_JSON})
+        await deployment.servers[0].core.control.load_model("one", {})
         await deployment.start(1)
         for server in deployment.servers:
             assert server.core.model_config("one", "").max_batch_size == 7

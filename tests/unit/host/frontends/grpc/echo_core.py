@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
 
 from tritonclient.grpc import model_config_pb2
 
@@ -21,8 +20,9 @@ from host.inference.metadata import (
     ServerMetadata,
     TensorMetadata,
 )
-from host.inference.request import InferRequest, InferResponse, Parameter, Tensor
+from host.inference.request import InferRequest, InferResponse, Tensor
 from host.instances.regions import Regions
+from host.model_control.control import LoadParameters, ModelControl
 from tests.unit.host.call_parties import RecordingHolder
 
 MODELS = ("echo", "hold", "fail", "silent", "bug", "repeat")
@@ -62,6 +62,27 @@ class EchoHealth(Health):
         return version != "9"
 
 
+class RecordingControl(ModelControl):
+    """Remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, LoadParameters]] = []
+        self.unloaded: list[tuple[str, bool]] = []
+
+    async def load_model(
+        self,
+        name: str,
+        parameters: LoadParameters,
+        *,
+        requester: str | None = None,
+        hooked: bool = True,
+    ) -> None:
+        self.loaded.append((name, parameters))
+
+    async def unload_model(self, name: str, dependents: bool, *, hooked: bool = True) -> None:
+        self.unloaded.append((name, dependents))
+
+
 class EchoCore(Core):
     """Overrides what the endpoint asks of a `Core`.
 
@@ -79,8 +100,7 @@ class EchoCore(Core):
         self.health: EchoHealth = EchoHealth()
         self.held: queue.Queue[Call] = queue.Queue()
         self.cancelled: queue.Queue[str] = queue.Queue()
-        self.loaded: list[tuple[str, Mapping[str, Parameter | bytes]]] = []
-        self.unloaded: list[tuple[str, bool]] = []
+        self.control: RecordingControl = RecordingControl()
 
     def infer(self, request: InferRequest, unary: bool = False) -> Call:
         _look_up(request.model_name)
@@ -141,9 +161,3 @@ class EchoCore(Core):
     async def repository_index(self, ready: bool) -> list[IndexEntry]:
         entries = [IndexEntry("echo", "1", "READY"), IndexEntry("new")]
         return entries[:1] if ready else entries
-
-    async def load_model(self, name: str, parameters: Mapping[str, Parameter | bytes]) -> None:
-        self.loaded.append((name, parameters))
-
-    async def unload_model(self, name: str, unload_dependents: bool) -> None:
-        self.unloaded.append((name, unload_dependents))

@@ -181,8 +181,8 @@ def test_the_triton_client_can_call_all_other_rpcs(triton: Any, served: Served) 
     assert [m.name for m in triton.get_model_repository_index().models] == ["echo", "new"]
     triton.load_model("echo", config="{}", files={"file:1/model.py": b"code"})
     triton.unload_model("echo")
-    assert served.core.loaded == [("echo", {"config": "{}", "file:1/model.py": b"code"})]
-    assert served.core.unloaded == [("echo", False)]
+    assert served.core.control.loaded == [("echo", {"config": "{}", "file:1/model.py": b"code"})]
+    assert served.core.control.unloaded == [("echo", False)]
 
 
 def test_an_error_has_its_status_and_text(stub: Any) -> None:

@@ -207,13 +207,13 @@ def test_load_and_unload(core: EchoCore) -> None:
     load.parameters["config"].string_param = "{}"
     load.parameters["file:1/model.py"].bytes_param = b"code"
     send_request(core, "RepositoryModelLoad", load)
-    assert core.loaded == [("echo", {"config": "{}", "file:1/model.py": b"code"})]
+    assert core.control.loaded == [("echo", {"config": "{}", "file:1/model.py": b"code"})]
     unload = pb.RepositoryModelUnloadRequest(model_name="echo")
     send_request(core, "RepositoryModelUnload", unload)
     unload.parameters["unload_dependents"].bool_param = True
     unload.parameters["other"].string_param = "ignored"
     send_request(core, "RepositoryModelUnload", unload)
-    assert core.unloaded == [("echo", False), ("echo", True)]
+    assert core.control.unloaded == [("echo", False), ("echo", True)]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_refusals_of_load_and_unload(core: EchoCore) -> None:
         error = refusal(core, method, request)
         assert error.code is ErrorCode.UNSUPPORTED
         assert error.message == "'repository_name' specification is not supported"
-    assert not core.loaded and not core.unloaded
+    assert not core.control.loaded and not core.control.unloaded
 
 
 @pytest.mark.parametrize("kind", ["System", "Cuda"])
