@@ -236,7 +236,7 @@ class BlsTargets:
         """Starts a BLS request.
 
         Returns a coroutine for it if its target model defines `is_ready`, or has to be loaded
-        first. Raises HostError, at once or when awaited (docs/reference/model-api.md, "Errors").
+        first. Raises HostError, at once or when awaited (docs/reference/model-bls.md, "Errors").
         """
         try:
             model = self._find_bls_target(request)

@@ -121,7 +121,7 @@ class ServerState:
 async def is_model_ready(model: Model | None) -> bool:
     """Whether a version is ready, by its instances and by its own `is_ready`.
 
-    Source: docs/reference/model-api.md, "is_ready".
+    Source: docs/reference/model-methods.md, "is_ready".
     """
     if model is None:
         return False

@@ -1,4 +1,4 @@
-"""Checks of the arguments of API calls (docs/reference/model-api.md, "Arguments").
+"""Checks of the arguments of API calls (docs/reference/model-module.md, "Arguments").
 
 Each ``check_...`` function gets the names of the API function and of the argument for its error
 text. It returns the converted value, and raises TypeError unless its docstring says otherwise.

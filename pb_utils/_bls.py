@@ -326,7 +326,7 @@ class ResponseIterator:
     ``InferenceRequest.exec(decoupled=True)`` returns it. It keeps the responses: a new ``for`` loop
     continues where the last one stopped, or starts again with the first response after the last one
     was read. Deleting the iterator before the last response cancels the request. The rules are in
-    ``docs/reference/model-api.md``, 3.10.
+    docs/reference/model-tensors.md, "ResponseIterator".
 
     Examples:
         >>> for response in request.exec(decoupled=True):

@@ -88,8 +88,8 @@ def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
     """Returns the numpy type of a data type.
 
     Args:
-        data_type: code of the data type, from 1 (BOOL) to 13 (BYTES) (docs/reference/model-api.md,
-            "Constants").
+        data_type: code of the data type, from 1 (BOOL) to 13 (BYTES)
+            (docs/reference/model-module.md, "Constants").
 
     Returns:
         The numpy type, ``numpy.object_`` for BYTES; None for another code.
@@ -152,7 +152,7 @@ def serialize_byte_tensor(
 
     Returns:
         The elements in C order, each as its length (four little-endian bytes) and its data; ``()``
-        for an empty array; None for another dtype (docs/reference/model-api.md, "Functions").
+        for an empty array; None for another dtype (docs/reference/model-module.md, "Functions").
 
     Examples:
         >>> pb_utils.serialize_byte_tensor(np.array([b"ab"], dtype=np.object_))

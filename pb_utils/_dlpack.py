@@ -119,7 +119,7 @@ def receive(obj: Any) -> ReceivedTensor:
     Raises:
         TritonModelException: the object is not a DLPack producer, its memory is not on the CPU or
             on a usable GPU, Triton has no such data type, the tensor is not C-contiguous, or the
-            capsule has been consumed (docs/reference/model-api.md, "from_dlpack").
+            capsule has been consumed (docs/reference/model-tensors.md, "from_dlpack").
     """
     capsule = obj if type(obj).__name__ == "PyCapsule" else _request_capsule(obj)
     name = next((name for name in (_LEGACY, _VERSIONED) if _is_valid(capsule, name)), None)

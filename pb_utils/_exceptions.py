@@ -61,7 +61,7 @@ class NamedInt(enum.Enum):
     """An enumeration with integer values. Its members have no order and are not ``int``.
 
     A member equals its value, and has the same hash. A parameter of such a type accepts members
-    only, not plain numbers (docs/reference/model-api.md, "Arguments").
+    only, not plain numbers (docs/reference/model-module.md, "Arguments").
     """
 
     def __eq__(self, other: object) -> bool:

@@ -16,7 +16,7 @@ class Logger(metaclass=SuggestingType):
 
     The server's log settings decide which levels are written. The log shows the file and the line
     of the caller. A message is a str, bytes or bytearray; the log shows bytes that are not valid
-    UTF-8 as escapes (docs/reference/model-api.md, "Logger").
+    UTF-8 as escapes (docs/reference/model-module.md, "Logger").
 
     Attributes:
         INFO: level of ordinary messages.

@@ -80,7 +80,7 @@ class Metric(metaclass=SuggestingType):
 
     ``MetricFamily.Metric()`` returns it. It can be used as long as the ``MetricFamily`` object
     exists. Deleting the ``Metric`` object does not remove the time series from the server. The
-    rules are in ``docs/reference/model-api.md``, 3.13.
+    rules are in docs/reference/model-module.md, "Metrics".
     """
 
     __slots__ = ("__weakref__", "_family", "_number")
@@ -194,7 +194,7 @@ class MetricFamily(metaclass=SuggestingType):
 
     The server exports the metrics as long as this object exists, so a model keeps it in an
     attribute. Families with the same name and kind, also in other instances and models, are the
-    same family (docs/reference/model-api.md, "Metrics").
+    same family (docs/reference/model-module.md, "Metrics").
 
     Attributes:
         COUNTER: a metric that only increases.

@@ -18,7 +18,7 @@ _BOOLS.update({"false": False, "0": False, "no": False, "off": False})
 class ModelConfig(metaclass=SuggestingType):
     """The configuration that ``auto_complete_config`` gets, completes and returns.
 
-    The rules and the exact error texts are in ``docs/reference/model-api.md``, 3.5.
+    The rules and the exact error texts are in docs/reference/model-module.md, "ModelConfig".
 
     Examples:
         >>> config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [-1]})

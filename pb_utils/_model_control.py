@@ -24,7 +24,7 @@ def load_model(
     """Loads or reloads a model, and waits until it is loaded.
 
     A loaded version continues serving if the reload fails. The server must run with ``--model-
-    control-mode=explicit`` (docs/reference/model-api.md, "Model control").
+    control-mode=explicit`` (docs/reference/model-module.md, "Model control").
 
     Args:
         model_name: name of the model.
@@ -66,7 +66,7 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
 
     If this instance holds the model (``load_model``), the call releases one hold. While an instance
     holds the model, it stays loaded. The model completes its requests first. A model that is
-    unknown or already unloaded is not an error (docs/reference/model-api.md, "Model control").
+    unknown or already unloaded is not an error (docs/reference/model-module.md, "Model control").
 
     Args:
         model_name: name of the model.
@@ -86,7 +86,9 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
 
 @_arguments.with_argument_errors
 def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
-    """Returns whether a model is ready for requests (docs/reference/model-api.md, "Model control").
+    """Returns whether a model is ready for requests.
+
+    The rules are in docs/reference/model-module.md, "Model control".
 
     Args:
         model_name: name of the model.

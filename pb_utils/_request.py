@@ -36,7 +36,8 @@ _NO_PREFERENCE = PreferredMemory._none()
 class InferenceRequest(RequestFields, metaclass=SuggestingType):
     """An inference request: received by ``execute``, or created for another model (BLS).
 
-    The rules are in ``docs/reference/model-api.md``, 3.7 and 5.
+    The rules are in docs/reference/model-tensors.md, "InferenceRequest", and
+    docs/reference/model-bls.md.
     """
 
     __slots__ = ()
@@ -102,7 +103,7 @@ class InferenceRequest(RequestFields, metaclass=SuggestingType):
             flags: sequence flags, ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``..._END``
                 combined with ``|``.
             timeout: queue timeout in microseconds, 0 for none. It has an effect only if the queue
-                policy of the other model allows it (docs/reference/model-api.md, "Rules").
+                policy of the other model allows it (docs/reference/model-bls.md, "Rules").
             preferred_memory: memory in which the outputs should be; no preference by default.
             trace: trace to which the request is added, for example ``request.trace()``.
             parameters: custom parameters, a dict of str to bool, int or str.
@@ -223,7 +224,7 @@ class InferenceRequest(RequestFields, metaclass=SuggestingType):
     def set_release_flags(self, flags: int) -> None:
         """Sets whether the server releases or reschedules the request when ``execute`` returns.
 
-        Rescheduling needs a model of iterative sequences (docs/reference/model-api.md,
+        Rescheduling needs a model of iterative sequences (docs/reference/model-methods.md,
         "Rescheduling").
 
         Args:
@@ -307,8 +308,7 @@ class InferenceRequest(RequestFields, metaclass=SuggestingType):
     ) -> InferenceResponse | ResponseIterator:
         """Sends the request to the other model and waits for the response.
 
-        A request can be sent any number of times. The rules are in ``docs/reference/model-api.md``,
-        5.
+        A request can be sent any number of times. The rules are in docs/reference/model-bls.md.
 
         Args:
             decoupled: whether to accept any number of responses, as a decoupled model sends them.

@@ -24,7 +24,8 @@ TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 class PreferredMemory(metaclass=SuggestingType):
     """The memory in which a model prefers the outputs of a request to another model.
 
-    The rules are in ``docs/reference/model-api.md``, 3.15 and 4.6.
+    The rules are in docs/reference/model-module.md, "PreferredMemory", and
+    docs/reference/model-tensors.md, "GPU tensors".
     """
 
     __slots__ = ("_device_id", "_type")

@@ -19,7 +19,7 @@ class TritonError(metaclass=SuggestingType):
     """An error that makes one request fail.
 
     It is not an exception: a model puts it into an ``InferenceResponse``
-    (docs/reference/model-api.md, "Errors").
+    (docs/reference/model-module.md, "Errors").
 
     Examples:
         >>> error = pb_utils.TritonError("X must be positive", pb_utils.TritonError.INVALID_ARG)
@@ -104,7 +104,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 class InferenceResponse(metaclass=SuggestingType):
     """An inference response: output tensors or an error, and custom parameters.
 
-    The rules are in ``docs/reference/model-api.md``, 3.8.
+    The rules are in docs/reference/model-tensors.md, "InferenceResponse".
     """
 
     __slots__ = ("__weakref__", "_error", "_output_tensors", "_parameters")
@@ -179,7 +179,7 @@ class InferenceResponse(metaclass=SuggestingType):
         """Returns the custom parameters as JSON text; ``{}`` if there are none.
 
         The text is empty for a received error, and for the empty final response of a decoupled
-        model (docs/reference/model-api.md, "Calls").
+        model (docs/reference/model-bls.md, "Calls").
 
         Raises:
             TritonModelException: the value of a received parameter is not a bool, int, float or
@@ -248,7 +248,7 @@ class Responder(ABC):
 
         Raises:
             TritonModelException: the request cannot have this response now
-                (docs/reference/model-api.md, "Response sender"), or the response cannot be
+                (docs/reference/model-methods.md, "Response sender"), or the response cannot be
                 delivered.
         """
         self._check_open(response)
@@ -302,7 +302,7 @@ class InferenceResponseSender(metaclass=SuggestingType):
     """Sends the responses to one request, from any thread, during and after ``execute``.
 
     ``InferenceRequest.get_response_sender()`` returns it. The rules are in
-    ``docs/reference/model-api.md``, 2.6.
+    docs/reference/model-methods.md, "Response sender".
     """
 
     __slots__ = ("__weakref__", "_cancelled", "_responder")

@@ -313,8 +313,8 @@ class SharedMemory:
         The value is the limit ``--arena-byte-size`` minus the tensors in shared memory that the
         model keeps: those that it created, and those that it received since the first call. Sent
         tensors do not count, even if a receiver still reads them, because their memory is released
-        soon. Small tensors are sent inside messages and do not count (docs/reference/model-api.md,
-        "Options and shared memory").
+        soon. Small tensors are sent inside messages and do not count
+        (docs/reference/model-processes.md, "Options and shared memory").
 
         Raises:
             TritonModelException: no server runs the model.

@@ -146,7 +146,8 @@ def copy_from_shared_memory(array: npt.NDArray[Any], owner: object) -> npt.NDArr
         owner: the object that keeps the memory alive.
 
     Returns:
-        A copy, or a copy-on-write mapping (docs/reference/model-api.md, "What as_numpy returns").
+        A copy, or a copy-on-write mapping
+        (docs/reference/model-tensors.md, "What as_numpy returns").
     """
     mapped = _map_copy_on_write(owner, array) if array.nbytes >= _MIN_MAPPED_BYTES else None
     return copy_array(array) if mapped is None else mapped

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class Tensor(metaclass=SuggestingType):
     """A named array of one of Triton's data types.
 
-    The data types are listed in ``docs/reference/model-api.md``, 3.3; the rules are in section 4.
+    The data types are listed in docs/reference/model-module.md, "Constants"; the rules are in
+    docs/reference/model-tensors.md, "Tensors".
 
     Examples:
         >>> tensor = pb_utils.Tensor("Y", np.zeros((2, 3), np.float32))
@@ -46,8 +47,8 @@ class Tensor(metaclass=SuggestingType):
         "_shape",
     )
 
-    # docs/reference/model-api.md, "What as_numpy returns" and "When output data is read", has the
-    # rules for these fields.
+    # docs/reference/model-tensors.md, "What as_numpy returns" and "When output data is read", has
+    # the rules for these fields.
     _name: str
     _code: int
     _shape: list[int]
@@ -69,7 +70,7 @@ class Tensor(metaclass=SuggestingType):
         """Creates a tensor from an array of any shape.
 
         The tensor shares the memory of the array. Changes to the array count until the tensor is
-        first sent (docs/reference/model-api.md, "When output data is read").
+        first sent (docs/reference/model-tensors.md, "When output data is read").
 
         Args:
             name: name of the model's output, or of another model's input.
@@ -114,7 +115,7 @@ class Tensor(metaclass=SuggestingType):
         """Creates a tensor that shares the memory of another library's tensor.
 
         GPU memory stays on the GPU. If ``obj`` is not a capsule, the call waits for pending work on
-        that GPU. The rules are in ``docs/reference/model-api.md``, 4.5.
+        that GPU. The rules are in docs/reference/model-tensors.md, "from_dlpack".
 
         Args:
             name: name of the tensor.
@@ -192,7 +193,7 @@ class Tensor(metaclass=SuggestingType):
         """Returns the code of the data type.
 
         The codes are 1 BOOL, 2 to 5 UINT8 to UINT64, 6 to 9 INT8 to INT64, 10 to 12 FP16 to FP64,
-        13 BYTES and 14 BF16 (docs/reference/model-api.md, "Constants"). Triton raises here.
+        13 BYTES and 14 BF16 (docs/reference/model-module.md, "Constants"). Triton raises here.
         """
         return self._code
 
@@ -203,7 +204,7 @@ class Tensor(metaclass=SuggestingType):
     def as_numpy(self, copy: bool = True) -> npt.NDArray[Any]:
         """Returns the content as an array in the shape of the tensor.
 
-        The rules are in ``docs/reference/model-api.md``, 4.1.
+        The rules are in docs/reference/model-tensors.md, "What as_numpy returns".
 
         Args:
             copy: True returns an array that the model may change: the one from which the tensor was

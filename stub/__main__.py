@@ -46,7 +46,7 @@ if __name__ == "__main__":  # not in the children of `multiprocessing`, which im
     except ThreadsUnavailable:
         os._exit(NO_THREADS_STATUS)
     # A model sees the working directory first, then what is installed
-    # (docs/reference/model-api.md, "What an instance process inherits").
+    # (docs/reference/model-processes.md, "What an instance process inherits").
     sys.path[0] = ""
     if job is None:  # otherwise it is there already
         sys.path.append(os.path.dirname(_here))

@@ -43,8 +43,8 @@ def tensor_to_wire(
     """Returns the tensor's present bytes for a message, by reference if they are in shared memory.
 
     `tensors` is the number of tensors in the message. From now on the tensor sends these bytes,
-    even if its array changes (docs/reference/model-api.md, "When output data is read"). Blocks to
-    export to the host with the complete message are added to `exported`.
+    even if its array changes (docs/reference/model-tensors.md, "When output data is read"). Blocks
+    to export to the host with the complete message are added to `exported`.
 
     Raises ArenaFull, and TritonModelException if the content cannot be copied from a GPU.
     """
@@ -336,7 +336,7 @@ def _encodable_parameters(parameters: Optional[Mapping[str, object]]) -> Dict[st
 def _request_parameters(request: RequestFields) -> Dict[str, Parameter]:
     """Returns the parameters for the wire.
 
-    Raises ConversionError, which names the model (docs/reference/model-api.md, "Errors").
+    Raises ConversionError, which names the model (docs/reference/model-bls.md, "Errors").
     """
     try:
         return _encodable_parameters(request._parameters)
@@ -345,8 +345,9 @@ def _request_parameters(request: RequestFields) -> Dict[str, Parameter]:
 
 
 def arena_full_message(full: ArenaFull) -> str:
-    """Returns the documented text (docs/reference/model-api.md, "Options and shared memory"), then
-    advice.
+    """Returns the documented text, then advice.
+
+    The text is in docs/reference/model-processes.md, "Options and shared memory".
     """
     return (
         "Failed to increase the shared memory pool size for key 'pbhost-stub' to"

@@ -207,7 +207,7 @@ class Executor:
     def _finish_batch(self, running: RunningBatch, returned: Any) -> List[ToHost]:
         """Answers the requests with what `execute` returned.
 
-        Raises InvalidReturnValue (docs/reference/model-api.md, "execute: returned responses").
+        Raises InvalidReturnValue (docs/reference/model-methods.md, "execute: returned responses").
         """
         outputs_begin = time.monotonic_ns()
         exported = running.exported
@@ -355,7 +355,7 @@ class Executor:
     ) -> List[ToHost]:
         """Runs the coroutine in the background, so that the next batch can begin.
 
-        A decoupled model may have any number of coroutines (docs/reference/model-api.md,
+        A decoupled model may have any number of coroutines (docs/reference/model-methods.md,
         "Coroutines"). Another model may have `max_concurrent_batches`; at that limit the main
         thread waits.
         """

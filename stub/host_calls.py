@@ -71,7 +71,7 @@ class HostCalls:
             call.done.release()
 
     def error_message(self, text: str) -> str:
-        """Returns the text of an error of the host (docs/reference/model-api.md, "Metrics")."""
+        """Returns the text of an error of the host (docs/reference/model-module.md, "Metrics")."""
         return failed_call(self._name, text)
 
     def _call(self, message: Callable[[int], m.ToHost]) -> Value:

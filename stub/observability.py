@@ -7,7 +7,7 @@ from typing import Any
 from pb_utils import _runtime
 
 _ERROR, _WARNING, _INFO, _VERBOSE = 2, 1, 0, 3
-"""Levels as in docs/reference/model-api.md, "Logger"."""
+"""Levels as in docs/reference/model-module.md, "Logger"."""
 
 
 class HostHandler(logging.Handler):

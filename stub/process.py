@@ -102,7 +102,7 @@ def lead_process_group() -> None:
 
 
 def set_up_stub_process(title: str) -> None:
-    """Sets up the process as models expect it (docs/reference/model-api.md, "What an instance
+    """Sets up the process as models expect it (docs/reference/model-processes.md, "What an instance
     process inherits").
     """
     ignore_stop_signals()

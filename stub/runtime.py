@@ -48,7 +48,7 @@ from stub.wire.messages import (
 )
 
 _WARNING = 1
-"""A level of log lines, as in docs/reference/model-api.md, "Logger"."""
+"""A level of log lines, as in docs/reference/model-module.md, "Logger"."""
 
 WireResponseReceiver = Callable[[Optional[WireResponse], bool], None]
 """Receives a response and whether it is final; called on the thread that reads responses."""

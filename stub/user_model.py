@@ -59,7 +59,7 @@ def _suggestion(error: AttributeError) -> str:
 def describe_exception(error: BaseException, of_message: bool = False) -> str:
     """Returns an exception as one text: type, message, then frames with the innermost first.
 
-    The form is that of docs/reference/model-api.md, "Exceptions". Frames of this project and
+    The form is that of docs/reference/model-methods.md, "Exceptions". Frames of this project and
     those that wait for a coroutine are left out: they do not help a model author. `of_message` says
     that the error was raised by the `__str__` of another one.
     """

@@ -49,7 +49,7 @@ class Binding:
 class FunctionModel:
     """One instance, which the worker calls like a `TritonPythonModel`.
 
-    Source: docs/reference/model-api.md, "Life of a TritonPythonModel".
+    Source: docs/reference/model-methods.md, "Life of a TritonPythonModel".
     """
 
     def __init__(self, binding: Binding, function: Callable[..., Any]) -> None:

@@ -29,8 +29,8 @@ from host.config.validate import check_config, check_supported, check_tensors
 from host.errors import HostError, internal, invalid_argument
 from host.system.files import read_file
 
-# Names are passed to stub processes on the command line (docs/reference/model-api.md, "Names of
-# models and instance groups").
+# Names are passed to stubs on the command line (docs/reference/model-processes.md,
+# "Names of models and instance groups").
 _FORBIDDEN_CHARACTERS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 

@@ -79,7 +79,7 @@ def input_memory_message(config: ModelConfig) -> str:
     """The log line for FORCE_CPU_ONLY_INPUT_TENSORS, "" if the parameter is not set.
 
     The parameter has no other effect: inputs are always in host memory, where requests arrive
-    (docs/reference/model-api.md, "Parameters that the server reads").
+    (docs/reference/model-processes.md, "Parameters that the server reads").
     """
     if _FORCE_CPU not in config.parameters:
         return ""

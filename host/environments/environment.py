@@ -84,7 +84,7 @@ class Environment:
     def variables(self, host: Mapping[str, str]) -> dict[str, str]:
         """The environment variables of its processes, made from those of the host.
 
-        The rules are in docs/reference/model-api.md, "Parameters that the server reads".
+        The rules are in docs/reference/model-processes.md, "Parameters that the server reads".
         """
         variables = dict(host)
         variables.pop("PYTHONHOME", None)

@@ -250,7 +250,7 @@ class ProcessMemory:
 def arena_full_error(full: ArenaFull) -> HostError:
     """The error with its documented text and advice.
 
-    Source: docs/reference/model-api.md, "Options and shared memory".
+    Source: docs/reference/model-processes.md, "Options and shared memory".
     """
     return internal(
         "Failed to increase the shared memory pool size for key 'pbhost-host' to"

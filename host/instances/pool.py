@@ -36,7 +36,7 @@ _KILL_TIMEOUT = 30.0  # a process in a system call of a driver or of a network f
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 """`pb_utils.Logger` levels, in their order.
 
-Source: docs/reference/model-api.md, "Logger".
+Source: docs/reference/model-module.md, "Logger".
 """
 
 

@@ -1,6 +1,6 @@
 """Replies of a stub that its host waits for, such as that of the model's own `is_ready`.
 
-Source: docs/reference/model-api.md, "is_ready".
+Source: docs/reference/model-methods.md, "is_ready".
 """
 
 from __future__ import annotations

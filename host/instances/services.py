@@ -41,7 +41,7 @@ class Models(Protocol):
 class ModelControl(Protocol):
     """Model control for models. Every method raises HostError.
 
-    Source: docs/reference/model-api.md, "Model control".
+    Source: docs/reference/model-module.md, "Model control".
     """
 
     async def load_for_model(
@@ -67,7 +67,7 @@ class ModelControl(Protocol):
 class Metrics(Protocol):
     """Metrics of models. `owner` is one stub; it chooses the numbers of families and metrics.
 
-    Source: docs/reference/model-api.md, "Metrics".
+    Source: docs/reference/model-module.md, "Metrics".
     """
 
     def new_family(

@@ -31,7 +31,7 @@ from stub.wire.messages import (
 WORK, BLS = "work", "BLS responses"
 """The rings to a stub whose frames contain tensors."""
 
-# TritonError codes by number.  Source: docs/reference/model-api.md, "Errors".
+# TritonError codes by number.  Source: docs/reference/model-module.md, "Errors".
 _ERRORS = (
     ErrorCode.UNKNOWN,
     ErrorCode.INTERNAL,

@@ -13,7 +13,7 @@ from host.metrics.families import CATALOGUE, Histogram, Labels, MetricFamily, Me
 from pb_utils import _model_texts as texts
 
 _KINDS = (MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM)
-"""Kinds by their numbers (docs/reference/model-api.md, "Metrics")."""
+"""Kinds by their numbers (docs/reference/model-module.md, "Metrics")."""
 
 _SUPPORTED_KINDS = {
     "increment": (MetricKind.COUNTER, MetricKind.GAUGE),
@@ -113,7 +113,7 @@ class _OwnerObjects:
 class CustomMetrics:
     """The custom metrics of all models. All methods must be called on the event loop.
 
-    The rules are in docs/reference/model-api.md, "Metrics":
+    The rules are in docs/reference/model-module.md, "Metrics":
 
     * Family objects with the same name share one family, in all stubs.
     * Metric objects with the same family name and labels share one value.

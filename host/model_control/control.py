@@ -59,7 +59,7 @@ class ModelControlHook(Protocol):
 class ModelHolds:
     """Counts the holds on each model by their holders, which are objects that stand for instances.
 
-    Source: docs/reference/model-api.md, "Model control". Belongs to the event loop.
+    Source: docs/reference/model-module.md, "Model control". Belongs to the event loop.
     """
 
     def __init__(self) -> None:
@@ -348,7 +348,7 @@ class ModelControl:
     async def is_ready(self, name: str, version: str) -> bool:
         """Whether a model is ready. Raises HostError if there is no such model.
 
-        Source: docs/reference/model-api.md, "Model control".
+        Source: docs/reference/model-module.md, "Model control".
         """
         self._raise_unless_serving()
         if self.remote is not None:

@@ -41,9 +41,9 @@ class Backends:
         """Returns the code of a version, and its configuration completed from where that code is.
 
         The configuration of a Python-based backend names it in `runtime`, and gets the execution
-        environment in the backend's folder as default (docs/reference/model-api.md, "Python-based
-        backends"). Raises HostError INVALID_ARG if there is no such backend, UNSUPPORTED if it is a
-        native library.
+        environment in the backend's folder as default (docs/reference/model-processes.md,
+        "Python-based backends"). Raises HostError INVALID_ARG if there is no such backend,
+        UNSUPPORTED if it is a native library.
         """
         config = loaded.config
         if config.backend == _OWN and config.runtime in ("", _OWN_LIBRARY):

@@ -304,7 +304,7 @@ def preload_arguments(config: ModelConfig, directory: Path, version: int) -> dic
 class InitializeArguments:
     """The arguments of the model's `initialize`.
 
-    Source: docs/reference/model-api.md, "initialize".
+    Source: docs/reference/model-methods.md, "initialize".
     """
 
     def __init__(

@@ -189,7 +189,7 @@ class PythonModel(DrainableModel):
     async def why_not_ready(self) -> str:
         """The reason why the model is not ready, "" if it is.
 
-        Source: docs/reference/model-api.md, "is_ready".
+        Source: docs/reference/model-methods.md, "is_ready".
         """
         serving = [
             supervisor

@@ -74,7 +74,7 @@ class Model(Protocol):
     async def why_not_ready(self) -> str:
         """The reason why the model is not ready, "" if it is.
 
-        Source: docs/reference/model-api.md, "is_ready".
+        Source: docs/reference/model-methods.md, "is_ready".
         """
 
     def statistics(self) -> ModelStatistics:

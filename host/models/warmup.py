@@ -113,7 +113,7 @@ class Warmup:
     def _batch_too_large_error(self, size: int, instance: str) -> list[HostError]:
         """The errors of a batch that is larger than the model allows; at most a thousand.
 
-        One request is always allowed (docs/reference/model-api.md, "Batch checks").
+        One request is always allowed (docs/reference/model-processes.md, "Batch checks").
         """
         if size <= max(1, self._most):
             return []

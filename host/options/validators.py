@@ -377,7 +377,7 @@ BACKEND_CONFIG = ValueKind("string", _read_backend, _add_backend)
 def backend_config(backends: Mapping[str, Mapping[str, str]]) -> None:
     """Checks the settings of the Python backend. Raises InvalidValue.
 
-    Source: docs/reference/model-api.md, "Options and shared memory".
+    Source: docs/reference/model-processes.md, "Options and shared memory".
     """
     given = backends.get("python", {})
     numbers = {

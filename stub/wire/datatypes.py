@@ -18,7 +18,7 @@ CODES: Dict[str, int] = {
     "BYTES": 13,
     "BF16": 14,
 }
-"""Protocol name to number (docs/reference/model-api.md, "Constants")."""
+"""Protocol name to number (docs/reference/model-module.md, "Constants")."""
 
 NAMES: Dict[int, str] = {code: name for name, code in CODES.items()}
 

@@ -41,8 +41,9 @@ OutputPlacement = Tuple[int, int, int]
 
 
 class WireError(msgspec.Struct, array_like=True, gc=False):
-    """An error: the number of a `TritonError` code (docs/reference/model-api.md, "Errors"), and the
-    text.
+    """An error: a text, and the number of a `TritonError` code.
+
+    The numbers are in docs/reference/model-module.md, "Errors".
     """
 
     code: int
@@ -369,7 +370,7 @@ class IsModelReady(Message, tag="is_ready"):
 class NewMetricFamily(Message, tag="family"):
     """Registers a metric family under a number chosen by the stub.
 
-    For `kind` see docs/reference/model-api.md, "Metrics".
+    For `kind` see docs/reference/model-module.md, "Metrics".
     """
 
     number: int
@@ -440,7 +441,7 @@ class ImportedFiles(Message, tag="imports"):
 class LogLine(Message, tag="log"):
     """A log line of a model; `batch` is 0 if it is not known.
 
-    For `level` see docs/reference/model-api.md, "Logger".
+    For `level` see docs/reference/model-module.md, "Logger".
     """
 
     level: int

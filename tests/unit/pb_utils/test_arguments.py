@@ -1,4 +1,4 @@
-"""Checks of arguments: types and error texts (docs/reference/model-api.md, "Arguments")."""
+"""Checks of arguments: types and error texts (docs/reference/model-module.md, "Arguments")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DLPack export and import (docs/reference/model-api.md, "from_dlpack")."""
+"""DLPack export and import (docs/reference/model-tensors.md, "from_dlpack")."""
 
 from __future__ import annotations
 

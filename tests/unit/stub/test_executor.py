@@ -141,7 +141,7 @@ def test_long_texts_of_errors_are_cut(start_stub: StartStub) -> None:
 def test_a_wrong_return_value_fails_every_request_with_the_documented_text(
     start_stub: StartStub, decoupled: bool, returned: object, text: str
 ) -> None:
-    """docs/reference/model-api.md, "execute: returned responses"."""
+    """docs/reference/model-methods.md, "execute: returned responses"."""
     host = start_stub(lambda _: returned, decoupled=decoupled)
     responses, done = host.run_batch(*map(wire_request, (1, 2)))
     assert [(message.index, error_text(message)) for message in responses] == [

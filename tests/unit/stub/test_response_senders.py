@@ -152,7 +152,7 @@ def test_a_response_that_a_request_cannot_have_raises_the_documented_error(
     refused: tuple[Any, int],
     text: str,
 ) -> None:
-    """docs/reference/model-api.md, "Response sender"; during `execute` and after it returned."""
+    """docs/reference/model-methods.md, "Response sender"; during `execute` and afterwards."""
     senders: list[Sender] = []
     errors: list[str] = []
 
