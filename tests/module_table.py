@@ -1,6 +1,6 @@
-"""The tables of modules in docs/explanation/tour.md.
+"""The page docs/explanation/modules.md, from the docstrings of the modules.
 
-`python -m tests.module_table` writes them again, from the docstrings.
+`python -m tests.module_table` writes it again.
 """
 
 from __future__ import annotations
@@ -9,8 +9,13 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "explanation" / "tour.md"
-BEGIN, END = "<!-- modules: begin -->\n", "<!-- modules: end -->\n"
+PAGE = ROOT / "docs" / "explanation" / "modules.md"
+HEAD = """\
+# Modules of the code
+
+Every module with the first sentence of its docstring, folder by folder; the page is generated from
+them. [The tour](tour.md) explains how they work together.
+"""
 PACKAGES = ("pbhost", "host", "stub", "pb_utils")
 
 
@@ -25,26 +30,19 @@ def row(module: Path) -> str:
     return f"| `{module.relative_to(ROOT)}` | {summary(module)} |"
 
 
-def tables() -> str:
-    """A section for each folder, with a table of its modules."""
-    sections = []
+def page() -> str:
+    """The content of the page: a section for each folder, with a table of its modules."""
+    sections = [HEAD]
     for package in PACKAGES:
         for init in sorted((ROOT / package).rglob("__init__.py")):
             folder = init.parent
             modules = sorted(path for path in folder.glob("*.py") if path != init)
             if modules:
-                title = f"### {folder.relative_to(ROOT)}/\n\n{summary(init)}.\n"
+                title = f"## {folder.relative_to(ROOT)}/\n\n{summary(init)}.\n"
                 head = "| module | what it is |\n|---|---|"
                 sections.append("\n".join([title, head, *map(row, modules)]) + "\n")
     return "\n".join(sections)
 
 
-def main() -> None:
-    """Writes the tables into the page."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{tables()}\n{END}{after}")
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page())
