@@ -6,15 +6,12 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from weakref import WeakSet
 
 from host.frontend_processes.frontend_messages import WireTensor
-from host.frontends.receive_memory import FilledMessage
 from host.inference.request import SharedMemoryBytes, Tensor, copy_from_shared_memory
-from host.instances.arenas import Arenas, ProcessMemory, ReleaseTimer
+from host.instances.arenas import Arenas, ProcessMemory, ReceivedBlocks, ReleaseTimer
 from stub.wire.arena import (
     Arena,
-    ArenaFull,
     ArenaReader,
     Block,
     BlockReferences,
@@ -106,8 +103,6 @@ class CoreMemory(ProcessMemory):
 
 
 _TRIM_SECONDS = 2.0  # how long freed tensor memory stays warm
-_RECEIVED_PART = 4  # of the arena, for tensors that are being received
-_NO_ARENA = -1
 
 
 class RegionPlace(SharedMemoryBytes):
@@ -148,7 +143,7 @@ class FrontendMemory:
         self._readers: dict[int, ArenaReader] = {number: ArenaReader(arena_fd, limit)}
         self._read_arenas = read_arenas
         self._exported = BlockReferences()
-        self._received: WeakSet[Block] = WeakSet()  # not exported yet
+        self._received = ReceivedBlocks(self._own)
         self._dropped: DroppedBlocks = deque()
         self._release_timer = ReleaseTimer(flush)
         self._loop = asyncio.get_running_loop()
@@ -197,29 +192,13 @@ class FrontendMemory:
         block = tensor.owner
         if not isinstance(block, Block) or block.arena != self._own.number:
             block = self._own.write(memoryview(data))
-        self._received.discard(block)
+        self._received.exported(block)
         self._exported.export_block(block)
         return block.offset
 
-    def reserve_block(self, size: int) -> tuple[Block, memoryview]:
-        """Reserves a block for a tensor that is being received, and returns its bytes to write.
-
-        Slow clients must not take the room of complete requests: they get a quarter of the arena,
-        and memory of this process beyond that. Raises MemoryError.
-        """
-        received = self._received
-        if size + sum(block.size for block in received) <= self._own.limit // _RECEIVED_PART:
-            bytes_to_write: list[memoryview] = []
-            try:
-                block = self._own.write_with(size, bytes_to_write.append)
-            except ArenaFull:
-                pass
-            else:
-                received.add(block)
-                return block, bytes_to_write[0]
-        message = FilledMessage(size)
-        data = memoryview(message.finish())
-        return Block(_NO_ARENA, 0, size, data, lambda *_: None), message.memory
+    def reserve_block(self, size: int) -> tuple[Block, memoryview] | None:
+        """As `ReceivedBlocks.reserve`."""
+        return self._received.reserve(size)
 
     def cancel_export(self, tensors: Iterable[WireTensor]) -> None:
         """Reverts `encode_tensor`: the message with these tensors was not sent."""

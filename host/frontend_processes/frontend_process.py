@@ -214,11 +214,10 @@ class FrontendProcess:
         budget = SharedReceiveBudget(
             options.receive_buffer_limit, spawn.budget, spawn.budget_size, spawn.index
         )
+        budget.reserve_block = self._memory.reserve_block
         endpoints = self._endpoints = ClientEndpoints(options, no_connection_hook, budget, False)
         if spawn.grpc >= 0:
-            service = make_grpc_service(
-                options, core, forwarder.services(), core.keys, self._memory.reserve_block
-            )
+            service = make_grpc_service(options, core, forwarder.services(), core.keys)
             await endpoints.open_grpc(service, socket.socket(fileno=spawn.grpc))
         if spawn.http >= 0:
             app = InferenceApp(

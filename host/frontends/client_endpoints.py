@@ -13,7 +13,6 @@ from host.frontends.grpc.grpcio_engine import GrpcAioFrontend, check_tls_files
 from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_tls
 from host.frontends.grpc.methods import GrpcOptions, Services
-from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.service import GrpcService
 from host.frontends.http1.cycle import Header, Message, Receive, Send
 from host.frontends.http1.http1_connection import Timeouts
@@ -60,11 +59,10 @@ def make_grpc_service(
     core: InferenceCore,
     others: Services,
     api_keys: InferenceKeys | None = None,
-    reserve_block: ReserveBlock | None = None,
 ) -> GrpcService:
     """The gRPC service over a core; `others` are the methods that are not for inference.
 
-    `api_keys`: the keys that clients need. `reserve_block`: as in `GrpcService`.
+    `api_keys`: the keys that clients need.
     """
     return GrpcService(
         core,
@@ -72,7 +70,6 @@ def make_grpc_service(
         Restrictions(grpc_restriction(options.grpc_restricted_protocol), _GRPC_PREFIX),
         HeaderForwarding(options.grpc_header_forward_pattern),
         api_keys,
-        reserve_block,
         options.grpc_reflection,
     )
 

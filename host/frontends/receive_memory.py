@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from host.errors import ErrorCode, HostError
+from stub.wire.arena import Block
 
 SMALL_BYTES = 65536
 """A request up to this size may also use an eighth more than the limit.
@@ -18,6 +19,13 @@ So large requests do not make the server refuse small ones.
 """
 
 _UNLIMITED = 1 << 62  # bytes
+
+ReserveBlock = Callable[[int], tuple[Block, memoryview] | None]
+"""Reserves a block of shared memory; returns it and its bytes to write, None if there is no room.
+"""
+
+MIN_PLACED_BYTES = 1 << 16
+"""A smaller tensor is not placed, as it may be sent to its model in a message."""
 
 
 class OutOfReceiveMemory(HostError):
@@ -33,13 +41,15 @@ class ReceiveBudget:
     Attributes:
         limit: Maximum number of bytes (`--receive-buffer-byte-size`).
         reserved_bytes: The bytes that all requests hold now.
+        reserve_block: For large tensors that are received; None without shared memory.
     """
 
-    __slots__ = ("limit", "reserved_bytes")
+    __slots__ = ("limit", "reserved_bytes", "reserve_block")
 
-    def __init__(self, limit: int = _UNLIMITED) -> None:
+    def __init__(self, limit: int = _UNLIMITED, reserve_block: ReserveBlock | None = None) -> None:
         self.limit = limit
         self.reserved_bytes = 0
+        self.reserve_block = reserve_block
 
     def has_room(self, size: int, needed: int) -> bool:
         """Whether a request of `needed` bytes may reserve `size` bytes more."""
@@ -123,17 +133,23 @@ _address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object,)
 
 
 class MessageFiller(Protocol):
-    """Makes a message of its pieces, each of which is copied when it arrives."""
+    """Makes a message of its bytes, which are written to their places as they arrive."""
+
+    def writable(self) -> memoryview:
+        """Where the next bytes go; not empty before the end of the message."""
+
+    def advance(self, size: int, /) -> None:
+        """The first `size` bytes of `writable` have been written."""
 
     def append(self, part: Piece | bytearray, /) -> None:
-        """Copies the next piece. Raises MemoryError."""
+        """Copies the next piece."""
 
     def finish(self) -> bytes:
-        """The message, once all pieces have arrived."""
+        """The message, once all bytes have arrived."""
 
 
 StartFilling = Callable[[int], MessageFiller]
-"""Starts to fill a message of the given size in bytes."""
+"""Starts to fill a message of the given size in bytes. Raises MemoryError."""
 
 
 class FilledMessage:
@@ -157,6 +173,14 @@ class FilledMessage:
         self.memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
         self.size = 0
 
+    def writable(self) -> memoryview:
+        """Where the next bytes go."""
+        return self.memory[self.size :]
+
+    def advance(self, size: int) -> None:
+        """The next bytes have been written."""
+        self.size += size
+
     def append(self, part: Piece | bytearray) -> None:
         """Copies the next piece."""
         end = self.size + len(part)
@@ -166,6 +190,63 @@ class FilledMessage:
     def finish(self) -> bytes:
         """The message."""
         return self._message
+
+
+class Placer:
+    """Fills a message of `size` bytes, whose large tensors go to blocks of shared memory.
+
+    They are not joined to a message and copied out of it again, and are aligned for any library.
+    A subclass says in `_begin_part` what follows, by `_keep` and `_place`.
+    """
+
+    def __init__(self, size: int, reserve: ReserveBlock) -> None:
+        """Raises MemoryError."""
+        self._reserve = reserve
+        self._left = size  # bytes that have not arrived
+        self._rest = FilledMessage(size)  # what is not in blocks
+        self._placing = False
+        self._view = memoryview(b"")  # what is left to write of the part that arrives now
+
+    def _begin_part(self) -> None:
+        raise NotImplementedError
+
+    def _keep(self, size: int) -> None:
+        """The next `size` bytes are not placed."""
+        self._placing = False
+        self._view = self._rest.memory[self._rest.size : self._rest.size + size]
+
+    def _place(self, size: int) -> Block | None:
+        """The next `size` bytes are placed, unless there is no room; then None."""
+        reserved = self._reserve(size)
+        if reserved is None:
+            self._keep(size)
+            return None
+        self._placing = True
+        block, self._view = reserved
+        return block
+
+    def writable(self) -> memoryview:
+        """Where the next bytes go."""
+        return self._view
+
+    def advance(self, size: int) -> None:
+        """The next bytes have been written."""
+        self._left -= size
+        self._view = self._view[size:]
+        if not self._placing:
+            self._rest.size += size
+        while self._left and not self._view:
+            self._begin_part()
+
+    def append(self, part: Piece | bytearray) -> None:
+        """Copies the next piece."""
+        data = memoryview(part)
+        while data:
+            view = self._view
+            size = min(len(view), len(data))
+            view[:size] = data[:size]
+            self.advance(size)
+            data = data[size:]
 
 
 class ReceiveBuffer:
@@ -207,7 +288,7 @@ class ReceiveBuffer:
         """Adds a piece. Raises OutOfReceiveMemory."""
         self.size += len(part)
         if self._filled is not None:
-            self._fill(self._filled, part)
+            self._filled.append(part)
             return
         announced, chunks = self._announced or 0, self._chunks
         self.reserved.add(len(part), announced)
@@ -229,13 +310,16 @@ class ReceiveBuffer:
         chunks = self._chunks
         chunks.reverse()
         while chunks:  # each one is freed when it is copied
-            self._fill(filled, chunks.pop())
+            filled.append(chunks.pop())
 
-    def _fill(self, filled: MessageFiller, part: Piece | bytearray) -> None:
-        try:
-            filled.append(part)
-        except MemoryError:
-            raise _no_memory(self._announced) from None
+    @property
+    def filled(self) -> MessageFiller | None:
+        """What the next bytes may be written to, instead of being appended; then use `advance`."""
+        return self._filled
+
+    def advance(self, size: int) -> None:
+        """The next bytes have been written to `filled`."""
+        self.size += size
 
     def finish(self) -> bytes:
         """Returns the message. Raises OutOfReceiveMemory."""
@@ -255,5 +339,5 @@ class ReceiveBuffer:
         self.reserved.release()
 
 
-def _no_memory(size: int | None) -> OutOfReceiveMemory:
+def _no_memory(size: int) -> OutOfReceiveMemory:
     return OutOfReceiveMemory(f"The server has no memory for a message of {size} bytes")

@@ -9,9 +9,11 @@ import os
 import socket
 import struct
 import termios
+from collections.abc import Callable
 from contextlib import suppress
 
 from host.errors import HostError, unavailable
+from host.frontends.receive_memory import MessageFiller
 
 BACKLOG = 2048
 """Connections that the kernel queues while the endpoint is busy."""
@@ -111,3 +113,68 @@ class SocketWriter:
                 return
             data = data[sent:]
         transport.write(data)
+
+
+def fill_from_socket(
+    transport: asyncio.Transport,
+    protocol: asyncio.Protocol,
+    message: MessageFiller,
+    size: int,
+    received: Callable[[int], None],
+    complete: Callable[[], None],
+) -> None:
+    """Reads the next `size` bytes from a socket to their place in a message, without a copy.
+
+    `protocol` gets what follows. `received` is called with the number of bytes that have arrived,
+    `complete` after all of them. Not for TLS.
+    """
+    _read_with(transport, _Filling(transport, protocol, message, size, received, complete))
+
+
+def _read_with(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
+    transport.set_protocol(protocol)
+    # The loop chooses the way to read when it starts to.
+    transport.pause_reading()
+    transport.resume_reading()
+
+
+class _Filling(asyncio.BufferedProtocol):
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        protocol: asyncio.Protocol,
+        message: MessageFiller,
+        size: int,
+        received: Callable[[int], None],
+        complete: Callable[[], None],
+    ) -> None:
+        self._transport = transport
+        self._protocol = protocol
+        self._message = message
+        self._left = size
+        self._received = received
+        self._complete = complete
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._message.writable()[: self._left]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._left -= nbytes
+        self._message.advance(nbytes)
+        self._received(nbytes)
+        if not self._left:
+            if not self._transport.is_closing():
+                _read_with(self._transport, self._protocol)
+            self._complete()
+
+    def eof_received(self) -> bool | None:
+        return self._protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
+from weakref import WeakSet
 
 from host.errors import HostError, internal
 from host.inference.request import Tensor, read_bytes
@@ -81,6 +82,36 @@ class ArenaFile:
             self._on_closed(self.number)
 
 
+class ReceivedBlocks:
+    """Blocks of an arena for tensors that are received, until they are passed on to a process.
+
+    Slow clients must not take the room of complete requests: they get a quarter of the arena.
+    """
+
+    _PART = 4
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._blocks: WeakSet[Block] = WeakSet()
+
+    def reserve(self, size: int) -> tuple[Block, memoryview] | None:
+        """Returns a block and its bytes to write; None if there is no room."""
+        held = sum(block.size for block in self._blocks)
+        if size + held > self._arena.limit // self._PART:
+            return None
+        bytes_to_write: list[memoryview] = []
+        try:
+            block = self._arena.write_with(size, bytes_to_write.append)
+        except ArenaFull:
+            return None
+        self._blocks.add(block)
+        return block, bytes_to_write[0]
+
+    def exported(self, block: Block) -> None:
+        """A process has been sent the block."""
+        self._blocks.discard(block)
+
+
 class Arenas:
     """`limit`: bytes that the tensors of one process may take. Raises OSError without memory."""
 
@@ -88,6 +119,7 @@ class Arenas:
         self.limit = limit
         self.host_fd = create_arena_file("pbhost-host", limit)
         self.host = Arena(HOST_ARENA, self.host_fd, limit)
+        self.received = ReceivedBlocks(self.host)
         self._numbers = itertools.count(HOST_ARENA + 1)
         self._files: dict[int, str] = {}
         self._regions: dict[int, Region] = {}

@@ -15,7 +15,7 @@ import msgspec
 from host.errors import HostError, internal, unavailable, unexpected_failure
 from host.inference.call import Batch, Call, CallHolder, CallState
 from host.inference.request import ExecutionTimes, InferResponse, Tensor
-from host.instances.arenas import arena_full_error
+from host.instances.arenas import HOST_ARENA, arena_full_error
 from host.instances.bls_requests import BlsRequest, BlsRequests
 from host.instances.flow_control import ACK_COUNT, FlowControlSettings, ResponseAckSender
 from host.instances.regions import write_outputs
@@ -251,11 +251,11 @@ class StubSession:
     def accepts_prefetch(self, call: Call) -> bool:
         """Whether the call may be sent while another batch runs.
 
-        None may that needs shared memory of the host.
+        None may that needs or has shared memory of the host.
         """
         size = 0
         for tensor in call.request.inputs:
-            if not isinstance(tensor.owner, Block):
+            if not isinstance(tensor.owner, Block) or tensor.owner.arena == HOST_ARENA:
                 size += len(tensor.data)
         return not self.decoupled and (size <= INLINE_ALWAYS or size <= self.link.inline_limit())
 

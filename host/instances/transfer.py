@@ -152,6 +152,7 @@ class TensorTransfer(ProcessMemory):
         if block.arena not in self._announced[ring]:
             self._announce_arena(block.arena, ring, frame)
         self._exported.export_block(block)
+        self._arenas.received.exported(block)
         return WireTensor(
             tensor.name, code, tensor.shape, None, block.arena, block.offset, block.size
         )

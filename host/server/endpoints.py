@@ -26,7 +26,7 @@ from host.frontends.grpc.service import GrpcService
 from host.frontends.http.app import HttpApp
 from host.frontends.http.metrics_endpoint import MetricsApp
 from host.frontends.http1.listener import HttpListener
-from host.frontends.receive_memory import ReceiveBudget
+from host.frontends.receive_memory import ReceiveBudget, ReserveBlock
 from host.frontends.request_headers import HeaderForwarding
 from host.frontends.sockets import check_address
 from host.frontends.tls import ServerTls
@@ -88,12 +88,13 @@ class Endpoints:
         self,
         core: Core,
         connection_hooks: ConnectionHooks,
+        reserve_block: ReserveBlock,
         processes: FrontendProcesses | None = None,
     ) -> None:
         """Opens the gRPC and HTTP endpoints of a core.
 
-        `connection_hooks`: called about requests of a connection. `processes`: opens the endpoints
-        instead of this process.
+        `connection_hooks`: called about requests of a connection. `reserve_block`: for tensors that
+        are received. `processes`: opens the endpoints instead of this process.
 
         Raises HostError if a port or a certificate cannot be used.
         """
@@ -108,6 +109,7 @@ class Endpoints:
             self.grpc_port, self.http_port = processes.grpc_port, processes.http_port
             return
         clients = self._clients = ClientEndpoints(options, connection_hooks)
+        clients.receive_budget.reserve_block = reserve_block
         service = make_grpc_service(options, core, admin_services(core, keys), keys)
         self.grpc_service = service
         if options.allow_grpc:

@@ -190,7 +190,9 @@ class Server:
             processes = FrontendProcesses(
                 options, options.frontend_count, pool.arenas, connection_hook
             )
-        await endpoints.start(components.core, connection_hook, processes)
+        await endpoints.start(
+            components.core, connection_hook, pool.arenas.received.reserve, processes
+        )
         if options.allow_metrics:
             collector = self._open_metrics_collector(components)
             await endpoints.start_metrics(collector.collect)

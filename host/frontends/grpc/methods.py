@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from host.errors import ErrorCode, HostError, TooManyRequests, unavailable, unexpected_failure
-from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.receive_memory import ReservedBytes
 from host.frontends.request_headers import Header, Restrictions
 from host.frontends.tls import TlsFiles
@@ -129,28 +128,27 @@ class UnaryMethod:
     has gone or its deadline has passed. `category`: what can be restricted. `callback_handler`:
     does the same without a coroutine, and calls its second argument once, maybe before it returns.
     Its last argument is the memory of the message, if it is counted; it is kept with the message.
-    With `reserve_block`, which only an engine that can do so uses, a message that arrived in pieces
-    may be a PlacedMessage.
+    `places_tensors`: a message that arrived in pieces may be a PlacedMessage.
     """
 
     name: str
     handler: UnaryHandler
     category: str
     callback_handler: CallbackHandler | None = None
-    reserve_block: ReserveBlock | None = None
+    places_tensors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StreamMethod:
     """An RPC with messages in both directions. `open_stream` raises HostError.
 
-    `reserve_block`: as in `UnaryMethod`.
+    `places_tensors`: as in `UnaryMethod`.
     """
 
     name: str
     open_stream: StreamHandlerFactory
     category: str
-    reserve_block: ReserveBlock | None = None
+    places_tensors: bool = False
 
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"

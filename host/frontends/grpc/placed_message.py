@@ -6,21 +6,11 @@ is aligned for any library.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tritonclient.grpc import service_pb2 as pb
 
 from host.frontends.grpc.protobuf_wire import MAX_FIELDS
-from host.frontends.receive_memory import FilledMessage, Piece
+from host.frontends.receive_memory import MIN_PLACED_BYTES, Piece, Placer, ReserveBlock
 from stub.wire.arena import Block
-
-ReserveBlock = Callable[[int], tuple[Block, memoryview]]
-"""Reserves a block, of shared memory if there is room; returns it and its bytes to write.
-
-Raises MemoryError."""
-
-MIN_PLACED_BYTES = 1 << 16
-"""A smaller tensor is not placed, as it may be sent to its model in a message."""
 
 _RAW_TAG = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2
 _LENGTH_DELIMITED = 2
@@ -45,8 +35,8 @@ class PlacedMessage(bytes):
         return b"".join([*parts, self[start:]])
 
 
-class MessagePlacer:
-    """Takes the pieces of a message of `size` bytes, as they arrive.
+class MessagePlacer(Placer):
+    """Takes the bytes of a message of `size` bytes, as they arrive.
 
     Fields that are not large raw tensors are kept; their content is not looked at. A message with
     more than 2048 fields is kept from there on, as reading each costs a microsecond.
@@ -54,55 +44,44 @@ class MessagePlacer:
 
     def __init__(self, size: int, reserve: ReserveBlock) -> None:
         """Raises MemoryError."""
-        self._reserve = reserve
-        self._left = size  # bytes of the message that have not arrived
-        self._rest = FilledMessage(size)  # the whole message, if no tensor is placed
+        super().__init__(size, reserve)
         self._blocks: dict[int, Block] = {}
-        self._view = memoryview(b"")  # what is left to write of the tensor that arrives now
-        self._kept = 0  # bytes that are left of the field that arrives now
         self._fields = 0
+        self._in_header = False  # the last byte is one of the tag or length of a field
         self._tag = -1  # of the field whose length comes now
         self._length = self._shift = 0
+        self._begin_part()
 
-    def append(self, part: Piece | bytearray) -> None:
-        """Takes the next piece. Raises MemoryError."""
-        data = memoryview(part)
-        while data:
-            view = self._view
-            if view:
-                size = min(len(view), len(data))
-                view[:size] = data[:size]
-                self._view = view[size:]
-            elif self._kept:
-                size = min(self._kept, len(data))
-                self._rest.append(data[:size])
-                self._kept -= size
-            else:
-                size = 1
-                self._rest.append(data[:1])
-                self._read_header(data[0])
-            self._left -= size
-            data = data[size:]
+    def _begin_part(self) -> None:
+        if self._in_header:
+            self._read_header(self._rest.memory[self._rest.size - 1])
+        else:
+            self._in_header = True
+            self._keep(1)
 
     def _read_header(self, byte: int) -> None:
-        """Reads a byte of a field's tag or length."""
+        """Reads a byte of a field's tag or length, and says what follows."""
         if self._tag < 0:
             self._tag, self._length, self._shift = byte, 0, 0
             self._fields += 1
-            if byte > 127 or byte & 7 != _LENGTH_DELIMITED or self._fields > MAX_FIELDS:
-                self._kept = self._left  # no usual request; all the rest is kept
+            # No usual request otherwise; all the rest is kept.
+            usual = byte < 128 and byte & 7 == _LENGTH_DELIMITED and self._fields <= MAX_FIELDS
+            self._keep(1 if usual else self._left)
             return
         self._length |= (byte & 127) << self._shift
         self._shift += 7
         if byte > 127:
-            if self._shift > _MAX_LENGTH_SHIFT:
-                self._kept = self._left
+            self._keep(1 if self._shift <= _MAX_LENGTH_SHIFT else self._left)
             return
-        length, self._kept = self._length, self._length
-        if self._tag == _RAW_TAG and MIN_PLACED_BYTES < length < self._left:
-            self._blocks[self._rest.size], self._view = self._reserve(length)
-            self._kept = 0
-        self._tag = -1
+        self._in_header = False
+        tag, self._tag = self._tag, -1
+        position, length = self._rest.size, self._length
+        if tag == _RAW_TAG and MIN_PLACED_BYTES < length <= self._left:
+            block = self._place(length)
+            if block is not None:
+                self._blocks[position] = block
+        else:
+            self._keep(min(length, self._left))
 
     def finish(self) -> bytes:
         """The message: with its blocks, if some tensors were placed."""

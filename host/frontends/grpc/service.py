@@ -33,7 +33,6 @@ from host.frontends.grpc.methods import (
     restrict_method,
     to_host_error,
 )
-from host.frontends.grpc.placed_message import ReserveBlock
 from host.frontends.grpc.request_cache import MAX_REPEATABLE_BYTES, CachedResponses, RequestCache
 from host.frontends.grpc.standard_services import REFLECTION_SERVICES, StandardStreams
 from host.frontends.inference_core import (
@@ -74,15 +73,10 @@ class GrpcService:
         restrictions: Restrictions = UNRESTRICTED,
         forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
         api_keys: InferenceKeys | None = None,
-        reserve_block: ReserveBlock | None = None,
         reflection: bool = True,
     ) -> None:
-        """`reserve_block`: reserves shared memory of this process for tensors that are received.
-
-        `reflection`: whether clients may read the services and their messages.
-        """
+        """`reflection`: whether clients may read the services and their messages."""
         self._core = core
-        self._reserve_block = reserve_block
         self._others = others
         self._restrictions = restrictions
         self._forwarding = forwarding
@@ -99,8 +93,7 @@ class GrpcService:
 
     def services(self) -> Services:
         """The methods that an engine carries."""
-        reserve = self._reserve_block
-        stream = StreamMethod("ModelStreamInfer", self._open_stream, "inference", reserve)
+        stream = StreamMethod("ModelStreamInfer", self._open_stream, "inference", True)
         unrestricted: Services = {
             **self._others,
             INFERENCE_SERVICE: [stream, *self._others[INFERENCE_SERVICE]],
@@ -116,7 +109,7 @@ class GrpcService:
             for name, methods in unrestricted.items()
         }
         # Its access control is in start_infer, so that an engine can call that directly.
-        infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer, reserve)
+        infer = UnaryMethod("ModelInfer", self._model_infer, "inference", self.start_infer, True)
         services[INFERENCE_SERVICE].insert(0, infer)
         return services
 

@@ -22,8 +22,15 @@ from host.errors import (
 from host.frontends.http import json_text as json
 from host.frontends.http.json_text import error_body
 from host.frontends.http.routes import Route
-from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message
-from host.frontends.receive_memory import SMALL_BYTES, ReceiveBudget, ReceiveBuffer, ReservedBytes
+from host.frontends.http1.cycle import FILL_BODY, RAW_HEADER_NAMES, FillBody, Message
+from host.frontends.receive_memory import (
+    MIN_PLACED_BYTES,
+    SMALL_BYTES,
+    ReceiveBudget,
+    ReceiveBuffer,
+    ReservedBytes,
+    StartFilling,
+)
 from host.inference.request import Buffer, InferRequest, RequestTracer
 
 JSON = b"application/json"
@@ -79,7 +86,7 @@ class HttpExchange:
         "method",
         "reserved",
         "response_headers",
-        "_budget",
+        "budget",
         "_receive",
         "_scope",
         "_send",
@@ -99,7 +106,7 @@ class HttpExchange:
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self.reserved = ReservedBytes(budget)  # the memory of the body
         self.response_headers: tuple[Header, ...] = ()  # further headers of the response
-        self._budget = budget
+        self.budget = budget
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -152,8 +159,15 @@ class HttpExchange:
             )
         return number
 
-    async def read_body(self, max_size: int, too_large: Callable[[int], HostError]) -> bytes:
+    async def read_body(
+        self,
+        max_size: int,
+        too_large: Callable[[int], HostError],
+        start_filling: StartFilling | None = None,
+    ) -> bytes:
         """Reads the whole body. Raises `too_large(size)` if it exceeds `max_size` bytes.
+
+        A large body of declared size is written to what `start_filling` returns, as it arrives.
 
         A declared size is checked before the body is read, and the actual size on arrival. Raises
         OutOfReceiveMemory if the server has no memory for the body.
@@ -172,10 +186,16 @@ class HttpExchange:
             if len(first) > max_size:
                 raise too_large(len(first))
             return first
-        body = ReceiveBuffer(self._budget, length)
+        body = ReceiveBuffer(self.budget, length, start_filling, MIN_PLACED_BYTES)
         try:
             body.append(first)
             while message.get("more_body") and body.size <= max_size:
+                fill: FillBody | None = message.get(FILL_BODY)
+                if fill is not None and length is not None and body.filled is not None:
+                    left = length - body.size
+                    if await fill(body.filled, left):
+                        body.advance(left)
+                        break
                 message = await self._receive()
                 body.append(self._body_part(message))
             if body.size > max_size:
@@ -189,7 +209,7 @@ class HttpExchange:
 
     def release_body(self) -> ReservedBytes:
         """Returns the memory of the body, which the caller keeps from here on."""
-        reserved, self.reserved = self.reserved, ReservedBytes(self._budget)
+        reserved, self.reserved = self.reserved, ReservedBytes(self.budget)
         return reserved
 
     @staticmethod

@@ -41,7 +41,8 @@ from host.frontends.http.inference_header import (
     InferenceHeaderReader,
     InputHeader,
 )
-from host.frontends.http.json_text import error_body
+from host.frontends.http.json_text import SlowText, error_body
+from host.frontends.http.placed_body import BodyPlacer, PlacedBody
 from host.frontends.http.routes import INFER, Route, find_route
 from host.frontends.http.tensors import (
     ALL_NAMES,
@@ -53,6 +54,7 @@ from host.frontends.http.tensors import (
 from host.frontends.http1.cycle import STATUS_LINES
 from host.frontends.http1.parser import Body, FastHandler, ResponseCallback
 from host.frontends.inference_core import InferenceCore, OpenRequests, RegionLookup
+from host.frontends.receive_memory import StartFilling
 from host.frontends.request_headers import HeaderForwarding
 from host.inference.call import Call
 from host.inference.request import Buffer, Classification, InferRequest, InferResponse, Tensor
@@ -92,6 +94,7 @@ def to_request(
     )
     at, end = header_length, len(body)
     view: Buffer = body if end < _MIN_VIEW_BYTES else memoryview(body)
+    blocks = iter(body.blocks) if isinstance(body, PlacedBody) else None
     for entry in head.inputs:
         if entry.region is not None:
             request.inputs.append(_shared_memory_input(entry, regions))
@@ -100,6 +103,12 @@ def to_request(
         if entry.data is not None:
             data = entry.data
         else:
+            block = None if blocks is None else next(blocks, None)
+            if block is not None:
+                request.inputs.append(
+                    Tensor(entry.name, entry.datatype, entry.shape.copy(), block.data, block)
+                )
+                continue
             start = at
             at += entry.binary_size
             if at > end:
@@ -394,7 +403,26 @@ class InferHandler:
             return await exchange.read_body(self._max_input_size, self._limit.raw_too_large)
         if header_length > self._max_input_size:
             raise self._json_too_large(header_length)
-        return await exchange.read_body(MAX_BYTES, _content_length_too_large)
+        fill: StartFilling | None = None
+        reserve = exchange.budget.reserve_block
+        if reserve is not None:
+            length = header_length  # narrowed for the closure
+            fill = lambda size: BodyPlacer(size, length, self._binary_sizes, reserve)  # noqa: E731
+        return await exchange.read_body(MAX_BYTES, _content_length_too_large, fill)
+
+    def _binary_sizes(self, header: bytes) -> list[int]:
+        """The sizes of the binary inputs of a JSON part; none of one that is invalid or unusual."""
+        if len(header) > MAX_INLINE_BYTES:
+            return []
+        try:
+            head = self._header_reader.read(header)
+        except (HostError, SlowText):
+            return []
+        return [
+            entry.binary_size
+            for entry in head.inputs
+            if entry.region is None and entry.data is None
+        ]
 
     def _json_too_large(self, size: int) -> HostError:
         return json_too_large(size, self._max_input_size)

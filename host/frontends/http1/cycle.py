@@ -8,6 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Protocol
 
+from host.frontends.receive_memory import MessageFiller
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -18,6 +20,15 @@ Header = tuple[bytes, bytes]
 
 RAW_HEADER_NAMES = "pbhost.header_names"
 """Extension of the ASGI scope: names of headers as received; `headers` has them in lowercase."""
+
+FILL_BODY = "pbhost.fill_body"
+"""Extension of `http.request` events that are not the last one: a FillBody of the request."""
+
+FillBody = Callable[[MessageFiller, int], Awaitable[bool]]
+"""Reads the rest of a body, of so many bytes, from the socket straight to its place.
+
+Returns False if that is not possible now, and then has read nothing.
+"""
 
 JOIN_UP_TO = 65536
 """Bytes of a response; copying more than that costs more than a second write."""
@@ -44,6 +55,9 @@ class RequestConnection(Protocol):
 
     def response_complete(self) -> None:
         """Starts the next request: this response is complete."""
+
+    def fill(self, body: MessageFiller, size: int, done: Callable[[], None]) -> bool:
+        """Starts to read the rest of a body to its place; False if that is not possible."""
 
 
 class RequestResponseCycle:
@@ -127,6 +141,22 @@ class RequestResponseCycle:
 
     # The application's side
 
+    async def fill_body(self, body: MessageFiller, size: int) -> bool:
+        """As FillBody."""
+        if self.unread_bytes or not self.more_body or self.disconnected or self.response_complete:
+            return False
+        filled = asyncio.get_running_loop().create_future()
+
+        def done() -> None:
+            if not filled.done():
+                filled.set_result(None)
+
+        if not self._connection.fill(body, size, done):
+            return False
+        await filled
+        self._body_read = True
+        return True
+
     async def receive(self) -> Message:
         """Returns the next part of the body; after the last one, `http.disconnect`."""
         connection = self._connection
@@ -139,7 +169,8 @@ class RequestResponseCycle:
                 self._body_read = not self.more_body
                 # A single part is not copied.
                 body = parts[0] if len(parts) == 1 else b"".join(parts)
-                return {"type": "http.request", "body": body, "more_body": self.more_body}
+                message = {"type": "http.request", "body": body, "more_body": self.more_body}
+                return {**message, FILL_BODY: self.fill_body} if self.more_body else message
             connection.resume_reading()
             self._receive_event = asyncio.Event()
             await self._receive_event.wait()

@@ -28,7 +28,8 @@ from host.frontends.http1.parser import (
     RequestHead,
     RequestParser,
 )
-from host.frontends.sockets import SocketWriter
+from host.frontends.receive_memory import MessageFiller
+from host.frontends.sockets import SocketWriter, fill_from_socket
 
 _FAILURE = error_body("unexpected failure")
 _INTERNAL_ERROR = (
@@ -107,6 +108,7 @@ _TOO_MANY_CHUNKS = (
 _HEADERS_TOO_LARGE = "Request headers are too large"
 _UNSUPPORTED_CODING = "Unsupported transfer encoding, only 'chunked' is supported."
 _REQUEST_TIMEOUT = "The request did not arrive in time"
+_MIN_FILLED_BYTES = 1 << 16  # bytes of a body; fewer are not worth another protocol
 _MAX_UNREAD_BODY = 1 << 20  # bytes of a body that the application has not read
 
 
@@ -218,6 +220,28 @@ class Http1Connection(asyncio.Protocol):
             if self._try_fast_path(data, not held_data):
                 return
         self._parse(data)
+
+    def fill(self, body: MessageFiller, size: int, done: Callable[[], None]) -> bool:
+        """Starts to read the last `size` bytes of a body to their place; then calls `done`.
+
+        Returns False for few bytes, and for TLS, whose bytes have to be decrypted first.
+        """
+        transport = self.transport
+        if size < _MIN_FILLED_BYTES or self.closing or transport.get_extra_info("sslcontext"):
+            return False
+
+        def received(count: int) -> None:
+            self._received_bytes += count
+
+        def complete() -> None:
+            self._parser = RequestParser(self)  # that of before waits for the body
+            self._cancel_receive_timer()
+            self.on_request_complete()
+            done()
+
+        fill_from_socket(transport, self, body, size, received, complete)
+        self._reading_paused = False
+        return True
 
     def _parse(self, data: bytes) -> None:
         self._received_bytes += len(data)

@@ -11,8 +11,9 @@ import zlib
 from collections import deque
 
 from host.frontends.compression import decompress_in_steps
-from host.frontends.grpc.placed_message import MIN_PLACED_BYTES, MessagePlacer, ReserveBlock
+from host.frontends.grpc.placed_message import MessagePlacer
 from host.frontends.receive_memory import (
+    MIN_PLACED_BYTES,
     OutOfReceiveMemory,
     Piece,
     ReceiveBudget,
@@ -146,16 +147,11 @@ class MessageReader:
         "_flag",
         "_missing",
         "_buffer",
-        "_reserve_block",
+        "_places_tensors",
     )
 
-    def __init__(
-        self, max_size: int, budget: ReceiveBudget, reserve_block: ReserveBlock | None = None
-    ) -> None:
-        """`reserve_block`: where to place large tensors, of messages that are ModelInferRequests.
-
-        Such a message may be a PlacedMessage.
-        """
+    def __init__(self, max_size: int, budget: ReceiveBudget, places_tensors: bool = False) -> None:
+        """`places_tensors`: messages are ModelInferRequests; large ones may be PlacedMessages."""
         self.messages: deque[ReceivedMessage] = deque()
         self.bytes_received = 0
         self._budget = budget
@@ -164,7 +160,7 @@ class MessageReader:
         self._flag = 0
         self._missing = -1  # missing bytes of the current message; -1 between messages
         self._buffer: ReceiveBuffer | None = None  # of a message that arrives in pieces
-        self._reserve_block = reserve_block
+        self._places_tensors = places_tensors
 
     @property
     def at_message_boundary(self) -> bool:
@@ -222,8 +218,10 @@ class MessageReader:
             self._missing = -1
 
     def _new_buffer(self) -> ReceiveBuffer:
-        reserve_block = self._reserve_block
-        if reserve_block is None or self._flag:  # its tensors are compressed
+        reserve_block = self._budget.reserve_block
+        if (
+            reserve_block is None or not self._places_tensors or self._flag
+        ):  # its tensors are compressed
             return ReceiveBuffer(self._budget, self._missing)
         return ReceiveBuffer(
             self._budget,

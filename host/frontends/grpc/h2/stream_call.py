@@ -52,7 +52,7 @@ class StreamCall(GrpcCall):
         super().on_opened()
         connection, method = self.connection, self.rpc.method
         self._reader = MessageReader(
-            connection.limits.max_message_size, connection.receive_budget, method.reserve_block
+            connection.limits.max_message_size, connection.receive_budget, method.places_tensors
         )
         self._tasks = set()
         try:

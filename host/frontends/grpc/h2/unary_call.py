@@ -102,7 +102,7 @@ class UnaryCall(GrpcCall):
             reader = self._reader = MessageReader(
                 connection.limits.max_message_size,
                 connection.receive_budget,
-                self.rpc.method.reserve_block,
+                self.rpc.method.places_tensors,
             )
         reader.feed(piece)
         if len(reader.messages) > 1 or (reader.messages and not reader.at_message_boundary):

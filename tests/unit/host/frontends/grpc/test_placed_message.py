@@ -15,13 +15,13 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
 from host.frontends.grpc.grpc_admin import admin_services
-from host.frontends.grpc.h2.grpc_messages import PREFIX, MessageReader, RpcError
+from host.frontends.grpc.h2.grpc_messages import PREFIX, MessageReader
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
-from host.frontends.grpc.placed_message import MIN_PLACED_BYTES, PlacedMessage
+from host.frontends.grpc.placed_message import PlacedMessage
 from host.frontends.grpc.protobuf_wire import MAX_FIELDS
 from host.frontends.grpc.request_cache import RequestCache, is_repeatable
 from host.frontends.grpc.service import GrpcService
-from host.frontends.receive_memory import ReceiveBudget
+from host.frontends.receive_memory import MIN_PLACED_BYTES, ReceiveBudget
 from host.inference.request import InferRequest
 from host.instances.regions import Regions
 from stub.wire.arena import Arena, Block, create_arena_file
@@ -59,7 +59,7 @@ def reserve(arena: Arena, size: int) -> tuple[Block, memoryview]:
 
 def receive(data: bytes, arena: Arena, piece: int, flag: int = 0) -> bytes:
     """What a reader makes of a message that arrives in pieces of `piece` bytes."""
-    reader = MessageReader(1 << 30, ReceiveBudget(), partial(reserve, arena))
+    reader = MessageReader(1 << 30, ReceiveBudget(reserve_block=partial(reserve, arena)), True)
     framed = memoryview(PREFIX.pack(flag, len(data)) + data)
     for start in range(0, len(framed), piece):
         reader.feed(framed[start : start + piece])
@@ -165,21 +165,23 @@ def test_a_message_is_collected_without_a_second_copy(arena: Arena) -> None:
 
 def test_a_discarded_message_gives_its_blocks_back(arena: Arena) -> None:
     data = request(LARGE, LARGE).SerializeToString()
-    reader = MessageReader(LIMIT, ReceiveBudget(LIMIT), partial(reserve, arena))
+    reader = MessageReader(LIMIT, ReceiveBudget(LIMIT, partial(reserve, arena)), True)
     reader.feed(PREFIX.pack(0, len(data)) + data[: LARGE + 1000])
     assert arena.used > LARGE
     reader.discard()
     assert arena.free_bytes() == LIMIT
 
 
-def test_a_tensor_without_memory_is_refused() -> None:
-    def no_memory(size: int) -> tuple[Block, memoryview]:
-        raise MemoryError
+def test_tensors_without_room_in_shared_memory_stay_in_the_message(arena: Arena) -> None:
+    def no_room(size: int) -> None:
+        return None
 
-    data = request(LARGE).SerializeToString()
-    reader = MessageReader(LIMIT, ReceiveBudget(LIMIT), no_memory)
-    with pytest.raises(RpcError, match=f"no memory for a message of {len(data)} bytes"):
-        reader.feed(PREFIX.pack(0, len(data)) + data[: LARGE // 2])
+    data = request(LARGE, LARGE).SerializeToString()
+    reader = MessageReader(LIMIT, ReceiveBudget(LIMIT, no_room), True)
+    reader.feed(PREFIX.pack(0, len(data)) + data[: LARGE // 2])
+    reader.feed(data[LARGE // 2 :])
+    ((_, message, _),) = reader.messages
+    assert type(message) is bytes and message == data
 
 
 def test_a_compressed_message_is_kept(arena: Arena) -> None:
