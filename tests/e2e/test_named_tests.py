@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import re
-
-import pytest
+from collections.abc import Iterable
 
 from tests.conftest import ROOT
 from tests.ray.exceptions import EXCEPTIONS, MODEL_APPS_EXCEPTIONS
 
 PAGE = ROOT / "docs" / "reference" / "compatibility.md"
-NAMED = re.findall(r"`(test_\w+\.py)::(test_\w+)`", PAGE.read_text())
 
 
-@pytest.mark.parametrize(("file", "name"), NAMED)
-def test_a_test_that_the_page_names_is_there(file: str, name: str) -> None:
-    found = [path.read_text() for path in (ROOT / "tests").rglob(file)]
-    assert any(re.search(rf"^(async )?def {name}\(", text, re.MULTILINE) for text in found)
+def missing(named: Iterable[tuple[str, str]], folder: str) -> list[str]:
+    """The named tests, each with its file, that a folder does not have."""
+    defined = {
+        (path.name, name)
+        for path in (ROOT / folder).rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE)
+    }
+    return [f"{file}::{name}" for file, name in named if (file, name) not in defined]
 
 
-@pytest.mark.parametrize("test", [*EXCEPTIONS, *MODEL_APPS_EXCEPTIONS])
-def test_an_exception_on_ray_names_a_test(test: str) -> None:
-    file, _, name = test.partition("::")
-    source = (ROOT / "tests" / "integration" / file).read_text()
-    assert re.search(rf"^(async )?def {name.partition('[')[0]}\(", source, re.MULTILINE)
+def test_the_tests_that_the_page_names_are_there() -> None:
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", PAGE.read_text())
+    assert named
+    assert missing(named, "tests") == []
 
 
-def test_the_page_names_some() -> None:
-    assert NAMED
+def test_exceptions_on_ray_name_tests() -> None:
+    exceptions = [*EXCEPTIONS, *MODEL_APPS_EXCEPTIONS]
+    named = [tuple(test.partition("[")[0].split("::")) for test in exceptions]
+    assert missing(((file, name) for file, name in named), "tests/integration") == []
