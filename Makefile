@@ -72,7 +72,7 @@ check-basedpyright:
 test: $(VENV)/test.stamp  ## lint, types and tests in twelve minutes; some of them also with two frontend processes
 	$(AT_ONCE) $(CHECKS) run-tests
 
-test-all: $(VENV)/test.stamp  ## all tests, those that take long too; each host is a new interpreter
+test-all: $(VENV)/test.stamp $(VENV)/docs.stamp  ## all tests, those that take long too; each host is a new interpreter
 	PBHOST_TEST_ALL=1 $(AT_ONCE) $(CHECKS) run-tests FRONTEND_SAMPLE='$(FRONTEND_TESTS)'
 
 run-tests:
