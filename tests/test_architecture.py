@@ -72,7 +72,12 @@ ONE_PLACE = {
         "host.ray.replica_port",
         "host.ray.servicer",
     },
-    "subprocess": {"host.instances.launchers", "host.environments.program", "host.bind.host"},
+    "subprocess": {
+        "host.instances.launchers",
+        "host.environments.program",
+        "host.bind.host",
+        "host.repository.object_store.client",
+    },
     "mmap": {"stub.wire.shared_file", "stub.copy_on_write"},
     "uvloop": {"host.system.event_loop"},
     "re2": {"host.options.validators"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from host.options.flags import (
     usage,
 )
 from host.options.options import Options
+from host.repository.object_store.location import is_store_url
+from host.repository.object_store.mirror import fetch_model
 
 DEFAULT_URL = "http://localhost:8000"
 
@@ -112,6 +115,17 @@ def serve_flag(field: str) -> Any:
         assert same.default_factory is not dataclasses.MISSING
         return dataclasses.field(default_factory=same.default_factory, metadata=same.metadata)
     return dataclasses.field(default=same.default, metadata=same.metadata)
+
+
+def find_model(place: str, cache: str) -> Path:
+    """The model directory that a path names, or a URL after its files have been fetched.
+
+    `cache`: the value of --repository-cache-directory. Raises HostError.
+    """
+    if not is_store_url(place):
+        return Path(place)
+    settings = Options(repository_cache_directory=cache).mirror_settings
+    return asyncio.run(fetch_model(place, settings))
 
 
 def reject_repository(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -9,15 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import parse_arguments, serve_flag
+from host.cli.arguments import parse_texts, serve_flag
 from host.errors import HostError, invalid_argument
 from host.lint.model_folder import CheckedModel, LintSettings, check_ensembles, check_model
 from host.lint.problem import Problem
 from host.logs.formats import Colour, paint, shows_colours
 from host.models.backends import Backends
 from host.options.flags import SWITCH, FlagGroup, one_of
+from host.options.options import Options
 from host.options.validators import read_variables
-from host.repository.repository import Repository, RepositoryScan
+from host.repository.object_store.location import is_store_url
+from host.repository.object_store.mirror import fetch_models
+from host.repository.repository import ModelDirectory, RepositoryScan
 from stub.wire.paths import absolute_path
 
 _EXIT_OK, _EXIT_PROBLEMS, _EXIT_UNUSABLE = 0, 1, 2
@@ -34,6 +38,7 @@ examples:
   pbhost check models
   pbhost check models more_models --strict --format=json
   pbhost check models --set-file=production.txt --set max_batch_size=8
+  pbhost check s3://bucket/models
 
 exit status: 0 no errors; 1 errors, or warnings with --strict; 2 the command line is invalid, or a
 path is not a repository"""
@@ -52,16 +57,17 @@ class CheckOptions:
     disable_auto_complete_config: bool = serve_flag("disable_auto_complete_config")
     model_config_name: str = serve_flag("model_config_name")
     backend_directory: str = serve_flag("backend_directory")
+    repository_cache_directory: str = serve_flag("repository_cache_directory")
     template_assignments: list[str] = serve_flag("template_assignments")
     template_files: list[str] = serve_flag("template_files")
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the problems and exits; the status tells CI whether there are errors."""
-    repositories, options = parse_arguments(arguments, "check REPOSITORY ...", _ABOUT, CheckOptions)
+    repositories, options = parse_texts(arguments, "check REPOSITORY ...", _ABOUT, CheckOptions)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd file names
     try:
-        scan = _scan(repositories)
+        scan = _scan(repositories, options)
     except HostError as error:
         sys.stderr.write(f"pbhost check: {error.message}\n")
         sys.exit(_EXIT_UNUSABLE)
@@ -87,9 +93,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(_EXIT_PROBLEMS if errors else _EXIT_OK)
 
 
-def _scan(paths: Sequence[Path]) -> RepositoryScan:
-    """Lists the models to check. Raises HostError unless all paths are repositories."""
-    for path in paths:
+def _scan(places: Sequence[str], options: CheckOptions) -> RepositoryScan:
+    """Lists the models to check, and fetches those of object stores.
+
+    Raises HostError unless all places are repositories.
+    """
+    for path in (Path(place) for place in places if not is_store_url(place)):
         if not path.is_dir():
             what = "is a file, expected a model repository" if path.exists() else "does not exist"
             raise invalid_argument(f"'{path}' {what}")
@@ -98,7 +107,8 @@ def _scan(paths: Sequence[Path]) -> RepositoryScan:
                 f"'{path}' is a model directory, expected a model repository:"
                 f" '{Path(absolute_path(str(path))).parent}'"
             )
-    return Repository(paths).scan()
+    settings = Options(repository_cache_directory=options.repository_cache_directory)
+    return asyncio.run(fetch_models(places, settings.mirror_settings))
 
 
 def _problems(scan: RepositoryScan, options: CheckOptions) -> list[Problem]:
@@ -109,7 +119,7 @@ def _problems(scan: RepositoryScan, options: CheckOptions) -> list[Problem]:
         config_name=options.model_config_name or None,
         variables=read_variables(options.template_assignments, options.template_files),
     )
-    problems = [Problem(Path(path), failure.message) for path, failure in scan.failures.items()]
+    problems = [Problem(place, failure.message) for place, failure in scan.failures.items()]
     models: dict[str, CheckedModel] = {}
     for name, directory in scan.models.items():
         models[name] = check_model(directory, settings)
@@ -117,10 +127,25 @@ def _problems(scan: RepositoryScan, options: CheckOptions) -> list[Problem]:
             text = f"model '{name}' is not unique across all model repositories"
             problems.append(Problem(directory.path, text))
     check_ensembles(models)
-    problems += [problem for model in models.values() for problem in model.problems]
+    for name, model in models.items():
+        problems += [_place(problem, scan.models[name]) for problem in model.problems]
     if options.strict:
         problems = [replace(problem, warning=False) for problem in problems]
     return sorted(set(problems), key=lambda problem: problem.sort_key)
+
+
+def _place(problem: Problem, directory: ModelDirectory) -> Problem:
+    """The problem with the URL of its file instead of the path in the cache."""
+    mirror, path = directory.mirror, str(problem.path)
+    if mirror is None or not path.startswith(str(directory.path)):
+        return problem
+    root, cached = mirror.root(directory.name), str(directory.path)
+    return replace(
+        problem,
+        path=path.replace(cached, root, 1),
+        text=problem.text.replace(cached, root),
+        advice=problem.advice.replace(cached, root),
+    )
 
 
 def _with_count(count: int, word: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from host.bls import BlsTargets
-from host.cli.arguments import parse_arguments, reject_repository, serve_flag
+from host.cli.arguments import find_model, parse_texts, reject_repository, serve_flag
 from host.config import model_config as configuration
 from host.config.json_form import from_json, to_dict, to_json
 from host.config.model_config import LoadedConfig, ModelConfig
@@ -73,15 +73,17 @@ class ConfigOptions:
     no_auto_complete: bool = _group(False, "Do not complete the configuration.", SWITCH)
     model_config_name: str = serve_flag("model_config_name")
     backend_directory: str = serve_flag("backend_directory")
+    repository_cache_directory: str = serve_flag("repository_cache_directory")
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints one configuration and exits."""
-    (target,), options = parse_arguments(arguments, "config MODEL_DIR|FILE", _ABOUT, ConfigOptions)
+    (text,), options = parse_texts(arguments, "config MODEL_DIR|FILE", _ABOUT, ConfigOptions)
     logger = logging.getLogger("pbhost")
     logger.addHandler(logging.StreamHandler(sys.stderr))
     logger.setLevel(logging.INFO)
     try:
+        target = find_model(text, options.repository_cache_directory)
         config = _from_folder(target, options) if target.is_dir() else _from_file(target)
     except HostError as error:
         sys.stderr.write(f"pbhost config: {error.message}\n")

@@ -20,6 +20,7 @@ from host.ray.deployment_options import (
     read_requirements,
 )
 from host.ray.per_model.deployments import model_deployments
+from host.repository.object_store.location import is_store_url
 from stub.wire.paths import absolute_path
 
 _ABOUT = """\
@@ -116,7 +117,8 @@ def server_arguments(
     repositories: Sequence[str], options: RayOptions, flags: Sequence[tuple[Flag, str]]
 ) -> dict[str, Any]:
     """Returns the arguments of an application, from its flags and from --argument."""
-    arguments: dict[str, Any] = {"model_repository": list(map(absolute_path, repositories))}
+    places = [one if is_store_url(one) else absolute_path(one) for one in repositories]
+    arguments: dict[str, Any] = {"model_repository": places}
     given = [(flag.name.replace("-", "_"), text or "true") for flag, text in flags]
     for name, value in [*given, *split_inputs(options.argument)]:
         known = arguments.setdefault(name, value)

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 import stub.wire
 from host.cli.arguments import (
     check_inputs,
+    find_model,
     is_model,
-    parse_arguments,
+    parse_texts,
     reject_repository,
     serve_flag,
     split_inputs,
@@ -81,13 +82,14 @@ class RunOptions:
     profile: str = _group("", "Save a profile (cProfile) of the executions to this file.")
     pdb: bool = _group(False, "Open the debugger where the model raises an exception.", SWITCH)
     backend_directory: str = serve_flag("backend_directory")
+    repository_cache_directory: str = serve_flag("repository_cache_directory")
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Runs the model instead of this process, or in a child process with another Python."""
-    (directory,), options = parse_arguments(arguments, "run MODEL_DIR", _ABOUT, RunOptions)
+    (place,), options = parse_texts(arguments, "run MODEL_DIR", _ABOUT, RunOptions)
     try:
-        _run(directory, options)
+        _run(find_model(place, options.repository_cache_directory), options)
     except HostError as error:
         sys.stderr.write(f"pbhost run: {error.message}\n")
         sys.exit(_EXIT_FAILED)

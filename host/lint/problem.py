@@ -12,14 +12,14 @@ from host.config.findings import Position
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem in a file.
+    """A problem in a file; `path` may be a URL.
 
     `field` is the path of the configuration field, "" for the whole file. `advice` says what to do.
     `position` is None if there is no line to point at, for example for a missing field. A
     `warning` does not prevent loading the model.
     """
 
-    path: Path
+    path: Path | str
     text: str
     field: str = ""
     advice: str = ""

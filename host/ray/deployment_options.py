@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from host.config.model_config import ModelConfig, read_unchecked_config
@@ -14,7 +14,8 @@ from host.options.command_line import parse
 from host.options.flags import SWITCH
 from host.options.options import Options, UsageError
 from host.options.server_flags import FLAGS
-from host.repository.repository import ModelDirectory, Repository
+from host.repository.object_store.mirror import scan_now
+from host.repository.repository import ModelDirectory
 
 _SWITCHES = {flag.field for flag in FLAGS if flag.kind is SWITCH}
 _DEFAULTS = {
@@ -93,26 +94,37 @@ class ModelRequirements:
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
+@contextmanager
+def scan_models(options: Options) -> Iterator[Mapping[str, ModelDirectory]]:
+    """The models of the repositories, whose configuration files can be read meanwhile. Blocks.
+
+    Raises HostError.
+    """
+    places, settings = options.model_repository, options.mirror_settings
+    with scan_now(places, options.model_namespacing, settings) as scan:
+        yield scan.models
+
+
 def read_requirements(options: Options) -> ModelRequirements:
     """Reads the configurations of all models. Blocks. Raises ValueError without a repository.
 
     A model that completes its configuration as it runs counts with what its file says.
     """
     found = ModelRequirements()
-    try:
-        repository = Repository(map(Path, options.model_repository), options.model_namespacing)
-        repository.check_paths()
-        scan = repository.scan()
-    except HostError as error:
-        raise ValueError(error.message) from None
     ongoing = 0
     variables = options.template_variables
-    for name, directory in scan.models.items():
-        found.models.append(name)
-        try:
-            ongoing += _add_model(found, directory, options.model_config_name or None, variables)
-        except HostError as error:
-            found.unreadable[name] = error.message
+    try:
+        with scan_models(options) as models:
+            for name, directory in models.items():
+                found.models.append(name)
+                try:
+                    ongoing += _add_model(
+                        found, directory, options.model_config_name or None, variables
+                    )
+                except HostError as error:
+                    found.unreadable[name] = error.message
+    except HostError as error:
+        raise ValueError(error.message) from None
     found.ongoing_requests = max(LEAST_ONGOING, ongoing)
     return found
 
@@ -124,6 +136,7 @@ def _add_model(
     variables: Mapping[str, str] | None,
 ) -> int:
     """Adds a model; returns its share of the ongoing requests. Raises HostError."""
+    directory.check()
     config = read_unchecked_config(directory.path, config_name, variables)
     if config.HasField("sequence_batching"):
         found.sequence_models.append(directory.name)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from host.errors import internal
 
-_CACHES = frozenset({"__pycache__", ".git", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache"})
+CACHES = frozenset({"__pycache__", ".git", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache"})
+"""Folders of tools, which do not belong to the model they lie in."""
 
 _TEMPORARY = re.compile(
     # Vim: swap files and its probe of the folder; Emacs: locks and auto-saves; backups of both
@@ -18,11 +19,6 @@ _TEMPORARY = re.compile(
     r"|\.nfs.*|\.DS_Store"
 ).fullmatch
 """Matches temporary files of editors and file systems."""
-
-
-def is_ignored(name: str) -> bool:
-    """Whether a file or folder with this name does not belong to the model it lies in."""
-    return name in _CACHES or _TEMPORARY(name) is not None
 
 
 Fingerprint = frozenset[tuple[str, int, int]]
@@ -65,7 +61,7 @@ def _walk_files(model_dir: Path) -> Fingerprint:
             folders.clear()  # links may form cycles
             continue
         walked.add(real)
-        folders[:] = [name for name in folders if name not in _CACHES]
+        folders[:] = [name for name in folders if name not in CACHES]
         found.update((os.path.join(folder, name), 0, 0) for name in folders)
         for path in (os.path.join(folder, name) for name in files if not _TEMPORARY(name)):
             try:

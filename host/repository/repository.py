@@ -93,6 +93,9 @@ class FetchedDirectory(Protocol):
 
     path: Path
 
+    def keep(self) -> None:
+        """Lets the use end with this process, even if it runs another program until then."""
+
     def close(self) -> None:
         """Ends the use. Blocks."""
 
@@ -136,8 +139,8 @@ class RepositoryMirror(RepositorySource, Protocol):
     async def fetch(self, name: str, versions: Collection[int] | None = None) -> FetchedDirectory:
         """Returns a directory with the contents of these versions, or of all. Raises HostError."""
 
-    def close(self) -> None:
-        """Removes the directories of models. Blocks."""
+    async def close(self) -> None:
+        """Removes the directories of models, and ends what reads the store."""
 
 
 class _Folder:
@@ -187,6 +190,11 @@ class ModelDirectory:
         if self.mirror is not None:
             return self.mirror.fingerprint(self.name)
         return compute(known, self.path)
+
+    def check(self) -> None:
+        """Raises HostError if its files could not be listed, or its configuration not be read."""
+        if self.mirror is not None:
+            self.mirror.fingerprint(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +258,10 @@ class Repository:
         finally:
             self._keeps_listing = False
 
-    def close(self) -> None:
-        """Removes the directories of mirrors. Blocks."""
+    async def close(self) -> None:
+        """Closes the mirrors."""
         for mirror in self.mirrors:
-            mirror.close()
+            await mirror.close()
 
     def check_paths(self) -> None:
         """Raises HostError unless every repository can be read. Blocks."""

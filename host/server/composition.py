@@ -149,7 +149,7 @@ class Composition:
                 options.model_namespacing,
                 options.mirror_settings,
             )
-            stack.push_async_callback(asyncio.to_thread, repository.close)
+            stack.push_async_callback(repository.close)
             initializing = LendableSemaphore(options.max_initializing_instances)
             lifecycle = ModelLifecycle(
                 registry,

@@ -1,13 +1,14 @@
-"""The event loop of a process of its own, which needs no new thread while it runs and to end.
+"""The event loop of a process of its own, and coroutines that run in it at the same time.
 
-At the limit of processes and threads, no thread can be started. At that of open files, the loop
-cannot be run a second time, as each run of it opens two descriptors.
+The loop needs no new thread while it runs and to end: at the limit of processes and threads, none
+can be started. At that of open files, it cannot be run a second time, as each run opens two
+descriptors.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -68,3 +69,15 @@ async def _run_to_end(main: Coroutine[Any, Any, _Result]) -> _Result:
                 loop.call_exception_handler({"message": text, "exception": outcome})
         await loop.shutdown_asyncgens()
         await loop.shutdown_default_executor()
+
+
+async def run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs coroutines at the same time; the first error cancels the others, and is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

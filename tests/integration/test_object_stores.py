@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def prefix(s3: S3Server, request: pytest.FixtureRequest) -> str:
     """A place of its own in the bucket for each test."""
     s3.objects_read()
     s3.fault = None
-    return str(request.node.name).replace("[", "-").replace("]", "")
+    return re.sub(r"\W", "-", request.node.name)
 
 
 def scale(factor: int, version: int = 1) -> dict[str, bytes | str]:

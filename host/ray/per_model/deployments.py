@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from host.config.model_config import read_unchecked_config
@@ -20,8 +19,8 @@ from host.ray.deployment_options import (
     count_gpus,
     count_instances,
     count_ongoing_requests,
+    scan_models,
 )
-from host.repository.repository import Repository
 
 _Group = pb.ModelInstanceGroup
 
@@ -105,31 +104,37 @@ def model_deployments(
     """
     if options.model_namespacing:
         raise ValueError("model_namespacing: each model needs a name of its own as a deployment")
-    repository = Repository(map(Path, options.model_repository), False)
+    found = []
     try:
-        repository.check_paths()
-        directories = repository.scan().models
+        with scan_models(options) as directories:
+            for name in _chosen_models(directories, options, given):
+                try:
+                    directories[name].check()
+                    config = read_unchecked_config(
+                        directories[name].path,
+                        options.model_config_name or None,
+                        options.template_variables,
+                    )
+                except HostError as error:
+                    raise ValueError(f"model '{name}': {error.message}") from None
+                config.name = name
+                settings = model_settings(config, options, given.get(name, {}))
+                found.append(
+                    ModelDeployment(name, deployment_name(name), settings, is_ensemble(config))
+                )
     except HostError as error:
         raise ValueError(error.message) from None
-    chosen = list(options.load_model)
-    names = list(directories) if not chosen or "*" in chosen else chosen
-    for name in (*names, *filter(None, given)):
-        if name not in directories:
-            raise ValueError(f"model '{name}' is not in the repository")
-    found = []
-    for name in sorted(set(names)):
-        try:
-            config = read_unchecked_config(
-                directories[name].path,
-                options.model_config_name or None,
-                options.template_variables,
-            )
-        except HostError as error:
-            raise ValueError(f"model '{name}': {error.message}") from None
-        config.name = name
-        settings = model_settings(config, options, given.get(name, {}))
-        found.append(ModelDeployment(name, deployment_name(name), settings, is_ensemble(config)))
     return found
+
+
+def _chosen_models(known: Collection[str], options: Options, given: Collection[str]) -> list[str]:
+    """The models that are deployed. Raises ValueError for one that is not known."""
+    chosen = list(options.load_model)
+    names = list(known) if not chosen or "*" in chosen else chosen
+    for name in (*names, *filter(None, given)):
+        if name not in known:
+            raise ValueError(f"model '{name}' is not in the repository")
+    return sorted(set(names))
 
 
 def model_settings(

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from host.errors import HostError, internal, unavailable
-from host.repository.object_store.store import StoredObject
+from host.repository.object_store.stored_object import NEW, StoredObject
 
 _LOCK_POLL_SECONDS = 0.05
-_NEW = ".new"
 _RESERVE = 100  # the share of the file system that is left free: one in so many bytes
 
 
@@ -35,6 +34,10 @@ class Lease:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
+
+    def keep(self) -> None:
+        """Lets the use end with this process, even if it runs another program until then."""
+        os.set_inheritable(self._lock, True)
 
     def close(self) -> None:
         """Ends the use."""
@@ -137,7 +140,7 @@ class ModelCache:
 
         Raises HostError.
         """
-        fresh, final = self.path / f"{snapshot}{_NEW}", self.path / snapshot
+        fresh, final = self.path / f"{snapshot}{NEW}", self.path / snapshot
         try:
             shutil.rmtree(fresh, ignore_errors=True)
             made: set[Path] = set()
@@ -162,6 +165,18 @@ class ModelCache:
         if lease is None:
             raise internal(f"{final} is incomplete, though it was just made: is the disk full?")
         return lease
+
+    def find_missing(self, wanted: Mapping[str, StoredObject]) -> list[StoredObject]:
+        """The objects, by identity, that have to be fetched, the largest first. Blocks.
+
+        Empty ones are made. Raises OSError.
+        """
+        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(self.objects)}
+        missing = [one for identity, one in wanted.items() if sizes.get(identity) != one.size]
+        for stored in missing:
+            if not stored.size:
+                self.object_path(stored).write_bytes(b"")
+        return sorted((one for one in missing if one.size), key=lambda one: one.size, reverse=True)
 
     def snapshots(self) -> list[_Snapshot]:
         """All snapshots, with the time of their last use. Blocks."""
@@ -227,12 +242,10 @@ class RepositoryCache:
             if lacking <= 0:
                 return
         free = shutil.disk_usage(self.root).free
-        limit = (
-            f", of which --repository-cache-byte-size allows {self._limit}" if self._limit else ""
-        )
+        limit = f" of the {self._limit} of --repository-cache-byte-size" if self._limit else ""
         raise unavailable(
-            f"no room for {needed} bytes in {self.root}: {free} bytes are free, and {self._used()}"
-            f" are used by models{limit}. Unused models have been removed"
+            f"no room for {needed} bytes in {self.root}: {free} bytes are free, and the models in"
+            f" use have {self._used()}{limit}"
         )
 
     def _remove(self, snapshot: _Snapshot, keep: ModelCache, kept: list[StoredObject]) -> None:

@@ -15,6 +15,7 @@ _FORMS = {
     GCS: "gs://BUCKET/PREFIX",
     AZURE: "as://ACCOUNT/CONTAINER/PREFIX",
 }
+_BUCKET = re.compile(r"[\w.$-]+")
 _S3_SERVER = re.compile(r"(https?)://(.*)|([^/]+:[0-9]+(?:/.*)?)")
 
 
@@ -62,8 +63,9 @@ def parse_store_url(text: str) -> StoreLocation:
 
     As in Triton, a server of S3 that is given as HOST:PORT is spoken to without TLS.
     """
-    url = text.rstrip("/")
-    kind, _, rest = url.partition("://")
+    kind, _, rest = text.partition("://")
+    rest = rest.rstrip("/")
+    url = f"{kind}://{rest}"
     endpoint = account = ""
     if kind == S3 and (server := _S3_SERVER.fullmatch(rest)):
         scheme = server[1] or "http"
@@ -76,7 +78,8 @@ def parse_store_url(text: str) -> StoreLocation:
             endpoint, account = f"https://{account}", account.partition(".")[0]
     bucket, _, prefix = rest.partition("/")
     segments = [segment for segment in prefix.split("/") if segment]
-    if not bucket or (kind == AZURE and not account) or not {".", ".."}.isdisjoint(segments):
+    complete = _BUCKET.fullmatch(bucket) and (account or kind != AZURE)
+    if not complete or not {".", ".."}.isdisjoint(segments):
         raise invalid_argument(
             f"'{text}' is not the URL of a model repository, expected {_FORMS[kind]}"
         )

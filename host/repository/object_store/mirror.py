@@ -8,20 +8,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from host.config.defaults import is_version
 from host.errors import HostError, internal, invalid_argument
 from host.logs.formats import model_fields
-from host.repository.fingerprint import Fingerprint, is_ignored
+from host.repository.fingerprint import CACHES, Fingerprint
 from host.repository.object_store.cache import Lease, ModelCache, RepositoryCache
-from host.repository.object_store.credentials import read_settings
+from host.repository.object_store.client import StoreProcess, check_library
 from host.repository.object_store.location import is_store_url, parse_store_url
-from host.repository.object_store.store import ObjectChanged, ObjectStore, StoredObject, run_all
-from host.repository.repository import Repository
+from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
+from host.repository.repository import ModelDirectory, Repository, RepositoryScan
+from host.system.event_loop import run_all
 from host.system.files import PrivateDirectory
 from host.system.resources import format_bytes
 
@@ -94,24 +97,23 @@ class StoreMirror:
     """A repository in an object store. Belongs to the event loop; folders are read in threads.
 
     Until a model is fetched, its directory is a stand-in, which has the names of all files, and the
-    content of configuration files. `slots` limits the parts that are read at the same time.
+    content of configuration files.
     """
 
     def __init__(
         self,
-        store: ObjectStore,
+        url: str,
+        process: StoreProcess,
         cache: RepositoryCache,
-        slots: asyncio.Semaphore,
         stall_seconds: float,
     ) -> None:
-        self.text = store.location.url
+        self.text = url
         self.counts = MirrorCounts()
         self.transfers: dict[str, Transfer] = {}
-        self._store = store
+        self._process = process
         self._cache = cache
         self._stand_ins: PrivateDirectory | None = None
         self._stand_ins_lock = threading.Lock()
-        self._slots = slots
         self._stall_seconds = stall_seconds
         self._models: dict[str, ListedModel] = {}
         self._prepared: dict[str, tuple[Fingerprint, Path]] = {}
@@ -149,8 +151,12 @@ class StoreMirror:
         """What the paths in the fingerprint of a model begin with."""
         return f"{self.text}/{name}"
 
-    def close(self) -> None:
-        """Removes the stand-ins. Blocks."""
+    async def close(self) -> None:
+        """Removes the stand-ins, and ends the process that reads the store."""
+        await self._process.close()
+        await asyncio.to_thread(self._remove_stand_ins)
+
+    def _remove_stand_ins(self) -> None:
         with self._stand_ins_lock:
             if self._stand_ins is not None:
                 self._stand_ins.close()
@@ -162,7 +168,7 @@ class StoreMirror:
         """Lists all models, or one, and prepares their stand-ins. Keeps errors for later."""
         began = time.monotonic()
         try:
-            found = await self._store.list(name)
+            found = await self._list(name)
         except HostError as error:
             self.counts.failures += 1
             if name and name in self._models:
@@ -174,6 +180,12 @@ class StoreMirror:
         finally:
             self.counts.listings += 1
             self.counts.listing_seconds += time.monotonic() - began
+        if not name and any(stored.path == "config.pbtxt" for stored in found):
+            parent = self.text.rpartition("/")[0]
+            self._error = invalid_argument(
+                f"'{self.text}' is a model, expected a model repository: '{parent}'"
+            )
+            return
         listed = _by_model(self.text, found)
         self._error = None
         if name:
@@ -185,6 +197,12 @@ class StoreMirror:
             for gone in self._prepared.keys() - listed.keys():
                 del self._prepared[gone]
         await self._prepare(listed)
+
+    async def _list(self, name: str) -> list[StoredObject]:
+        async for reply in self._process.send(self.text, self._stall_seconds, name):
+            if reply.objects is not None:
+                return reply.objects
+        raise AssertionError("the last reply has the listing")
 
     async def _prepare(self, listed: Mapping[str, ListedModel]) -> None:
         """Makes the stand-ins of models that have changed."""
@@ -229,13 +247,15 @@ class StoreMirror:
         if content is not None:
             self.counts.cached_objects += 1
             return content
-        content = await self._store.read(stored)
+        async for reply in self._process.send(self.text, self._stall_seconds, stored=stored):
+            content = reply.content
+        assert content is not None
         self.counts.fetched_objects += 1
         self.counts.fetched_bytes += stored.size
 
         def write() -> None:
             folder.create()
-            fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+            fresh = path.with_name(f"{path.name}.{os.getpid()}{NEW}")
             fresh.write_bytes(content)
             fresh.chmod(0o444)
             fresh.rename(path)
@@ -267,6 +287,7 @@ class StoreMirror:
         for left in reversed(range(_TRIES_OF_CHANGED)):
             model = self._models.get(name)
             if model is None:
+                self.check()
                 raise internal(f"model '{name}' is no longer in '{self.text}'")
             if model.error is not None:
                 raise model.error
@@ -318,7 +339,7 @@ class StoreMirror:
         self, name: str, folder: ModelCache, files: Mapping[str, StoredObject]
     ) -> None:
         wanted = {stored.identity: stored for stored in files.values()}
-        missing = await asyncio.to_thread(_missing, folder, wanted)
+        missing = await asyncio.to_thread(folder.find_missing, wanted)
         self.counts.cached_objects += len(wanted) - len(missing)
         if not missing:
             return
@@ -328,20 +349,12 @@ class StoreMirror:
         reporter = asyncio.get_running_loop().create_task(self._report(transfer, folder))
         began = time.monotonic()
 
-        def add(count: int) -> None:
-            transfer.done += count
-            self.counts.fetched_bytes += count
-
         async def fetch(stored: StoredObject) -> None:
             path = folder.object_path(stored)
-            fresh = path.with_name(f"{path.name}.new")
-            try:
-                await self._store.fetch(stored, fresh, self._slots, add)
-                await asyncio.to_thread(_complete, fresh, path)
-            except BaseException:  # also if cancelled
-                with suppress(OSError):
-                    fresh.unlink()
-                raise
+            url, seconds = self.text, self._stall_seconds
+            async for reply in self._process.send(url, seconds, stored=stored, path=str(path)):
+                transfer.done += reply.received
+                self.counts.fetched_bytes += reply.received
             self.counts.fetched_objects += 1
 
         try:
@@ -399,16 +412,90 @@ def open_repository(
     Raises HostError.
     """
     texts = {os.fspath(place) for place in places}
-    urls = {parse_store_url(text) for text in texts if is_store_url(text)}
+    urls = {parse_store_url(text).url for text in texts if is_store_url(text)}
     cache = RepositoryCache(settings.cache, settings.limit)
-    slots = asyncio.Semaphore(settings.parts)
-    mirrors = []
-    for location in urls:
-        store = ObjectStore(location, read_settings(location, os.environ), settings.stall_seconds)
-        store.open()
-        mirrors.append(StoreMirror(store, cache, slots, settings.stall_seconds))
+    for url in urls:
+        check_library(url)
+    process = StoreProcess(settings.parts)
+    mirrors = [StoreMirror(url, process, cache, settings.stall_seconds) for url in urls]
     paths = [Path(text) for text in texts if not is_store_url(text)]
     return Repository(paths, namespaces, mirrors)
+
+
+@contextmanager
+def scan_now(
+    places: Iterable[StrPath], namespaces: bool, settings: MirrorSettings
+) -> Iterator[RepositoryScan]:
+    """The models of repositories, whose configuration files can be read meanwhile. Blocks.
+
+    May be called where an event loop runs. Raises HostError.
+    """
+    repository = open_repository(places, namespaces, settings)
+    try:
+        if repository.mirrors:
+            _run_apart(repository.refresh())
+        repository.check_paths()
+        yield repository.scan()
+    finally:
+        if repository.mirrors:
+            _run_apart(repository.close())
+
+
+def _run_apart(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine in an event loop of its own, as the thread may run another one. Blocks."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(asyncio.run, work).result()
+
+
+async def fetch_models(places: Iterable[StrPath], settings: MirrorSettings) -> RepositoryScan:
+    """All models, with their contents in the cache for as long as this process runs.
+
+    Raises HostError if a repository cannot be read. A model that cannot be fetched has the error in
+    `failures`, by its URL.
+    """
+    repository = open_repository(places, False, settings)
+    try:
+        await repository.refresh()
+        repository.check_paths()
+        return await _with_contents(repository.scan())
+    finally:
+        await repository.close()
+
+
+async def _with_contents(scan: RepositoryScan) -> RepositoryScan:
+
+    async def fetch(known: str, directory: ModelDirectory) -> None:
+        mirror = directory.mirror
+        assert mirror is not None
+        try:
+            fetched = await mirror.fetch(directory.name)
+        except HostError as error:
+            scan.failures[mirror.root(directory.name)] = error
+            del scan.models[known]
+        else:
+            scan.models[known] = replace(directory, path=fetched.path)
+
+    work = [fetch(*item) for item in scan.models.items() if item[1].mirror is not None]
+    await run_all(work)
+    return scan
+
+
+async def fetch_model(url: str, settings: MirrorSettings) -> Path:
+    """The directory of one model in the cache, for as long as this process runs, whatever program.
+
+    Raises HostError.
+    """
+    parent, name = parse_store_url(url).parent
+    repository = open_repository([parent.url], False, settings)
+    try:
+        await repository.refresh(name)
+        found = await asyncio.to_thread(repository.find_model_directory, name)
+        assert found.mirror is not None
+        fetched = await found.mirror.fetch(name)
+        fetched.keep()
+        return fetched.path
+    finally:
+        await repository.close()
 
 
 def _by_model(url: str, found: Iterable[StoredObject]) -> dict[str, ListedModel]:
@@ -418,7 +505,7 @@ def _by_model(url: str, found: Iterable[StoredObject]) -> dict[str, ListedModel]
         name, slash, rest = stored.path.partition("/")
         if slash or not stored.size:
             by_name.setdefault(name, [])
-        if slash and not any(map(is_ignored, rest.split("/"))):
+        if slash and CACHES.isdisjoint(rest.split("/")):
             by_name[name].append(stored)
     return {
         name: _listed_model(f"{url}/{name}", name, objects)
@@ -480,21 +567,9 @@ def _snapshot_name(files: Mapping[str, StoredObject], folders: Iterable[str]) ->
     return hashlib.sha256(repr((parts, sorted(folders))).encode()).hexdigest()[:32]
 
 
-def _missing(folder: ModelCache, wanted: Mapping[str, StoredObject]) -> list[StoredObject]:
-    """The objects that are not in the cache, the largest first. Blocks."""
-    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder.objects)}
-    missing = [one for identity, one in wanted.items() if sizes.get(identity) != one.size]
-    return sorted(missing, key=lambda one: one.size, reverse=True)
-
-
 def _read_complete(path: Path, size: int) -> bytes | None:
     try:
         content = path.read_bytes()
     except OSError:
         return None
     return content if len(content) == size else None
-
-
-def _complete(fresh: Path, path: Path) -> None:
-    fresh.chmod(0o444)
-    fresh.rename(path)

@@ -1,6 +1,6 @@
 """An object store: lists and reads objects, with retries, and says what failed where.
 
-The only module that uses the library `obstore`, which has to be installed only for this.
+The only module that uses the library `obstore`. It runs in a process of its own (`worker`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from host.errors import ErrorCode, HostError, internal, unavailable, unsupported
+from host.errors import internal, unavailable
 from host.repository.object_store.credentials import Settings
 from host.repository.object_store.location import AZURE, GCS, StoreLocation
+from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
+from host.system.event_loop import run_all
 
 PART_BYTES = 32 << 20
 """Larger objects are read in parts of this size, several at a time."""
@@ -29,34 +30,18 @@ _FIRST_PAUSE, _MAX_PAUSE = 0.1, 5.0  # seconds between two tries
 _CONNECT_SECONDS = 5.0
 _PER_REQUEST = timedelta(hours=12)  # what is limited is the time without a byte
 _RETRIED = (408, 429)  # of the statuses below 500
-_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
+_MD5 = re.compile(r"[0-9a-f]{32}")
 _STATUS = re.compile(r"status code: ([0-9]{3})[^:]*")
 _ELEMENTS = re.compile(r"<(Code|Message)>([^<]*)</")
 _Result = TypeVar("_Result")
 
 
-class ObjectChanged(HostError):
-    """An object is no longer the one that was listed."""
+class Slots:
+    """Limits what is read at the same time: `count` parts, of `count` files."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(ErrorCode.UNAVAILABLE, message)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredObject:
-    """An object as the store lists it; `path` is below the prefix of the location."""
-
-    path: str
-    size: int
-    etag: str
-    version: str
-    changed: float
-
-    @property
-    def identity(self) -> str:
-        """Equal for objects of equal content, as far as the store tells."""
-        known = (self.path, self.size, self.etag, self.version, self.etag or self.changed)
-        return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
+    def __init__(self, count: int) -> None:
+        self.files = asyncio.Semaphore(count)
+        self.parts = asyncio.Semaphore(count)
 
 
 class ObjectStore:
@@ -70,33 +55,29 @@ class ObjectStore:
         self._failure: type[Exception] = Exception  # what the library raises
 
     def open(self) -> None:
-        """Imports the library, and makes the client. Raises HostError UNSUPPORTED without it."""
+        """Imports the library, and makes the client. Raises HostError."""
         if self._client is None:
             self._client = self._make_client()
 
     def _make_client(self) -> Any:
-        location, settings = self.location, self._settings
-        try:
-            import obstore.store
-        except ImportError as error:
-            raise unsupported(
-                f"'{location.url}' needs the package obstore: pip install 'pbhost[cloud]'"
-            ) from error
+        import obstore.store
+
+        stores: Any = obstore.store
+        self._failure = stores.BaseError
+        location, settings, environment = self.location, self._settings, os.environ
         endpoint = settings.get("endpoint") or settings.get("base_url") or ""
-        endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
+        endpoint = endpoint or environment.get("AWS_ENDPOINT_URL", "")
+        emulated = environment.get("AZURE_STORAGE_USE_EMULATOR") is not None
         common = {
             "prefix": location.prefix or None,
             "client_options": {
                 "timeout": _PER_REQUEST,
                 "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self._stall_seconds)),
                 "read_timeout": timedelta(seconds=self._stall_seconds),
-                "allow_http": endpoint.startswith("http://")
-                or os.environ.get("AZURE_STORAGE_USE_EMULATOR") is not None,
+                "allow_http": endpoint.startswith("http://") or emulated,
             },
             "retry_config": {"max_retries": 0},  # all retries are in `_retry`
         }
-        stores: Any = obstore.store
-        self._failure = stores.BaseError
         try:
             if location.kind == GCS:
                 return stores.GCSStore(location.bucket, config=settings, **common)
@@ -121,7 +102,7 @@ class ObjectStore:
         what = f"list '{self.location.object_url(folder) if folder else self.location.url}'"
         return await self._retry(what, list_once)
 
-    async def read(self, stored: StoredObject) -> bytes:
+    async def read(self, stored: StoredObject, slots: Slots) -> bytes:
         """The content of a small object. Raises HostError; ObjectChanged if it is another one."""
         self.open()
 
@@ -129,29 +110,40 @@ class ObjectStore:
             parts = [chunk async for chunk in self._stream(stored, 0, stored.size)]
             return b"".join(parts)
 
-        content = await self._retry(self._reading(stored), read_once) if stored.size else b""
+        content = b""
+        if stored.size:
+            async with slots.parts:
+                content = await self._retry(self._reading(stored), read_once)
         self._check_digest(stored, hashlib.md5(content, usedforsecurity=False).hexdigest())
         return content
 
     async def fetch(
-        self,
-        stored: StoredObject,
-        path: Path,
-        slots: asyncio.Semaphore,
-        on_bytes: Callable[[int], None],
+        self, stored: StoredObject, path: Path, slots: Slots, on_bytes: Callable[[int], None]
     ) -> None:
-        """Writes an object to a new file, and checks it. Raises HostError, as `read`, or OSError.
+        """Writes an object to a file, which exists when it is complete and checked.
 
-        `slots` limits the parts that are read at the same time. `on_bytes` is called with the
-        number of bytes that have been written.
+        `on_bytes` is called with the number of bytes that have been written. Raises HostError, as
+        `read`, or OSError.
         """
         self.open()
+        fresh = path.with_name(f"{path.name}{NEW}")
+        async with slots.files:
+            try:
+                await self._fetch_file(stored, fresh, slots, on_bytes)
+                fresh.rename(path)
+            finally:
+                fresh.unlink(missing_ok=True)
+
+    async def _fetch_file(
+        self, stored: StoredObject, path: Path, slots: Slots, on_bytes: Callable[[int], None]
+    ) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             starts = range(0, stored.size, PART_BYTES)
             await run_all(self._fetch_part(stored, file, at, slots, on_bytes) for at in starts)
             if _MD5.fullmatch(stored.etag):
                 self._check_digest(stored, await asyncio.to_thread(_md5, file))
+            os.fchmod(file, 0o444)  # models of several servers may be links to it
         finally:
             os.close(file)
 
@@ -160,7 +152,7 @@ class ObjectStore:
         stored: StoredObject,
         file: int,
         start: int,
-        slots: asyncio.Semaphore,
+        slots: Slots,
         on_bytes: Callable[[int], None],
     ) -> None:
         end = min(start + PART_BYTES, stored.size)
@@ -174,19 +166,19 @@ class ObjectStore:
                 on_bytes(len(chunk))
                 progress()
 
-        async with slots:
+        async with slots.parts:
             await self._retry(self._reading(stored), fetch_rest)
 
     async def _stream(self, stored: StoredObject, start: int, end: int) -> AsyncIterator[bytes]:
         """The bytes of a range. Raises HostError if the object is another one than was listed."""
         options: dict[str, Any] = {}
         if stored.etag:
-            options["if_match"] = stored.etag
+            options["if_match"] = f'"{stored.etag}"'
         if (start, end) != (0, stored.size):
             options["range"] = (start, end)
         result = await self._client.get_async(stored.path, options=options)
         meta = result.meta
-        if meta["size"] != stored.size or (stored.etag and meta["e_tag"] != stored.etag):
+        if meta["size"] != stored.size or (stored.etag and _strip(meta["e_tag"]) != stored.etag):
             raise self._changed(stored)
         left = end - start
         async for chunk in result.stream(_CHUNK_BYTES):
@@ -207,11 +199,10 @@ class ObjectStore:
 
     def _check_digest(self, stored: StoredObject, digest: str) -> None:
         """Raises HostError INTERNAL if the ETag is an MD5 digest, and not this one."""
-        listed = _MD5.fullmatch(stored.etag)
-        if listed is not None and listed[1] != digest:
+        if _MD5.fullmatch(stored.etag) and stored.etag != digest:
             raise internal(
                 f"'{self.location.object_url(stored.path)}' has other bytes than the store lists:"
-                f" their MD5 digest is {digest}, expected {listed[1]}"
+                f" their MD5 digest is {digest}, expected {stored.etag}"
             )
 
     async def _retry(
@@ -254,26 +245,19 @@ class _Incomplete(Exception):
     """The store sent fewer bytes than it should."""
 
 
-async def run_all(work: Any) -> None:
-    """Runs coroutines at the same time; the first error cancels the others."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
-
 def _stored_object(meta: Any) -> StoredObject:
     return StoredObject(
         meta["path"],
         meta["size"],
-        meta["e_tag"] or "",
+        _strip(meta["e_tag"]),
         meta["version"] or "",
         meta["last_modified"].timestamp(),
     )
+
+
+def _strip(etag: str | None) -> str:
+    """An ETag without its quotes, which some stores leave out in listings."""
+    return (etag or "").strip('"')
 
 
 def _is_invalid(error: Exception) -> bool:

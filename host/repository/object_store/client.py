@@ -1,0 +1,133 @@
+"""The server's end of the process that reads object stores; it starts with the first request."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+from host.errors import ErrorCode, HostError, unavailable, unsupported
+from host.repository.object_store.messages import (
+    LONGEST_LINE,
+    Cancel,
+    Failure,
+    Reply,
+    Request,
+    decode_reply,
+    encode_line,
+)
+from host.repository.object_store.stored_object import ObjectChanged, StoredObject
+
+_ENTRY = str(Path(__file__).with_name("worker.py"))
+
+
+def check_library(url: str) -> None:
+    """Raises HostError UNSUPPORTED if the library that reads object stores is missing."""
+    if importlib.util.find_spec("obstore") is None:
+        raise unsupported(
+            f"'{url}' needs the package obstore: pip install 'pbhost[cloud]' with the Python"
+            f" {sys.executable}"
+        )
+
+
+class StoreProcess:
+    """One process for all stores of a server. Belongs to the event loop.
+
+    `parts`: the most objects, or parts of large ones, that it reads at the same time.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._replies: dict[int, asyncio.Queue[Reply]] = {}
+        self._ids = itertools.count(1)
+
+    async def send(
+        self,
+        url: str,
+        stall_seconds: float,
+        folder: str = "",
+        stored: StoredObject | None = None,
+        path: str = "",
+    ) -> AsyncIterator[Reply]:
+        """Sends a request, and yields its replies. Raises HostError.
+
+        Leaving the iteration before the last reply cancels the request.
+        """
+        request = Request(next(self._ids), url, stall_seconds, folder, stored, path)
+        writer = await self._connect()
+        queue = self._replies[request.id] = asyncio.Queue()
+        writer.write(encode_line(request))
+        ended = False
+        try:
+            while not ended:
+                reply = await queue.get()
+                ended = reply.ended
+                if reply.failure is not None:
+                    if reply.failure.changed:
+                        raise ObjectChanged(reply.failure.message)
+                    raise HostError(ErrorCode[reply.failure.code], reply.failure.message)
+                yield reply
+        finally:
+            self._replies.pop(request.id, None)
+            if not ended and not writer.is_closing():
+                writer.write(encode_line(Cancel(request.id)))
+
+    async def _connect(self) -> asyncio.StreamWriter:
+        """Starts the process if it does not run."""
+        async with self._starting:
+            if self._writer is None:
+                own, other = socket.socketpair()
+                with other:
+                    self._process = await asyncio.to_thread(self._start, other)
+                reader, writer = await asyncio.open_connection(sock=own, limit=LONGEST_LINE)
+                self._reading = asyncio.get_running_loop().create_task(self._read(reader))
+                self._writer = writer
+            return self._writer
+
+    def _start(self, connection: socket.socket) -> subprocess.Popen[bytes]:
+        command = [sys.executable, _ENTRY, str(self._parts)]
+        return subprocess.Popen(command, stdin=connection.fileno(), stdout=subprocess.DEVNULL)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                reply = decode_reply(line)
+                queue = self._replies.get(reply.id)
+                if queue is not None:
+                    queue.put_nowait(reply)
+        status = await asyncio.to_thread(self._end_process)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        error = unavailable(f"the process that reads object stores has ended with status {status}")
+        for number, queue in self._replies.items():
+            failure = Failure(error.code.name, error.message, False)
+            queue.put_nowait(Reply(number, ended=True, failure=failure))
+
+    def _end_process(self) -> int:
+        """Kills the process, if it still runs; returns its exit status. Blocks."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.kill()
+        return process.wait()
+
+    async def close(self) -> None:
+        """Ends the process, and what it reads."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        await asyncio.to_thread(self._end_process)

@@ -1,0 +1,82 @@
+"""Messages between a server and its process that reads object stores: a line of JSON each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from host.repository.object_store.stored_object import StoredObject
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Asks for a listing, for the content of an object, or for its content in a file.
+
+    Attributes:
+        id: What the replies have.
+        url: The location.
+        stall_seconds: The most seconds without a byte.
+        folder: What to list; "" is everything.
+        stored: The object to read; None asks for a listing.
+        path: The new file to write; "" asks for the content itself.
+    """
+
+    id: int
+    url: str
+    stall_seconds: float
+    folder: str = ""
+    stored: StoredObject | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error; `changed`: the object is not the one that was listed."""
+
+    code: str
+    message: str
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The bytes received since the last reply; in the last one, also the result or an error."""
+
+    id: int
+    received: int = 0
+    ended: bool = False
+    objects: list[StoredObject] | None = None
+    content: bytes | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ends a request; no reply follows."""
+
+    cancelled: int
+
+
+def encode_line(message: Request | Cancel | Reply) -> bytes:
+    """A message as a line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+_replies = msgspec.json.Decoder(Reply)
+_requests = msgspec.json.Decoder(Request)
+_cancels = msgspec.json.Decoder(Cancel)
+
+
+def decode_reply(line: bytes) -> Reply:
+    """A reply from its line."""
+    return _replies.decode(line)
+
+
+def decode_request(line: bytes) -> Request | Cancel:
+    """A request, or its cancellation, from a line."""
+    return (_cancels if line.startswith(b'{"cancelled"') else _requests).decode(line)
+
+
+LONGEST_LINE = 1 << 30
+"""The most bytes of a line; a listing of 10,000 objects has about two million."""

@@ -1,0 +1,375 @@
+"""Object stores that fail, lie or are changed meanwhile, and names that no file can have."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+import pytest
+
+from host.errors import HostError
+from host.repository.object_store.mirror import MirrorSettings, open_repository
+from host.repository.repository import RepositoryMirror
+from tests.object_stores import BUCKET, ENVIRONMENT, Application, S3Server
+
+pytest.importorskip("moto.server", reason="needs moto's server (pip install 'moto[server]')")
+pytest.importorskip("obstore", reason="needs pbhost[cloud]")
+
+STALL_SECONDS = 1.0
+FILES: dict[str, bytes | str] = {"m/config.pbtxt": 'backend: "python"', "m/1/weights": b"w" * 4000}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def prefix(
+    s3: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """A place of its own in the bucket for each test."""
+    s3.objects_read()
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    yield re.sub(r"\W", "-", request.node.name)
+    s3.fault = None
+
+
+@asynccontextmanager
+async def opened(url: str, cache: Path, limit: int = 0) -> AsyncIterator[RepositoryMirror]:
+    """The mirror of a repository that has been listed."""
+    settings = MirrorSettings(cache, limit, parts=4, stall_seconds=STALL_SECONDS)
+    repository = open_repository([url], False, settings)
+    try:
+        await repository.refresh()
+        yield repository.mirrors[0]
+    finally:
+        await repository.close()
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def fetch(url: str, cache: Path, name: str = "m", limit: int = 0) -> dict[str, bytes]:
+    """The files of a model as they are in the cache. Raises HostError."""
+
+    async def run() -> dict[str, bytes]:
+        async with opened(url, cache, limit) as mirror:
+            fetched = await mirror.fetch(name)
+            found = read_files(fetched.path)
+            fetched.close()
+            return found
+
+    return asyncio.run(run())
+
+
+def objects_only(spoil: Callable[..., Iterable[bytes] | None], name: str = "weights") -> Any:
+    """A fault of the requests that read one object."""
+
+    def fault(
+        environ: dict[str, Any], start: Callable[..., Any], store: Application
+    ) -> Iterable[bytes] | None:
+        if environ["REQUEST_METHOD"] != "GET" or not environ["PATH_INFO"].endswith(name):
+            return None
+        return spoil(environ, start, store)
+
+    return fault
+
+
+def status(code: str, body: bytes = b"") -> Callable[..., Iterable[bytes]]:
+    """Answers with a status."""
+
+    def spoil(environ: object, start: Callable[..., Any], store: object) -> Iterable[bytes]:
+        start(code, [("Content-Length", str(len(body)))])
+        return [body]
+
+    return spoil
+
+
+def once(spoil: Callable[..., Iterable[bytes] | None], times: int = 1) -> Any:
+    """A fault that ends."""
+    left = threading.Semaphore(times)
+    return lambda *request: spoil(*request) if left.acquire(blocking=False) else None
+
+
+def test_a_store_that_is_overloaded_for_a_moment_is_asked_again(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    s3.fault = once(status("503 Slow Down"), times=3)
+    assert fetch(s3.url(prefix), tmp_path)["1/weights"] == FILES["m/1/weights"]
+
+
+def test_a_store_that_stays_overloaded_is_an_error_with_the_object_and_the_cause(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    body = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>"
+    s3.fault = objects_only(status("503 Slow Down", body))
+    with pytest.raises(HostError) as caught:
+        fetch(s3.url(prefix), tmp_path)
+    url = f"{s3.endpoint}/{BUCKET}/{prefix}/m/1/weights"
+    assert caught.value.message == (
+        f"failed to read 's3://{url}' within 1 s: GET {url} returned 503 Service Unavailable"
+        " (SlowDown: Reduce your request rate)"
+    )
+    assert len(s3.objects_read()) > 2
+
+
+def test_a_refused_object_is_not_asked_for_again(s3: S3Server, prefix: str, tmp_path: Path) -> None:
+    s3.put_files(prefix, FILES)
+    s3.fault = objects_only(status("403 Forbidden"))
+    with pytest.raises(HostError, match=r"failed to read 's3://\S+/m/1/weights': GET .* 403 Forb"):
+        fetch(s3.url(prefix), tmp_path)
+    assert s3.objects_read().count(f"{prefix}/m/1/weights") == 1
+
+
+def test_an_answer_that_ends_in_the_middle_is_continued(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    content = bytes(range(256)) * (5 << 12)  # 5 MiB: several chunks
+    s3.put_files(prefix, {**FILES, "m/1/weights": content})
+    ranges: list[str] = []
+
+    def end_early(
+        environ: dict[str, Any], start: Callable[..., Any], store: Application
+    ) -> Iterable[bytes]:
+        ranges.append(environ.get("HTTP_RANGE", ""))
+        body = b"".join(store(environ, start))
+        return [body[: len(body) // 2]] if len(ranges) < 3 else [body]
+
+    s3.fault = objects_only(end_early)
+    assert fetch(s3.url(prefix), tmp_path)["1/weights"] == content
+    assert ranges[0] == "" and all(one.startswith("bytes=") for one in ranges[1:])
+
+
+def test_other_bytes_than_listed_are_an_error(s3: S3Server, prefix: str, tmp_path: Path) -> None:
+    s3.put_files(prefix, FILES)
+
+    def lie(environ: dict[str, Any], start: Callable[..., Any], store: Application) -> list[bytes]:
+        return [b"".join(store(environ, start))[:-1] + b"x"]
+
+    s3.fault = objects_only(lie)
+    with pytest.raises(HostError, match="/m/1/weights' has other bytes than the store lists"):
+        fetch(s3.url(prefix), tmp_path)
+    s3.fault = None
+    assert fetch(s3.url(prefix), tmp_path)["1/weights"] == FILES["m/1/weights"]
+
+
+def test_an_object_that_changes_while_its_model_is_read_is_listed_again(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+
+    def change(*request: object) -> None:
+        s3.fault = None
+        s3.put(f"{prefix}/m/1/weights", b"new")
+
+    s3.fault = objects_only(change)
+    assert fetch(s3.url(prefix), tmp_path)["1/weights"] == b"new"
+
+
+def test_an_object_that_always_changes_is_an_error(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    s3.fault = objects_only(status("412 Precondition Failed"))
+    with pytest.raises(HostError, match="/m/1/weights': it has changed since it was listed"):
+        fetch(s3.url(prefix), tmp_path)
+
+
+def test_a_silent_store_is_an_error_after_the_timeout(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    released = threading.Event()
+
+    def wait(*request: object) -> Iterable[bytes]:
+        released.wait(30)
+        return status("503 Slow Down")(*request)
+
+    s3.fault = objects_only(wait)
+    try:
+        with pytest.raises(HostError, match=r"failed to read 's3://\S+weights' within 1 s: .*time"):
+            fetch(s3.url(prefix), tmp_path)
+    finally:
+        released.set()
+
+
+def test_a_store_that_is_not_there_is_an_error(prefix: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with opened("s3://http://127.0.0.1:1/bucket", tmp_path) as mirror:
+            mirror.check()
+
+    with pytest.raises(HostError, match=r"failed to list 's3://http://127.0.0.1:1/bucket' within"):
+        asyncio.run(check())
+
+
+def listing(keys: Sequence[str], size: int = 0) -> Callable[..., Iterable[bytes]]:
+    """A listing of the store with these keys, in pages of 1000."""
+
+    def spoil(environ: dict[str, Any], start: Callable[..., Any], store: object) -> list[bytes]:
+        query = environ["QUERY_STRING"]
+        page = int(query.partition("continuation-token=")[2].split("&")[0] or 0)
+        entries = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size><ETag>&quot;e&quot;</ETag>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            for key in keys[page * 1000 : (page + 1) * 1000]
+        )
+        more = (page + 1) * 1000 < len(keys)
+        token = f"<NextContinuationToken>{page + 1}</NextContinuationToken>" if more else ""
+        body = (
+            f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}"
+            f"{entries}</ListBucketResult>"
+        ).encode()
+        start("200 OK", [("Content-Length", str(len(body)))])
+        return [body]
+
+    return spoil
+
+
+def list_fault(keys: Sequence[str], size: int = 0) -> Any:
+    """Lists these keys instead of those of the store."""
+    listed = listing(keys, size)
+    return lambda environ, *rest: (
+        listed(environ, *rest) if "list-type" in environ["QUERY_STRING"] else None
+    )
+
+
+@pytest.mark.parametrize(
+    "key", ["m/../../../evil", "m/./1/x", "../evil", "/etc/evil", "m/1//evil", "m/\0", "m/\x07"]
+)
+def test_a_name_that_leads_out_of_the_cache_is_an_error(
+    s3: S3Server, prefix: str, tmp_path: Path, key: str
+) -> None:
+    s3.fault = list_fault([f"{prefix}/{key}"])
+    cache = tmp_path / "a" / "cache"
+    with pytest.raises(HostError, match="failed to list|not the name of a file"):
+        fetch(s3.url(prefix), cache)
+    assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
+
+
+@pytest.mark.parametrize(
+    ("keys", "size", "cause"),
+    [
+        (["m/1", "m/1/x"], 3, r"/m/1' is both an object and a folder of other objects"),
+        (["m/1/" + 300 * "n"], 3, "has a longer name than a file can have"),
+        (["m/config.pbtxt"], 1 << 40, "too many for a configuration file"),
+        (["config.pbtxt", "1/model.py"], 3, "is a model, expected a model repository"),
+        (["m/1/weights"], 1 << 60, "no room for 1152921504606846976 bytes"),
+    ],
+)
+def test_objects_that_cannot_be_a_model_say_why(
+    s3: S3Server, prefix: str, tmp_path: Path, keys: list[str], size: int, cause: str
+) -> None:
+    s3.fault = list_fault([f"{prefix}/{key}" for key in keys], size)
+    with pytest.raises(HostError, match=cause):
+        fetch(s3.url(prefix), tmp_path)
+
+
+def test_odd_names_are_kept(s3: S3Server, prefix: str, tmp_path: Path) -> None:
+    files = {
+        "m/1/Model.py": "upper",
+        "m/1/model.py": "lower",
+        "m/1/a b%2F..%5c\\ü'\"$(x)": "odd",
+        "m/1/empty": "",
+        "m/2/": "",  # marks a folder
+        "m/__pycache__/x.pyc": "of no interest",
+    }
+    s3.put_files(prefix, {quote(key): content for key, content in files.items()})
+    found = fetch(s3.url(prefix), tmp_path)
+    assert found == {key[2:]: files[key].encode() for key in files if "m/1/" in key}
+    (made,) = tmp_path.glob("*-m/*/m/2")
+    assert made.is_dir()
+
+
+def test_ten_thousand_objects_are_listed_in_pages(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    keys = [f"{prefix}/m/1/{number}" for number in range(10_000)]
+    s3.fault = list_fault(keys)
+
+    async def count() -> int:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            fetched = await mirror.fetch("m")  # empty objects are not read
+            return len(read_files(fetched.path))
+
+    assert asyncio.run(count()) == 10_000
+    assert s3.objects_read() == []
+
+
+def run_both(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def run() -> list[Any]:
+        return await asyncio.gather(*work)
+
+    return asyncio.run(run())
+
+
+def test_two_servers_that_fetch_the_same_model_read_it_once(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+
+    async def fetch_one() -> dict[str, bytes]:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            fetched = await mirror.fetch("m")
+            return read_files(fetched.path)
+
+    one, other = run_both([fetch_one(), fetch_one()])
+    assert one == other and one["1/weights"] == FILES["m/1/weights"]
+    assert s3.objects_read().count(f"{prefix}/m/1/weights") == 1
+
+
+def cached(folder: Path) -> set[str]:
+    """The models in the cache."""
+    return {path.name for path in folder.glob("*/*/?")}
+
+
+def test_the_least_recently_used_models_make_room(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    for name in "abc":
+        s3.put(f"{prefix}/{name}/1/x", name.encode() * 1000)
+    limit = 2500
+
+    async def fetch_all() -> None:
+        async with opened(s3.url(prefix), tmp_path, limit) as mirror:
+            used = await mirror.fetch("a")
+            (await mirror.fetch("b")).close()
+            (await mirror.fetch("c")).close()  # b makes room, as a is used
+            assert cached(tmp_path) == {"a", "c"}
+            second = await mirror.fetch("c")
+            with pytest.raises(HostError, match="no room for 1000 bytes in .* of the 2500 of"):
+                await mirror.fetch("b")
+            used.close()
+            (await mirror.fetch("b")).close()
+            second.close()
+            assert cached(tmp_path) == {"b", "c"}
+
+    asyncio.run(fetch_all())
+
+
+def test_a_model_in_the_cache_that_has_lost_a_file_is_completed(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    fetch(s3.url(prefix), tmp_path)
+    (file,) = tmp_path.glob("*/*/m/1/weights")
+    file.chmod(0o600)
+    file.write_bytes(b"")  # as after a power failure; the object is the same file
+    assert fetch(s3.url(prefix), tmp_path)["1/weights"] == FILES["m/1/weights"]

@@ -1,0 +1,124 @@
+"""URLs, credentials and the cache folder of repositories in object stores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from host.errors import HostError
+from host.repository.object_store.credentials import read_settings
+from host.repository.object_store.location import StoreLocation, is_store_url, parse_store_url
+
+
+@pytest.mark.parametrize(
+    ("text", "location"),
+    [
+        ("s3://b", StoreLocation("s3://b", "s3", "b", "")),
+        ("s3://b/p/q/", StoreLocation("s3://b/p/q", "s3", "b", "p/q")),
+        (
+            "s3://https://host:9000/b/p",
+            StoreLocation("s3://https://host:9000/b/p", "s3", "b", "p", "https://host:9000"),
+        ),
+        ("s3://h.x:9/b", StoreLocation("s3://h.x:9/b", "s3", "b", "", "http://h.x:9")),
+        ("gs://b/p", StoreLocation("gs://b/p", "gs", "b", "p")),
+        ("as://acc/c/p", StoreLocation("as://acc/c/p", "as", "c", "p", "", "acc")),
+        (
+            "as://acc.blob.core.windows.net/c",
+            StoreLocation(
+                "as://acc.blob.core.windows.net/c",
+                "as",
+                "c",
+                "",
+                "https://acc.blob.core.windows.net",
+                "acc",
+            ),
+        ),
+    ],
+)
+def test_urls_are_those_of_triton(text: str, location: StoreLocation) -> None:
+    assert parse_store_url(text) == location
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://", "s3:///p", "s3://https://", "gs://", "as://acc", "s3://b/../c"]
+)
+def test_a_url_without_a_bucket_names_what_is_expected(text: str) -> None:
+    with pytest.raises(HostError, match=r"is not the URL of a model repository, expected \w\w://"):
+        parse_store_url(text)
+
+
+def test_paths_are_no_urls() -> None:
+    assert not any(map(is_store_url, ["models", "/s3://x", "s3:/b", "http://b/c"]))
+
+
+def settings(url: str, **environment: str) -> dict[str, object]:
+    """The settings of a store, without the user's own files."""
+    return read_settings(parse_store_url(url), {"HOME": "/nonexistent", **environment})
+
+
+def test_the_longest_prefix_of_the_credential_file_counts(tmp_path: Path) -> None:
+    file = tmp_path / "credentials.json"
+    content = {
+        "s3": {
+            "": {"key_id": "any", "secret_key": "0"},
+            "s3://b": {"key_id": "b", "secret_key": "1", "region": "eu-west-1"},
+            "s3://b/p": {"key_id": "p", "secret_key": "2", "session_token": "t"},
+        },
+        "gs": {"gs://b": "/keys.json"},
+        "as": {"as://acc/c": {"account_str": "other", "account_key": "k"}},
+    }
+    file.write_text(json.dumps(content))
+    path = {"TRITON_CLOUD_CREDENTIAL_PATH": str(file), "AWS_ACCESS_KEY_ID": "environment"}
+    keys = [settings(url, **path)["access_key_id"] for url in ("s3://a", "s3://b/q", "s3://b/p/q")]
+    assert keys == ["any", "b", "p"]
+    assert settings("s3://b/p", **path) == {
+        "access_key_id": "p",
+        "secret_access_key": "2",
+        "session_token": "t",
+        "region": "us-east-1",
+    }
+    assert settings("s3://b", **path)["region"] == "eu-west-1"
+    assert settings("gs://b/m", **path) == {"application_credentials": "/keys.json"}
+    assert settings("as://acc/c/m", **path) == {"account_name": "other", "account_key": "k"}
+    assert settings("as://acc/d", **path) == {"account_name": "acc"}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"s3": 1}', '{"s3": {"": "key"}}'])
+def test_a_wrong_credential_file_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "credentials.json"
+    file.write_text(content)
+    with pytest.raises(HostError, match="TRITON_CLOUD_CREDENTIAL_PATH"):
+        settings("s3://b", TRITON_CLOUD_CREDENTIAL_PATH=str(file))
+    with pytest.raises(HostError, match="No such file"):
+        settings("s3://b", TRITON_CLOUD_CREDENTIAL_PATH=str(tmp_path / "missing"))
+
+
+def test_profiles_of_the_aws_tools_are_read(tmp_path: Path) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text(
+        "[default]\naws_access_key_id = d\naws_secret_access_key = s\n"
+        "[work]\naws_access_key_id = w\n"
+    )
+    (tmp_path / ".aws/config").write_text("[profile work]\nregion = eu-north-1\n")
+    home = {"HOME": str(tmp_path)}
+    assert settings("s3://b", **home)["access_key_id"] == "d"
+    work = {"region": "eu-north-1", "access_key_id": "w"}
+    assert settings("s3://b", AWS_PROFILE="work", **home) == work
+    # Keys in the environment come before a profile that is only the default.
+    assert "access_key_id" not in settings("s3://b", AWS_ACCESS_KEY_ID="e", **home)
+    with pytest.raises(HostError, match="profile 'other' is neither in"):
+        settings("s3://b", AWS_PROFILE="other", **home)
+
+
+def test_requests_are_anonymous_only_where_that_is_asked_for() -> None:
+    assert "skip_signature" not in settings("s3://b")
+    assert settings("s3://b", AWS_SKIP_SIGNATURE="true")["skip_signature"]
+    assert settings("s3://b", AWS_EC2_METADATA_DISABLED="true")["skip_signature"]
+    with_role = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_WEB_IDENTITY_TOKEN_FILE": "/t"}
+    assert "skip_signature" not in settings("s3://b", **with_role)
+    assert settings("gs://b", GOOGLE_SKIP_SIGNATURE="1")["skip_signature"]
+    assert settings("as://a/c", AZURE_SKIP_SIGNATURE="1")["skip_signature"]
+    emulator = settings("gs://b", STORAGE_EMULATOR_HOST="localhost:4443")
+    assert emulator == {"base_url": "http://localhost:4443", "skip_signature": True}
