@@ -143,15 +143,10 @@ class ModelCache:
         fresh, final = self.path / f"{snapshot}{NEW}", self.path / snapshot
         try:
             shutil.rmtree(fresh, ignore_errors=True)
-            made: set[Path] = set()
             for folder in ("", *folders):
                 (fresh / name / folder).mkdir(parents=True, exist_ok=True)
             for path, stored in files.items():
-                target = fresh / name / path
-                if target.parent not in made:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    made.add(target.parent)
-                os.link(self.object_path(stored), target)
+                os.link(self.object_path(stored), fresh / name / path)
             shutil.rmtree(final, ignore_errors=True)  # one that has lost files
             fresh.rename(final)
         except FileExistsError as error:

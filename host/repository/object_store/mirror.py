@@ -186,7 +186,7 @@ class StoreMirror:
                 f"'{self.text}' is a model, expected a model repository: '{parent}'"
             )
             return
-        listed = _by_model(self.text, found)
+        listed = await asyncio.to_thread(_by_model, self.text, found)
         self._error = None
         if name:
             self._models.pop(name, None)
@@ -271,9 +271,7 @@ class StoreMirror:
         for folder in ("", *model.folders):
             (directory / folder).mkdir(parents=True, exist_ok=True)
         for path in model.files:
-            target = directory / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(contents.get(path, b""))
+            (directory / path).write_bytes(contents.get(path, b""))
         return directory
 
     # Fetching

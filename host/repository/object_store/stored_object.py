@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 from host.errors import ErrorCode, HostError
 
@@ -11,7 +12,7 @@ NEW = ".new"
 """The end of the names of files and folders in the cache that are not complete yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredObject:
     """An object as the store lists it; `path` is below the prefix of the location."""
 
@@ -21,7 +22,7 @@ class StoredObject:
     version: str
     changed: float
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Equal for objects of equal content, as far as the store tells."""
         known = (self.path, self.size, self.etag, self.version, self.etag or self.changed)
