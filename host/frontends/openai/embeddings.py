@@ -1,7 +1,7 @@
 """Answers `POST /v1/embeddings`: texts in, vectors out.
 
 Most requests have one text and are answered without a task. Requests with an error, with several
-texts, or with unusual options use `EmbeddingsHandler`.
+texts, or with unusual options have one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ from host.frontends.openai.openai_errors import (
 from host.frontends.openai.openai_routes import EMBEDDINGS as ENDPOINT
 from host.frontends.openai.openai_routes import find_openai_route
 from host.frontends.openai.outputs import raise_error, read_number, read_texts
-from host.frontends.request_headers import HeaderForwarding, Restrictions
+from host.frontends.request_headers import HeaderForwarding
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
 
@@ -68,12 +69,107 @@ _JSON_REQUEST = "embedding_request"
 
 _COUNTS = ("prompt_tokens", "num_input_tokens")
 
+_log = logging.getLogger("pbhost")
+_HEAD = b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
+
 
 class EmbeddingsHandler(Handler):
-    """Answers embeddings requests. Raises OpenAIError or HostError."""
+    """Answers embeddings requests, without a task (`find_handler`) or with one (`answer`).
+
+    `needs_task`: all requests do, as something is checked before them. `open_requests` counts those
+    without a task.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        models: ModelDirectory,
+        bodies: BodyReader,
+        forwarding: HeaderForwarding,
+        needs_task: bool,
+        open_requests: OpenRequests,
+    ) -> None:
+        super().__init__(core, models, bodies, forwarding)
+        self._needs_task = needs_task or bool(forwarding)
+        self._open_requests = open_requests
+        self._writers: set[asyncio.Task[None]] = set()
+
+    # Without a task
+
+    def find_handler(
+        self, method: str, url: bytes, headers: Sequence[Header]
+    ) -> FastHandler | None:
+        """Returns the handler of requests with this head; None if they need a task."""
+        if self._needs_task or method != "POST":
+            return None
+        route = find_openai_route(url.partition(b"?")[0])
+        if route is None or route.endpoint is not ENDPOINT:
+            return None
+        known = dict(reversed(headers))
+        if known.get(b"content-encoding", b"identity") not in (b"", b"identity"):
+            return None
+        length = int(known[b"content-length"])
+        if length > MAX_INLINE_BYTES or not self._bodies.allows(length):
+            return None
+        given_id = visible_request_id(known.get(b"x-request-id"))
+        return partial(self._start_request, given_id)
+
+    def _start_request(self, given_id: str, body: bytes, done: ResponseCallback) -> Call | None:
+        """Starts one request; None if it needs a task, which also reports its error."""
+        core = self._core
+        if core.request_tracer is not None or self._open_requests.draining:
+            return None
+        try:
+            core.refuse_while_loading()
+            sent = parse_object(body)
+            if type(sent.get("input")) is not str:
+                return None
+            name = model_name(sent)
+            contract, version = self._models.find(name, EMBEDDINGS)
+            if contract.decoupled:
+                return None
+            fields, _, (request,) = prepare_requests(contract, sent, version, self._bodies)
+            request.id = given_id or new_request_id()
+            call = core.infer(request)
+        except (OpenAIError, HostError):
+            return None
+        self._open_requests.count += 1
+        request_id = request.id.encode()
+
+        def finish(response: InferResponse | HostError) -> None:
+            self._open_requests.request_finished()
+            if isinstance(response, HostError):
+                ended = call.cancelled
+                error = unavailable("Server exiting") if ended else response
+                done(*_error_answer(error, request_id))
+            elif output_size(response) <= MAX_INLINE_BYTES:
+                done(*_answer(contract, fields, name, response, request_id))
+            else:
+                self._write_in_thread(contract, fields, name, response, request_id, done)
+
+        call.subscribe_single(finish)
+        return call
+
+    def _write_in_thread(
+        self,
+        contract: Contract,
+        fields: Fields,
+        name: str,
+        response: InferResponse,
+        request_id: bytes,
+        done: ResponseCallback,
+    ) -> None:
+        async def write() -> None:
+            done(*await asyncio.to_thread(_answer, contract, fields, name, response, request_id))
+
+        task = asyncio.create_task(write())
+        self._writers.add(task)
+        task.add_done_callback(self._writers.discard)
+
+    # With a task
 
     async def answer(self, exchange: HttpExchange) -> None:
-        """Answers one request."""
+        """Answers one request. Raises OpenAIError or HostError."""
         tracing = self._core.request_tracer
         receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
@@ -319,105 +415,6 @@ def _prompt_tokens(contract: Contract, response: InferResponse) -> int:
         if isinstance(count, int):
             return count
     return 0
-
-
-_log = logging.getLogger("pbhost")
-_HEAD = b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
-
-
-class FastEmbeddings:
-    """Finds and runs the fast path. `enabled`: no key and no origin has to be checked."""
-
-    def __init__(
-        self,
-        core: Core,
-        models: ModelDirectory,
-        bodies: BodyReader,
-        restrictions: Restrictions,
-        forwarding: HeaderForwarding,
-        open_requests: OpenRequests,
-        enabled: bool,
-    ) -> None:
-        self._core = core
-        self._models = models
-        self._bodies = bodies
-        self._enabled = enabled and ENDPOINT.category not in restrictions and not forwarding
-        self._open_requests = open_requests
-        self._writers: set[asyncio.Task[None]] = set()
-
-    def find_handler(
-        self, method: str, url: bytes, headers: Sequence[Header]
-    ) -> FastHandler | None:
-        """Returns the handler of requests with this head; None if they need the full endpoint."""
-        if not self._enabled or method != "POST":
-            return None
-        route = find_openai_route(url.partition(b"?")[0])
-        if route is None or route.endpoint is not ENDPOINT:
-            return None
-        known = dict(reversed(headers))
-        if known.get(b"content-encoding", b"identity") not in (b"", b"identity"):
-            return None
-        length = int(known[b"content-length"])
-        if length > MAX_INLINE_BYTES or not self._bodies.allows(length):
-            return None
-        given_id = visible_request_id(known.get(b"x-request-id"))
-
-        def start(body: bytes, done: ResponseCallback) -> Call | None:
-            return self._start_request(body, given_id, done)
-
-        return start
-
-    def _start_request(self, body: bytes, given_id: str, done: ResponseCallback) -> Call | None:
-        """Starts one request; None if the full endpoint must handle it or report its error."""
-        core = self._core
-        if core.request_tracer is not None or self._open_requests.draining:
-            return None
-        try:
-            core.refuse_while_loading()
-            sent = parse_object(body)
-            if type(sent.get("input")) is not str:
-                return None
-            name = model_name(sent)
-            contract, version = self._models.find(name, EMBEDDINGS)
-            if contract.decoupled:
-                return None
-            fields, _, (request,) = prepare_requests(contract, sent, version, self._bodies)
-            request.id = given_id or new_request_id()
-            call = core.infer(request)
-        except (OpenAIError, HostError):
-            return None
-        self._open_requests.count += 1
-        request_id = request.id.encode()
-
-        def finish(response: InferResponse | HostError) -> None:
-            self._open_requests.request_finished()
-            if isinstance(response, HostError):
-                ended = call.cancelled
-                error = unavailable("Server exiting") if ended else response
-                done(*_error_answer(error, request_id))
-            elif output_size(response) <= MAX_INLINE_BYTES:
-                done(*_answer(contract, fields, name, response, request_id))
-            else:
-                self._write_in_thread(contract, fields, name, response, request_id, done)
-
-        call.subscribe_single(finish)
-        return call
-
-    def _write_in_thread(
-        self,
-        contract: Contract,
-        fields: Fields,
-        name: str,
-        response: InferResponse,
-        request_id: bytes,
-        done: ResponseCallback,
-    ) -> None:
-        async def write() -> None:
-            done(*await asyncio.to_thread(_answer, contract, fields, name, response, request_id))
-
-        task = asyncio.create_task(write())
-        self._writers.add(task)
-        task.add_done_callback(self._writers.discard)
 
 
 def _answer(

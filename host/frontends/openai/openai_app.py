@@ -19,7 +19,7 @@ from host.frontends.inference_core import OpenRequests
 from host.frontends.openai import openai_routes
 from host.frontends.openai.api_paths import openai_paths
 from host.frontends.openai.bodies import BodyReader, set_request_id
-from host.frontends.openai.embeddings import EmbeddingsHandler, FastEmbeddings
+from host.frontends.openai.embeddings import EmbeddingsHandler
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
 from host.frontends.openai.media_generation import ImageHandler, SpeechHandler
@@ -102,22 +102,21 @@ class OpenAIApp:
         prompts = PromptRenderer(core, max_input_size, self._models.withdraw_chat)
         parts = core, self._models, bodies, forwarding
         generation = GenerationHandler(*parts, prompts)
+        origins = tuple(cors_origins)
+        restricted = openai_routes.EMBEDDINGS.category in restrictions
+        checked = keys is not None or bool(origins) or restricted
+        embeddings = EmbeddingsHandler(*parts, checked, open_requests)
         self._answers: dict[Endpoint, Callable[[HttpExchange], Awaitable[None]]] = {
             openai_routes.CHAT_COMPLETIONS: partial(generation.answer, route=CHAT),
             openai_routes.COMPLETIONS: partial(generation.answer, route=COMPLETIONS),
             openai_routes.RESPONSES: partial(generation.answer, route=RESPONSES),
-            openai_routes.EMBEDDINGS: EmbeddingsHandler(*parts).answer,
+            openai_routes.EMBEDDINGS: embeddings.answer,
             openai_routes.TRANSCRIPTIONS: TranscriptionHandler(*parts).answer,
             openai_routes.IMAGES: ImageHandler(*parts).answer,
             openai_routes.SPEECH: SpeechHandler(*parts).answer,
         }
-        origins = tuple(cors_origins)
         self._cross_origin = CrossOrigin(origins)
-        enabled = keys is None and not origins
-        fast_embeddings = FastEmbeddings(
-            core, self._models, bodies, restrictions, forwarding, open_requests, enabled
-        )
-        self.fast_path = fast_embeddings.find_handler
+        self.fast_path = embeddings.find_handler
         """Finds the handler of a request without a task (`host.frontends.http1.parser`)."""
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
