@@ -344,7 +344,7 @@ class Core:
         except HostError as error:
             raise invalid_argument(f"requested model '{name}' is not available") from error
         found = [
-            known.model.statistics()
+            known.model.metrics.counters.snapshot()
             for model_name, entry in self._registry.list_entries()
             for known in sorted(entry.versions.values(), key=lambda v: v.number)
             if known_as in ("", model_name)

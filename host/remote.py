@@ -311,10 +311,6 @@ class RemoteModel(DrainableModel):
         """Asks the other server. Raises HostError."""
         return await self._why_not_ready(self.name, self.version)
 
-    def statistics(self) -> ModelStatistics:
-        """Nothing: the other server has them."""
-        return self.counters.snapshot()
-
     async def stop(self, grace: float, finalize: float) -> None:
         """Gives up the calls in progress."""
         self.abort(HostError(ErrorCode.UNAVAILABLE, "the server stops"))

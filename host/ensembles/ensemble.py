@@ -22,7 +22,6 @@ from host.ensembles.plan import (
 from host.ensembles.step_limits import InflightLimiter
 from host.errors import HostError
 from host.inference.call import Call, ComputeCallback, FailureReason
-from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest, Tensor
 from host.inference.validation import Signature
 from host.instances.arenas import Arenas
@@ -221,10 +220,6 @@ class Ensemble(DrainableModel):
 
     def _find(self, step: EnsembleStep) -> LoadedModel:
         return self._registry.find_step_model(step.known, step.version)
-
-    def statistics(self) -> ModelStatistics:
-        """The statistics since the load."""
-        return self.counters.snapshot()
 
     async def stop(self, grace: float, finalize: float) -> None:
         """Does nothing: an ensemble has no instances of its own."""

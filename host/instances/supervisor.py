@@ -38,13 +38,6 @@ class InstanceState(enum.Enum):
 
 _SERVING = InstanceState.SERVING
 
-Launch = Callable[[], Awaitable[Instance]]
-"""Starts a stub that is ready to run batches. Raises HostError or StubLost."""
-
-ReportBatch = Callable[[Batch, ExecutionTimes], None]
-
-OnLethalRequest = Callable[[InferRequest, CrashRecord], None]
-
 
 _UNKNOWN_NS = 1e6  # taken for the duration of executions before the first one
 _WEIGHT = 1 / 8  # of the last execution in the mean
@@ -80,18 +73,19 @@ class Supervisor(InstanceSlot):
     A stub that dies is replaced: at once the first time, then after growing pauses; so is a
     replacement that a signal kills. A stub that fails to initialise is not tried again, as the same
     code would fail again. A `passive` instance takes no work. With a `permit`, each batch needs it.
+    `launch` starts a stub that is ready to run batches, and raises HostError or StubLost.
     `on_lethal_request`: as in `CrashReporter`.
     """
 
     def __init__(
         self,
         instance: Instance,
-        launch: Launch,
+        launch: Callable[[], Awaitable[Instance]],
         scheduler: Scheduler,
-        report: ReportBatch,
+        report: Callable[[Batch, ExecutionTimes], None],
         passive: bool = False,
         permit: Permit | None = None,
-        on_lethal_request: OnLethalRequest = lambda *crash: None,
+        on_lethal_request: Callable[[InferRequest, CrashRecord], None] = lambda *crash: None,
     ) -> None:
         self.instance = instance
         self.permit = permit

@@ -110,7 +110,7 @@ class ModelMetrics:
             self.latencies = Latencies(config, settings)
             counters.latencies = self.latencies
         self.token_latencies = TokenLatencies()
-        self._counters = counters
+        self.counters = counters
         self.count_pending = pending
         """Returns the number of requests that wait for execution."""
         self._settings = settings
@@ -142,7 +142,7 @@ class ModelMetrics:
         if successor is None:
             return
         successor._predecessors.remove(self)
-        successor._inherited += self._inherited + Totals.from_counters(self._counters)
+        successor._inherited += self._inherited + Totals.from_counters(self.counters)
         successor._has_inherited = True
         for predecessor in self._predecessors:
             successor._predecessors.append(predecessor)
@@ -151,7 +151,7 @@ class ModelMetrics:
 
     def totals(self) -> Totals:
         """The totals of this version and of the versions that it replaces."""
-        total = Totals.from_counters(self._counters)
+        total = Totals.from_counters(self.counters)
         if self._has_inherited:
             total = self._inherited + total
         for predecessor in self._predecessors:

@@ -207,7 +207,7 @@ class Evictions:
         """When the model ran last or was loaded, in seconds since 1970 UTC."""
         return max(
             (
-                max(version.since, version.model.statistics().last_inference / 1000)
+                max(version.since, version.model.metrics.counters.snapshot().last_inference / 1000)
                 for version in self._ready_versions(name)
                 if version.model is not None
             ),

@@ -14,7 +14,6 @@ from host.crashes.records import CrashRecord
 from host.environments.environment import Environment
 from host.errors import HostError, unavailable
 from host.inference.call import Batch, Call, FailureReason
-from host.inference.metadata import ModelStatistics
 from host.inference.request import ExecutionTimes, InferRequest
 from host.inference.validation import Signature
 from host.instances.pool import PreparedModel
@@ -208,10 +207,6 @@ class PythonModel(DrainableModel):
     def queued_since(self) -> list[int]:
         """When each request that no instance has started arrived: CLOCK_MONOTONIC nanoseconds."""
         return [call.queued_ns for call in self._calls if self._is_queued(call)]
-
-    def statistics(self) -> ModelStatistics:
-        """The statistics since the load."""
-        return self.counters.snapshot()
 
     def record_batch(self, batch: Batch, times: ExecutionTimes) -> None:
         """Counts a batch that has ended."""

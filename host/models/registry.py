@@ -15,7 +15,6 @@ from host.config.model_config import ModelConfig
 from host.crashes.quarantine import Quarantine
 from host.errors import ErrorCode, HostError, invalid_argument
 from host.inference.call import Call
-from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest
 from host.metrics.model_metrics import ModelMetrics
 from host.repository.repository import split_qualified_name
@@ -76,9 +75,6 @@ class Model(Protocol):
 
         Source: docs/reference/model-methods.md, "is_ready".
         """
-
-    def statistics(self) -> ModelStatistics:
-        """The statistics since the load."""
 
 
 class LoadedModel(Model, Protocol):

@@ -57,7 +57,7 @@ def read_queues(registry: Registry, name: str = "") -> QueueState:
         if isinstance(model, PythonModel):
             queued += model.scheduler.queued
             oldest_ns = min(oldest_ns, *model.queued_since(), now)
-        waited = model.statistics().inference_stats.queue
+        waited = model.metrics.counters.snapshot().inference_stats.queue
         executed += waited.count
         waited_ns += waited.ns
     return QueueState(in_flight, queued, (now - oldest_ns) / 1e9, executed, waited_ns / 1e9)

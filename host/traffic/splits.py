@@ -11,7 +11,6 @@ from host.cache.responses import CacheHit
 from host.config.parameters import TrafficSettings, TrafficShare, is_percentage, traffic_settings
 from host.errors import HostError, invalid_argument
 from host.inference.call import Call
-from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest
 from host.metrics.families import MetricsSnapshot, labels_of
 from host.models.registry import LoadedModel, Registry, VersionState
@@ -77,10 +76,6 @@ class SplitModel:
     async def why_not_ready(self) -> str:
         """The reason why the stable version is not ready, "" if it is."""
         return await self.stable.why_not_ready()
-
-    def statistics(self) -> ModelStatistics:
-        """The statistics of the stable version."""
-        return self.stable.statistics()
 
     def acquire(self) -> None:
         """Holds the stable version."""

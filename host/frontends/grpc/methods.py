@@ -116,7 +116,6 @@ class StreamHandler(Protocol):
 
 
 UnaryHandler = Callable[[bytes, RpcContext], Awaitable[bytes]]
-CallbackHandler = Callable[[bytes, ResponseCallback, RpcContext, ReservedBytes | None], Cancellable]
 StreamHandlerFactory = Callable[[StreamWriter, RpcContext], StreamHandler]
 
 
@@ -134,7 +133,9 @@ class UnaryMethod:
     name: str
     handler: UnaryHandler
     category: str
-    callback_handler: CallbackHandler | None = None
+    callback_handler: (
+        Callable[[bytes, ResponseCallback, RpcContext, ReservedBytes | None], Cancellable] | None
+    ) = None
     places_tensors: bool = False
 
 

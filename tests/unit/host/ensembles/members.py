@@ -12,7 +12,6 @@ from host.ensembles.compatibility import check_step_models
 from host.ensembles.ensemble import Ensemble
 from host.errors import HostError
 from host.inference.call import Call, CallHolder
-from host.inference.metadata import ModelStatistics
 from host.inference.request import ExecutionTimes, InferRequest, InferResponse, Tensor, read_bytes
 from host.inference.validation import Signature
 from host.metrics.latency import MetricsSettings
@@ -151,10 +150,6 @@ class InMemoryModel(DrainableModel, CallHolder):
     async def why_not_ready(self) -> str:
         """It is ready."""
         return ""
-
-    def statistics(self) -> ModelStatistics:
-        """Without counts."""
-        return InferenceCounters(self.name, "1").snapshot()
 
     def abort(self, error: HostError) -> None:
         """Ends every call in progress."""

@@ -15,7 +15,6 @@ from host.crashes.quarantine import Quarantine
 from host.ensembles.ensemble import Ensemble
 from host.errors import ErrorCode, HostError, internal
 from host.inference.call import Call
-from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest, InferResponse, Tensor, read_bytes
 from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
@@ -83,9 +82,6 @@ class Member:
 
     async def why_not_ready(self) -> str:
         return "" if self.ready else "it sleeps"
-
-    def statistics(self) -> ModelStatistics:
-        raise AssertionError
 
     def acquire(self) -> None:
         self.held += 1
@@ -163,7 +159,7 @@ def test_an_ensemble_that_comes_to_no_output_says_so() -> None:
         "in ensemble 'line', [request id: r] unexpected deadlock, at least one output is not set"
         " while no more ensemble steps can be made"
     )
-    assert line.ensemble.statistics().inference_stats.fail.count == 2
+    assert line.ensemble.counters.snapshot().inference_stats.fail.count == 2
 
 
 def test_members_are_held_from_the_beginning_to_the_end() -> None:
@@ -255,7 +251,7 @@ def test_cancellation_reaches_the_members_and_nothing_more_is_started() -> None:
     assert answers[-1] is not None and answers[-1].error is not None
     assert answers[-1].error.code is ErrorCode.CANCELLED
     assert first.held == second.held == 0
-    assert line.ensemble.statistics().inference_stats.fail.count == 1
+    assert line.ensemble.counters.snapshot().inference_stats.fail.count == 1
     assert line.ensemble._limiter is not None and not line.ensemble._limiter._waiting[1]
 
 
@@ -273,7 +269,7 @@ def test_times_of_members_are_added_up_even_when_they_come_late() -> None:
     first.answer(1)
     second.answer(2)
     computed(second)  # its batch ends after its response
-    spent = line.ensemble.statistics().inference_stats
+    spent = line.ensemble.counters.snapshot().inference_stats
     assert (spent.compute_input.ns, spent.compute_infer.ns, spent.compute_output.ns) == (
         2,
         40,

@@ -576,7 +576,7 @@ def test_times_are_the_sums_over_the_steps() -> None:
     graph.infer(I=1)
     for model in (*models, join):
         model.run_next()
-    spent = graph.ensemble.statistics().inference_stats
+    spent = graph.ensemble.counters.snapshot().inference_stats
     assert (spent.compute_input.ns, spent.compute_infer.ns, spent.compute_output.ns) == (
         4,
         80,

@@ -14,7 +14,6 @@ import pytest
 from host.config.model_config import LoadedConfig, ModelConfig
 from host.errors import ErrorCode, HostError, internal
 from host.inference.call import Call
-from host.inference.metadata import ModelStatistics
 from host.inference.request import InferRequest
 from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
@@ -199,9 +198,6 @@ class ProcesslessModel(DrainableModel):
 
     async def why_not_ready(self) -> str:
         return ""
-
-    def statistics(self) -> ModelStatistics:
-        raise AssertionError
 
     def abort(self, error: HostError) -> None:
         for call in list(self._calls):
