@@ -22,6 +22,7 @@ write models:
   run MODEL_DIR [--input=NAME=VALUE]    send one request to one model, without a server
   check REPOSITORY ...                  report the problems of the models in a repository
   config MODEL_DIR|FILE                 print the complete configuration of a model
+  tune MODEL_DIR                        find instances and batching of a model by measuring it
 
 serve models:
   serve REPOSITORY ...                  serve the models of a repository over gRPC and HTTP
@@ -58,6 +59,7 @@ _COMMANDS = (
     "bench",
     "check",
     "config",
+    "tune",
     "models",
     "wait",
     "crashes",
@@ -122,6 +124,8 @@ def _import(command: str) -> Callable[[list[str]], NoReturn] | None:
             from host.cli.check import main
         case "config":
             from host.cli.config import main
+        case "tune":
+            from host.cli.tune import main
         case "crashes":
             from host.cli.crashes import main
         case "stacks":

@@ -52,7 +52,7 @@ LAYERS = [
     ["host.server"],
     ["host.lint"],
     ["host.ray"],
-    ["host.cli", "host.load_generator", "host.__main__"],
+    ["host.cli", "host.load_generator", "host.tuning", "host.__main__"],
     ["host.bind"],
 ]
 """From the lowest to the highest: a module imports from its own layer and from lower ones.

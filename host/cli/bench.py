@@ -121,11 +121,13 @@ def _check_concurrency(text: str) -> None:
 _SHAPE = re.compile(r"(.+):([0-9]+(?:,[0-9]+)*)")
 
 
-def _check_shapes(texts: Sequence[str]) -> None:
-    _read_shapes(texts)
+def check_shapes(texts: Sequence[str]) -> None:
+    """Raises InvalidValue unless each text is NAME:SIZE,SIZE,..."""
+    read_shapes(texts)
 
 
-def _read_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
+def read_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Returns the dimensions by name. Raises InvalidValue."""
     shapes = {}
     for text in texts:
         found = _SHAPE.fullmatch(text)
@@ -176,7 +178,7 @@ class BenchOptions:
         [],
         "Dimensions of an input, as NAME:SIZE,SIZE,... without the batch. You can repeat this"
         " flag.",
-        check=_check_shapes,
+        check=check_shapes,
     )
     batch_size: int = _requests(1, "Batch of each request.", integer(1))
     zero_input: bool = _requests(False, "Send zeros and empty texts instead of random.", SWITCH)
@@ -331,7 +333,7 @@ class _Bench:
         if decoupled or options.streaming:
             protocol = Protocol.GRPC_STREAM
         inputs = Inputs(
-            split_inputs(options.input), _read_shapes(options.shape), options.batch_size,
+            split_inputs(options.input), read_shapes(options.shape), options.batch_size,
             options.zero_input, options.string_length, options.input_data, options.recording,
             read_parameters(options.parameter),
         )  # fmt: skip
@@ -416,8 +418,8 @@ class _LiveLine:
         text = f"{progress.level}, {progress.phase}: {rate:.0f} requests/s"
         if sample.latencies:
             text += (
-                f", p50 {_milliseconds(quantile(sample.latencies, 0.5))} ms"
-                f", p99 {_milliseconds(quantile(sample.latencies, 0.99))} ms"
+                f", p50 {format_milliseconds(quantile(sample.latencies, 0.5))} ms"
+                f", p99 {format_milliseconds(quantile(sample.latencies, 0.99))} ms"
             )
         failed = sum(sample.failures.values())
         text += f", {failed} failed" * bool(failed)
@@ -431,14 +433,16 @@ class _LiveLine:
             sys.stderr.flush()
 
 
-def _milliseconds(seconds: float) -> str:
+def format_milliseconds(seconds: float) -> str:
+    """Formats a time for a table; "-" if it is not known."""
     if math.isnan(seconds):
         return "-"
     number = 1000 * seconds
     return f"{number:.3f}" if number < 1 else f"{number:.2f}" if number < 100 else f"{number:.0f}"
 
 
-def _rate(number: float) -> str:
+def format_rate(number: float) -> str:
+    """Formats a number of requests per second for a table."""
     return f"{number:.1f}" if number < 1000 else f"{number:.0f}"
 
 
@@ -520,20 +524,20 @@ class _TextReport:
             if level.concurrency
             else {"rate": f"{level.rate:g}"}
         )
-        cells["requests/s"] = _rate(found.rate)
+        cells["requests/s"] = format_rate(found.rate)
         for label, share in QUANTILES.items():
-            cells[label] = _milliseconds(found.latency(share))
+            cells[label] = format_milliseconds(found.latency(share))
         if self._protocol in _STREAMED:
-            cells["responses/s"] = _rate(sample.responses / (sample.seconds or math.nan))
-            cells["first p50"] = _milliseconds(quantile(sample.first, 0.5))
-            cells["first p99"] = _milliseconds(quantile(sample.first, 0.99))
-            cells["gap p50"] = _milliseconds(quantile(sample.gaps, 0.5))
-            cells["gap p99"] = _milliseconds(quantile(sample.gaps, 0.99))
+            cells["responses/s"] = format_rate(sample.responses / (sample.seconds or math.nan))
+            cells["first p50"] = format_milliseconds(quantile(sample.first, 0.5))
+            cells["first p99"] = format_milliseconds(quantile(sample.first, 0.99))
+            cells["gap p50"] = format_milliseconds(quantile(sample.gaps, 0.5))
+            cells["gap p99"] = format_milliseconds(quantile(sample.gaps, 0.99))
         server = found.server or ServerCounts()
-        cells["queue"] = _milliseconds(server.mean("queue"))
-        cells["input"] = _milliseconds(server.mean("compute_input"))
-        cells["infer"] = _milliseconds(server.mean("compute_infer"))
-        cells["output"] = _milliseconds(server.mean("compute_output"))
+        cells["queue"] = format_milliseconds(server.mean("queue"))
+        cells["input"] = format_milliseconds(server.mean("compute_input"))
+        cells["infer"] = format_milliseconds(server.mean("compute_infer"))
+        cells["output"] = format_milliseconds(server.mean("compute_output"))
         cells["batch"] = "-" if math.isnan(server.batch) else f"{server.batch:.1f}"
         cells["client CPU"] = f"{100 * max(sample.cpu, default=0.0):.0f} %"
         cells["failed"] = str(found.failed)

@@ -24,6 +24,7 @@ from host.cli.replay import ReplayOptions
 from host.cli.run import RunOptions
 from host.cli.stacks import StacksOptions
 from host.cli.top import TopOptions
+from host.cli.tune import TuneOptions
 from host.cli.wait import WaitOptions
 from host.options.flags import Flag, Status, flags_of
 from host.options.server_flags import FLAGS
@@ -63,6 +64,7 @@ def _commands() -> dict[str, list[Flag]]:
         "bench": BenchOptions,
         "check": CheckOptions,
         "config": ConfigOptions,
+        "tune": TuneOptions,
         "models": ModelsOptions,
         "wait": WaitOptions,
         "crashes": CrashesOptions,

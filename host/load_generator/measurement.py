@@ -65,7 +65,11 @@ class Load:
 
 @dataclass(frozen=True)
 class ServerCounts:
-    """The statistics of a model: numbers of requests, and nanoseconds in all of them."""
+    """The statistics of a model: numbers of requests, and nanoseconds in all of them.
+
+    `executing`: nanoseconds in which instances executed batches. `cpu`: CPU time of the server
+    process in nanoseconds, if it is known. `at`: when this was read.
+    """
 
     requests: int = 0
     failed: int = 0
@@ -75,11 +79,14 @@ class ServerCounts:
     compute_input: int = 0
     compute_infer: int = 0
     compute_output: int = 0
+    executing: int = 0
+    cpu: int = 0
+    at: int = 0
 
     @classmethod
     def of(cls, statistics: dict[str, Any]) -> ServerCounts:
         """Adds the versions in the answer to a request for statistics up."""
-        counts = [0] * 8
+        counts = [0] * 9
         for one in statistics.get("model_stats", []):
             stats = one.get("inference_stats", {})
 
@@ -95,9 +102,14 @@ class ServerCounts:
                 of("compute_input", "ns"),
                 of("compute_infer", "ns"),
                 of("compute_output", "ns"),
+                sum(
+                    int(batch.get(name, {}).get("ns", 0))
+                    for batch in one.get("batch_stats", [])
+                    for name in ("compute_input", "compute_infer", "compute_output")
+                ),
             )
             counts = [before + more for before, more in zip(counts, row, strict=True)]
-        return cls(*counts)
+        return replace(cls(*counts), at=time.perf_counter_ns())
 
     def since(self, before: ServerCounts) -> ServerCounts:
         """Returns the difference."""

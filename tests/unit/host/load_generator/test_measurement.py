@@ -112,6 +112,10 @@ def test_statistics_of_all_versions_are_added_up() -> None:
     version = {
         "inference_count": "8",
         "execution_count": 2,
+        "batch_stats": [
+            {"batch_size": size, "compute_input": {"ns": 1}, "compute_infer": {"ns": "5"}}
+            for size in (1, 2)
+        ],
         "inference_stats": {
             "success": {"count": "4", "ns": "100"},
             "fail": {"count": 1},
@@ -122,4 +126,5 @@ def test_statistics_of_all_versions_are_added_up() -> None:
     assert (counts.requests, counts.failed, counts.inferences) == (8, 2, 16)
     assert counts.batch == 4
     assert counts.mean("queue") == pytest.approx(0.002)
-    assert counts.since(counts) == ServerCounts()
+    assert counts.executing == 24
+    assert counts.since(counts) == ServerCounts()  # also the time of reading

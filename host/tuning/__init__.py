@@ -1,0 +1,1 @@
+"""Finds the scheduling settings of a model by measuring it under load."""
