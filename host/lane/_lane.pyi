@@ -1,6 +1,6 @@
 from collections.abc import Container, Iterable, Sequence
 
-from host.inference.request import InferRequest
+from host.inference.request import InferRequest, RequestShape
 
 Field = tuple[bytes, bytes]
 RequestFrames = tuple[int, int, bytes, bytes, int, int, int]
@@ -24,7 +24,9 @@ class MessageReader:
     def __init__(
         self, request_class: object, tensor_class: object, min_view_bytes: int
     ) -> None: ...
-    def parse_request(self, data: bytes) -> InferRequest | None: ...
+    def parse_request(
+        self, data: bytes, shapes: dict[bytes, RequestShape]
+    ) -> InferRequest | None: ...
 
 def read_request(data: bytes, position: int, max_frame: int) -> RequestFrames | None: ...
 

@@ -21,6 +21,7 @@ cdef enum:
     LAST_BYTE = 255
     MAX_MESSAGE = 1 << 20  # bytes
     MAX_TEXT = 128  # bytes of a correlation id
+    MAX_DESCRIPTION = 1024  # bytes of a request before its tensors; the shapes of others are not kept
 
 
 cdef class HeaderReader:
@@ -270,19 +271,26 @@ cdef class MessageReader:
         self.tensor_class = tensor_class
         self.min_view_bytes = min_view_bytes
 
-    def parse_request(self, bytes data not None):
-        """Returns a ModelInferRequest with raw tensors as an InferRequest."""
+    def parse_request(self, bytes data not None, shapes not None):
+        """Returns a ModelInferRequest with raw tensors as an InferRequest.
+
+        `shapes` has the RequestShapes by the fields with them, if these are in the usual order.
+        """
         try:
-            return self.read_request(data)
+            return self.read_request(data, shapes)
         except UnicodeDecodeError:
             return None
 
-    cdef read_request(self, bytes data):
+    cdef read_request(self, bytes data, shapes):
         cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(data), start, index, count = 0
         cdef int64_t version = -1
-        cdef int tag, byte
+        cdef Py_ssize_t field, head_end = -1, tail_start = -1, tail_end = -1
+        cdef int tag, byte, last_tag = 0
+        cdef bint ordered = True
+        cdef bytes key
         cdef str model = None, request_id = None
         cdef list inputs = [], raw = [], outputs = [], made = []
+        cdef bytes heads = b""  # of the contents but the first
         cdef Parameters parameters = Parameters.__new__(Parameters)
         parameters.others = {}
         parameters.correlation_id = 0
@@ -290,10 +298,13 @@ cdef class MessageReader:
             return None
         view = data if end < self.min_view_bytes else memoryview(data)
         while position < end:
+            field = position
             tag = <unsigned char>data[position]
             position += 1
             start = read_length(data, &position, end)
             count += 1
+            ordered = ordered and last_tag <= tag
+            last_tag = tag
             if start < 0 or count > MAX_FIELDS or (model is None and tag != 0x0A):
                 return None
             if tag == 0x0A and model is None:
@@ -309,13 +320,18 @@ cdef class MessageReader:
                     version = version * 10 + byte - 0x30
             elif tag == 0x1A and request_id is None:
                 request_id = data[start:position].decode("utf-8")
+                head_end = field
             elif tag == 0x22:
+                if head_end < 0:
+                    head_end = field
                 if not self.read_parameter(data, start, position, parameters):
                     return None
             elif tag == 0x2A:
                 tensor = self.read_input(data, start, position)
                 if tensor is None:
                     return None
+                if not inputs:
+                    tail_start = field
                 inputs.append(tensor)
             elif tag == 0x32:
                 name = self.read_output(data, start, position)
@@ -323,6 +339,10 @@ cdef class MessageReader:
                     return None
                 outputs.append(name)
             elif tag == 0x3A:
+                if not raw:
+                    tail_end = start
+                elif ordered:
+                    heads += data[field:start]
                 raw.append(view[start:position])
             else:
                 return None
@@ -334,7 +354,7 @@ cdef class MessageReader:
                 if other.name == name:
                     return None
             made.append(self.tensor_class(name, datatype, shape, raw[index]))
-        return self.request_class(
+        request = self.request_class(
             model,
             made,
             version,
@@ -344,6 +364,10 @@ cdef class MessageReader:
             parameters.correlation_id,
             parameters.flags,
         )
+        if ordered and tail_end <= MAX_DESCRIPTION:
+            key = data[: tail_start if head_end < 0 else head_end] + data[tail_start:tail_end]
+            request.shape = shapes[key + heads if heads else key]
+        return request
 
     cdef tuple read_input(self, bytes data, Py_ssize_t position, Py_ssize_t end):
         """Name, datatype and shape of an input without parameters and contents, or None."""

@@ -2,8 +2,9 @@
 
 All other bytes of such a ModelInferRequest are equal, but for the order of parameters. Where the
 parser takes 18 µs for a request with one small tensor, on a slow machine, this takes 6. The
-response cache still decides about each request whose bytes are all equal but for its id: it counts
-a hit, or the request takes the usual path because the entry has been evicted.
+compiled lane reads usual requests without that, and only recognises their shapes. The response
+cache still decides about each request whose bytes are all equal but for its id: it counts a hit, or
+the request takes the usual path because the entry has been evicted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from host.frontends.grpc.infer_request import (
     SEQUENCE_PARAMETERS,
     InferMessage,
     apply_parameters,
-    describe_usual_request,
     parse_infer_request,
     read_usual_request,
 )
@@ -41,6 +41,7 @@ _NO_BLOCKS: dict[int, Block] = {}
 _MAX_TEMPLATE_BYTES = 512  # bytes of a cached request without its tensors
 _MAX_RECENT = 256  # names of models, and requests that arrived once
 _MAX_TEMPLATES = 1024  # requests with different shapes or parameters
+_MAX_SHAPES = 1024
 _MAX_SEQUENCES = 1024  # recent parameters; each sequence has its own
 _MAX_MISSES = 64  # requests of a model, one after the other, that match no template
 _MISSES_PER_TRY = 16  # after so many; only one in this number is looked up and remembered then
@@ -117,14 +118,25 @@ class RequestTemplate(RequestShape):
         )
 
 
+class Shapes(dict[bytes, RequestShape]):
+    """The shapes of recent requests, by their fields but id, parameters and contents."""
+
+    def __missing__(self, fields: bytes) -> RequestShape:
+        if len(self) >= _MAX_SHAPES:
+            del self[next(iter(self))]
+        shape = self[fields] = RequestShape()
+        return shape
+
+
 class RequestCache:
-    """The templates of recent requests.
+    """The templates of recent requests, and the shapes of those that the compiled lane reads.
 
     Remembering costs more than parsing, so models whose requests do not recur are tried at times
-    only. Their other requests are read by the compiled lane, if they are usual.
+    only.
     """
 
     def __init__(self) -> None:
+        self._shapes = Shapes()
         # Since a request of a model has matched, by the encoded field with its name.
         self._misses: dict[bytes, int] = {}
         # By the encoded field with the model's name.
@@ -133,19 +145,22 @@ class RequestCache:
         self._templates: dict[bytes, RequestTemplate] = {}
         self._seen_once: dict[bytes, None] = {}  # such requests that arrived once
 
-    def lookup(self, data: bytes) -> tuple[InferRequest, InferMessage] | None:
+    def lookup(self, data: bytes) -> tuple[InferRequest, InferMessage | None] | None:
         """Returns the request for a ModelInferRequest, or None if it has to be parsed.
 
         Large tensors are views of `data`. The message has neither the id nor the parameters of the
-        sequence nor the tensors.
+        sequence nor the tensors. It is None for a usual request: `describe_usual_request` makes it.
         """
+        if read_usual_request is not None and type(data) is bytes:
+            request = read_usual_request(data, self._shapes)
+            if request is not None:
+                return request, None
         try:
             model = data[: data[1] + 2]
             misses = self._misses.get(model, 0)
             if misses and not _is_tried(misses):
                 self._misses[model] = misses + 1
-                request = read_usual_request(data)
-                return None if request is None else (request, describe_usual_request(request))
+                return None
             template = self._last_by_model.get(model)
             request = _match_template(template, data) if template is not None else None
             if request is None:

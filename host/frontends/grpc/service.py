@@ -13,7 +13,12 @@ from host.frontends.grpc.contents import (
     LargeInput,
     decode_inputs,
 )
-from host.frontends.grpc.infer_request import InferMessage, parse_infer_request, to_request
+from host.frontends.grpc.infer_request import (
+    InferMessage,
+    describe_usual_request,
+    parse_infer_request,
+    to_request,
+)
 from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.infer_stream import InferStream
 from host.frontends.grpc.methods import (
@@ -300,7 +305,8 @@ class GrpcService:
         try:
             known = self._request_cache.lookup(data)
             if known is not None:
-                request, message = known
+                request = known[0]
+                message = known[1] or describe_usual_request(request)
                 request_id = request.id
             else:
                 message = parse_infer_request(data, self._core.tensor_counts)

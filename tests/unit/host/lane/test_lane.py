@@ -24,7 +24,8 @@ from host.frontends.grpc.infer_request import (
     to_request,
 )
 from host.frontends.grpc.methods import GrpcOptions, RpcContext, UnaryMethod
-from host.inference.request import InferRequest
+from host.frontends.grpc.request_cache import Shapes
+from host.inference.request import InferRequest, RequestShape
 from host.instances.regions import Regions
 from host.lane import message_reader, state
 from tests.unit.host.frontends.grpc.h2.test_hpack import (
@@ -134,9 +135,24 @@ def parsed(data: bytes) -> InferRequest | HostError:
         return error
 
 
+SHAPES = Shapes()
+DESCRIBED: dict[RequestShape, object] = {}
+
+
+def read(data: bytes) -> InferRequest | None:
+    assert read_usual_request is not None
+    return read_usual_request(data, SHAPES)
+
+
+def description(request: InferRequest) -> object:
+    """What requests of one shape have in common."""
+    inputs = [(one.name, one.datatype, one.shape, len(one.data)) for one in request.inputs]
+    return request.model_name, request.model_version, inputs, request.requested_outputs
+
+
 def assert_equal_request(data: bytes) -> bool:
     """Returns whether the lane has taken the request."""
-    request = read_usual_request(data)
+    request = read(data)
     if request is None:
         return False
     expected = parsed(data)
@@ -144,7 +160,10 @@ def assert_equal_request(data: bytes) -> bool:
     assert [type(tensor.data) for tensor in request.inputs] == [
         type(tensor.data) for tensor in expected.inputs
     ]
+    shape, request.shape = request.shape, None
     assert request == expected
+    if shape is not None:
+        assert DESCRIBED.setdefault(shape, description(request)) == description(request)
     types = [[type(value) for value in one.parameters.values()] for one in (request, expected)]
     assert types[0] == types[1]
     message, described = parse_infer_request(data), describe_usual_request(request)
@@ -263,6 +282,45 @@ def test_usual_requests_are_taken() -> None:
     assert assert_equal_request(large.SerializeToString())
 
 
+def test_requests_that_differ_in_id_parameters_and_content_have_one_shape() -> None:
+    message, shapes = usual(), []
+    for number in range(4):
+        message.id = "x" * number
+        message.parameters["attempt"].int64_param = number
+        message.raw_input_contents[1] = bytes((number,)) * 300
+        request = read(message.SerializeToString())
+        assert request is not None
+        shapes.append(request.shape)
+    assert shapes[0] is not None and len(set(shapes)) == 1
+    for change in ("size", "name", "version", "output"):
+        other = usual()
+        if change == "size":
+            other.raw_input_contents[1] += b"1"
+        elif change == "name":
+            other.inputs[1].name = "x"
+        elif change == "version":
+            other.model_version = ""
+        else:
+            other.outputs[0].name = "x"
+        request = read(other.SerializeToString())
+        assert request is not None
+        assert request.shape is not None and request.shape not in shapes
+        shapes.append(request.shape)
+
+
+def test_few_shapes_are_kept_and_no_long_ones() -> None:
+    message = pb.ModelInferRequest(model_name="m")
+    message.inputs.add(name="a", datatype="FP32", shape=[1])
+    message.raw_input_contents.append(b"1")
+    for number in range(2000):
+        message.inputs[0].name = f"{number}"
+        assert read(message.SerializeToString()) is not None
+    assert len(SHAPES) == 1024
+    message.inputs[0].name = "x" * 2000
+    request = read(message.SerializeToString())
+    assert request is not None and request.shape is None
+
+
 def test_a_usual_request_that_is_cut_or_has_a_changed_byte_is_equal() -> None:
     data = usual().SerializeToString()[:-290]
     for place in range(len(data)):
@@ -286,11 +344,11 @@ def test_a_usual_request_that_is_cut_or_has_a_changed_byte_is_equal() -> None:
 )
 def test_unusual_fields_are_left_to_python(field: bytes) -> None:
     data = usual().SerializeToString()
-    assert read_usual_request(data + field) is None
-    assert read_usual_request(field + data) is None
+    assert read(data + field) is None
+    assert read(field + data) is None
 
 
 @pytest.mark.parametrize("request_id", ["", "7"])
 def test_requests_without_inputs_are_left_to_python(request_id: str) -> None:
     message = pb.ModelInferRequest(model_name="m", id=request_id)
-    assert read_usual_request(message.SerializeToString()) is None
+    assert read(message.SerializeToString()) is None
