@@ -168,7 +168,10 @@ class GrpcCall(Stream):
         """Starts the deadline."""
         timeout = self.rpc.timeout
         if timeout is not None:
-            self.connection.set_deadline(self, timeout)
+            connection = self.connection
+            deadline = self.deadline = connection.loop.time() + timeout
+            if deadline < connection.deadlines_due:
+                connection.watch_deadlines(deadline, timeout)
 
     def on_aborted(self) -> None:
         """Cancels the handler, as the client or the connection has gone."""

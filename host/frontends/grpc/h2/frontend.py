@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from host.frontends.grpc.h2 import grpc_messages
-from host.frontends.grpc.h2.calls import RefusedCall, Rpc, parse_rpc
+from host.frontends.grpc.h2.calls import GrpcCall, RefusedCall, Rpc, parse_rpc
 from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.grpc_messages import RpcError, StatusCode
 from host.frontends.grpc.h2.h2_connection import H2Connection
@@ -38,8 +38,8 @@ class Router:
         }
         self._compression_level = options.compression_level
         self._max_header_list = limits.max_header_list
-        # RPCs that were not refused, by the interpreted fields of usual requests.
-        self._usual: dict[tuple[Field, ...], Rpc[Method]] = {}
+        # The RPCs of usual requests that were not refused, by their interpreted fields.
+        self._usual: dict[tuple[Field, ...], tuple[type[GrpcCall], Method, str, str]] = {}
 
     def route(self, fields: Fields, size: int, usual: UsualRequest | None = None) -> Route:
         """Returns the route of a request; one that is refused has a route that answers an error.
@@ -49,10 +49,12 @@ class Router:
         """
         if usual is not None and size <= self._max_header_list:
             interpreted, timeout = usual
-            same = self._usual.get(interpreted)
-            if same is not None:
-                return _route(
-                    Rpc(same.method, timeout, same.encoding, same.response_encoding, fields)
+            known_rpc = self._usual.get(interpreted)
+            if known_rpc is not None:
+                call, method, encoding, response_encoding = known_rpc
+                return Route(
+                    partial(call, Rpc(method, timeout, encoding, response_encoding, fields), None),
+                    call is StreamCall or timeout is not None,
                 )
         known = dict(fields)
         if known[b":method"] != b"POST":
@@ -67,18 +69,16 @@ class Router:
         except RpcError as fault:
             end = grpc_messages.trailers(fault.code, fault.message)
             return _refused(grpc_messages.RESPONSE_HEADERS + grpc_messages.ACCEPT_ENCODING + end)
+        length = known.get(b"content-length")
+        call = StreamCall if isinstance(rpc.method, StreamMethod) else UnaryCall
         if usual is not None:
             if len(self._usual) >= _MAX_USUAL:
                 self._usual.clear()
-            self._usual[usual[0]] = rpc
-        length = known.get(b"content-length")
-        return _route(rpc, int(length) if length else None)
-
-
-def _route(rpc: Rpc[Method], length: int | None = None) -> Route:
-    streams = isinstance(rpc.method, StreamMethod)
-    call = StreamCall if streams else UnaryCall
-    return Route(partial(call, rpc, length), acts_at_once=streams or rpc.timeout is not None)
+            self._usual[usual[0]] = call, rpc.method, rpc.encoding, rpc.response_encoding
+        return Route(
+            partial(call, rpc, int(length) if length else None),
+            acts_at_once=call is StreamCall or rpc.timeout is not None,
+        )
 
 
 def _refused(block: bytes) -> Route:

@@ -77,7 +77,7 @@ class H2Connection(FrameReader, asyncio.Protocol):
         self._reset_streams: dict[int, None] = {}
         self._reset_bucket = TokenBucket(*limits.reset_rate)
         self._no_op_frames = TokenBucket(*limits.no_op_frame_rate)
-        self._deadlines_due = NO_DEADLINE  # the deadline of a stream, or earlier
+        self.deadlines_due = NO_DEADLINE
         self._draining = False
         self._refusing_streams = False  # the final GOAWAY is sent
         self._closing = False  # further input is ignored
@@ -265,25 +265,26 @@ class H2Connection(FrameReader, asyncio.Protocol):
             transport.abort()
         self._timers.start_linger()
 
-    def set_deadline(self, stream: Stream, timeout: float) -> None:
-        """Sets the deadline of a stream, in `timeout` seconds."""
-        deadline = stream.deadline = self.loop.time() + timeout
-        if deadline < self._deadlines_due:
-            self._deadlines_due = deadline
-            self._timers.call_later(timeout, self._check_deadlines)
+    def watch_deadlines(self, due: float, seconds: float) -> None:
+        """Looks at the deadlines of all streams in `seconds` seconds, when one is due."""
+        self.deadlines_due = due
+        self._timers.call_later(seconds, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
         """Ends the streams whose deadline has passed, and waits for the next one."""
         # One timer for all: most calls end long before their deadlines.
         now = self.loop.time()
-        streams = self.streams
-        for stream in [s for s in streams.values() if s.deadline <= now + _CLOCK_RESOLUTION]:
+        streams = list(self.streams.values())
+        exceeded = [stream for stream in streams if stream.deadline <= now + _CLOCK_RESOLUTION]
+        for stream in exceeded:
             stream.deadline = NO_DEADLINE
+        self.deadlines_due = NO_DEADLINE
+        due = min((stream.deadline for stream in streams), default=NO_DEADLINE)
+        if due < NO_DEADLINE:
+            self.watch_deadlines(due, due - now)
+        for stream in exceeded:
             if not stream.closed:
                 stream.on_deadline()
-        self._deadlines_due = min((s.deadline for s in streams.values()), default=NO_DEADLINE)
-        if self._deadlines_due < NO_DEADLINE:
-            self._timers.call_later(self._deadlines_due - now, self._check_deadlines)
 
     def _abort_streams(self) -> None:
         for stream in list(self.streams.values()):

@@ -31,6 +31,7 @@ class StreamConnection(Protocol):
         streams: The open streams, by id.
         unacknowledged_bytes: Received bytes that the next WINDOW_UPDATE acknowledges. It is sent at
             the end of an input, or by `acknowledge_received_data`, if there are enough.
+        deadlines_due: When the connection looks at the deadlines of all streams next.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -39,12 +40,13 @@ class StreamConnection(Protocol):
     send_buffer: SendBuffer
     streams: dict[int, Stream]
     unacknowledged_bytes: int
+    deadlines_due: float
 
     def acknowledge_received_data(self, size: int) -> None:
         """Acknowledges received bytes, so that the client may send as many again."""
 
-    def set_deadline(self, stream: Stream, timeout: float) -> None:
-        """Sets the deadline of a stream in `timeout` seconds; its `on_deadline` is called then."""
+    def watch_deadlines(self, due: float, seconds: float) -> None:
+        """Looks at the deadlines of all streams in `seconds` seconds, when one is due."""
 
     def stop_request(self, stream: Stream) -> None:
         """Tells a client that still sends its request to stop, as the response is sent."""

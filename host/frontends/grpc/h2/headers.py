@@ -52,7 +52,6 @@ class HeaderDecoder(Generic[T]):
         self._decoder = HpackDecoder(max_size)
         self.known: dict[bytes, T] = {}
         self._recent: deque[int] = deque(maxlen=_RECENT_BLOCKS)  # hashes of blocks that have not
-        self._table_changes = 0  # up to which the cache is valid
 
     def decode_request(self, block: bytes) -> T:
         """Decodes the block of a request that is not known and returns the result of `parse`.
@@ -60,12 +59,19 @@ class HeaderDecoder(Generic[T]):
         Raises MalformedRequest, or H2ConnectionError if the block cannot be decoded or its list is
         larger than `max_size` bytes.
         """
-        before = self._table_changes
-        fields, size, usual = self._decode(block)
+        decoder = self._decoder
+        before = decoder.table_changes
+        try:
+            fields, size, usual = decoder.decode(block)
+        except ValueError as error:
+            raise _undecodable(error) from None
+        changed = decoder.table_changes != before
+        if changed:
+            self.known.clear()
         if usual is None:
             _check_request(fields)
         understood = self._parse(fields, size, usual)
-        if before == self._table_changes and len(block) <= _MAX_CACHED_BYTES:
+        if not changed and len(block) <= _MAX_CACHED_BYTES:
             number = hash(block)
             if number not in self._recent:
                 self._recent.append(number)
@@ -77,24 +83,22 @@ class HeaderDecoder(Generic[T]):
 
     def decode_trailers(self, block: bytes) -> None:
         """Decodes and checks trailers, which are not used. Raises as `decode_request` does."""
-        fields, *_ = self._decode(block)
-        _check_trailers(fields)
+        _check_trailers(self.skip_block(block))
 
-    def skip_block(self, block: bytes) -> None:
+    def skip_block(self, block: bytes) -> Fields:
         """Decodes a block only to update the dynamic table. Raises H2ConnectionError."""
-        self._decode(block)
-
-    def _decode(self, block: bytes) -> tuple[Fields, int, UsualRequest | None]:
-        """As `HpackDecoder.decode`; drops the cache if the table changes."""
+        before = self._decoder.table_changes
         try:
-            decoded = self._decoder.decode(block)
+            fields, *_ = self._decoder.decode(block)
         except ValueError as error:
-            code = H2ErrorCode.COMPRESSION_ERROR
-            raise H2ConnectionError(code, f"header block: {error}") from None
-        if self._decoder.table_changes != self._table_changes:
-            self._table_changes = self._decoder.table_changes
+            raise _undecodable(error) from None
+        if self._decoder.table_changes != before:
             self.known.clear()
-        return decoded
+        return fields
+
+
+def _undecodable(error: ValueError) -> H2ConnectionError:
+    return H2ConnectionError(H2ErrorCode.COMPRESSION_ERROR, f"header block: {error}")
 
 
 def _check_request(fields: Fields) -> None:

@@ -210,6 +210,35 @@ def test_a_call_ends_at_its_deadline(
         assert server.service.cancelled.get(timeout=DEADLINE) == expected
 
 
+def test_each_call_ends_at_its_own_deadline(
+    serve: Serve, connect: Connect, clock: FakeClockLoop
+) -> None:
+    server = serve(loop=clock)
+    peer = connect(server)
+    streams = {}
+    for timeout in ("300m", "100m", "9S", "200m", "100m"):
+        streams[peer.call("Wait", timeout.encode(), ("grpc-timeout", timeout))] = timeout
+        server.service.waiting.get(timeout=DEADLINE)
+    lasting = peer.call("Wait", b"no deadline")
+    quick = [peer.call("Echo", b"", ("grpc-timeout", "50m")) for _ in range(2)]
+    assert [peer.status(stream) for stream in quick] == [0, 0]
+    for expected in (["100m", "100m"], ["200m"], ["300m"]):
+        clock.advance_from_thread(0.1)
+        ended = [peer.until(lambda frame: isinstance(frame, HeadersFrame)) for _ in expected]
+        assert [streams[frame.stream_id] for frame in ended] == expected
+        peer.settle()
+    clock.advance_from_thread(8)
+    peer.settle()
+    assert server.run(open_streams(server)) == [5, lasting]
+    clock.advance_from_thread(2)
+    assert peer.status(5) == 4
+
+
+async def open_streams(server: Server) -> list[int]:
+    (connection,) = server.frontend._connections
+    return list(connection.streams)
+
+
 def test_a_deadline_of_a_client_that_does_not_read(
     serve: Serve, connect: Connect, clock: FakeClockLoop
 ) -> None:
