@@ -131,6 +131,14 @@ _COUNTERS = {
     "pbhost_on_demand_wait_seconds_total": (
         "Time that requests waited until their model was loaded, in seconds"
     ),
+    "pbhost_repository_listings_total": "Listings of the object store",
+    "pbhost_repository_listing_seconds_total": "Time that listings took, in seconds",
+    "pbhost_repository_objects_total": (
+        "Objects that models needed, by result: fetched, or cached if they were in the cache"
+    ),
+    "pbhost_repository_fetched_bytes_total": "Bytes fetched from the object store",
+    "pbhost_repository_fetch_seconds_total": "Time in which models were fetched, in seconds",
+    "pbhost_repository_failures_total": "Listings and fetches of models that failed",
     "pbhost_model_evictions_total": "Unloads of the model that made room in the memory budget",
     "pbhost_split_requests_total": (
         "Requests that named no version, by the version that got them, and its role"

@@ -121,11 +121,26 @@ class RepositorySource(Protocol):
         """The directory of a model."""
 
 
+@dataclass(slots=True)
+class MirrorCounts:
+    """What a mirror has done: objects fetched and found in the cache, bytes, seconds, failures."""
+
+    listings: int = 0
+    listing_seconds: float = 0.0
+    fetched_objects: int = 0
+    cached_objects: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    failures: int = 0
+
+
 class RepositoryMirror(RepositorySource, Protocol):
     """A repository elsewhere: what it had when it was listed last, and its models in a cache.
 
     The directory of a model has all names, but only the contents of configuration files.
     """
+
+    counts: MirrorCounts
 
     def fingerprint(self, name: str) -> Fingerprint:
         """The files as they were listed; their paths begin with `root`. Raises HostError."""
@@ -138,6 +153,9 @@ class RepositoryMirror(RepositorySource, Protocol):
 
     async def fetch(self, name: str, versions: Collection[int] | None = None) -> FetchedDirectory:
         """Returns a directory with the contents of these versions, or of all. Raises HostError."""
+
+    def describe_fetch(self, name: str) -> str:
+        """How far the fetch of a model is, "" if there is none."""
 
     async def close(self) -> None:
         """Removes the directories of models, and ends what reads the store."""
@@ -257,6 +275,12 @@ class Repository:
             yield
         finally:
             self._keeps_listing = False
+
+    def describe_fetch(self, known: str) -> str:
+        """How far the fetch of a model is, by its qualified name; "" if there is none."""
+        space, name = self.namespace_of(known), split_qualified_name(known)[1]
+        mirrors = (one for one in self.mirrors if space in ("", one.text))
+        return next(filter(None, (one.describe_fetch(name) for one in mirrors)), "")
 
     async def close(self) -> None:
         """Closes the mirrors."""

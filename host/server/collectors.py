@@ -23,6 +23,7 @@ from host.model_control.on_demand import OnDemandLoads
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel, ModelVersion, Registry
 from host.release import RELEASE
+from host.repository.repository import Repository, RepositoryMirror, qualified_name
 from host.scheduling.dynamic import DynamicScheduler
 from host.system.resources import resident_bytes
 from host.traffic.splits import TrafficSplits
@@ -96,6 +97,7 @@ class MetricsCollector:
         memory_budget: MemoryBudget | None = None,
         api_keys: ApiKeys | None = None,
         traffic: TrafficSplits,
+        repository: Repository,
     ) -> None:
         self._registry = registry
         self._pool = pool
@@ -110,6 +112,7 @@ class MetricsCollector:
         self._memory_budget = memory_budget
         self._api_keys = api_keys
         self._traffic = traffic
+        self._repository = repository
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
             self._sample_machine(machine)
@@ -138,6 +141,8 @@ class MetricsCollector:
             self._store.collect_into(snapshot)
         if self._on_demand is not None:
             self._on_demand.collect_into(snapshot)
+        for mirror in self._repository.mirrors:
+            _collect_mirror(snapshot, mirror)
         if self._memory_budget is not None:
             self._memory_budget.collect_into(snapshot)
         self._traffic.collect_into(snapshot)
@@ -154,6 +159,15 @@ class MetricsCollector:
         """Stops measuring the machine."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _collect_mirror(snapshot: MetricsSnapshot, mirror: RepositoryMirror) -> None:
+    counts, labels = mirror.counts, (("repository", mirror.text),)
+    for name in ("listings", "listing_seconds", "fetched_bytes", "fetch_seconds", "failures"):
+        snapshot[f"pbhost_repository_{name}_total"].add(labels, getattr(counts, name))
+    objects = snapshot["pbhost_repository_objects_total"]
+    objects.add((*labels, ("result", "fetched")), counts.fetched_objects)
+    objects.add((*labels, ("result", "cached")), counts.cached_objects)
 
 
 def _collect_instances(snapshot: MetricsSnapshot, model: PythonModel) -> None:
@@ -176,11 +190,14 @@ class OverviewCollector:
     """Collects the overview when asked, at most twice per second; memory more rarely.
 
     So any number of clients that ask again and again cost little. `model_control`: whether clients
-    may load and unload models.
+    may load and unload models. `repository`: says how far models are fetched.
     """
 
-    def __init__(self, name: str, registry: Registry, model_control: bool) -> None:
+    def __init__(
+        self, name: str, registry: Registry, model_control: bool, repository: Repository
+    ) -> None:
         self._name = name
+        self._repository = repository
         self._registry = registry
         self._model_control = model_control
         self._version = RELEASE
@@ -226,7 +243,9 @@ class OverviewCollector:
     ) -> ModelOverview:
         model = known.model
         if model is None:
-            return ModelOverview(name, namespace, number, known.state.value, known.reason)
+            fetch = self._repository.describe_fetch(qualified_name(namespace, name))
+            reason = known.reason or fetch
+            return ModelOverview(name, namespace, number, known.state.value, reason)
         totals, tokens = model.metrics.totals(), model.metrics.token_latencies
         supervisors = model.supervisors if isinstance(model, PythonModel) else []
         return ModelOverview(

@@ -172,7 +172,7 @@ class Composition:
                 lifecycle.admission = budget
                 stack.push_async_callback(budget.close)
             control = pool.control = self._make_control(repository, dependencies)
-            core = self._make_core(pool, control, on_demand, tracer, log)
+            core = self._make_core(pool, control, on_demand, repository, tracer, log)
             return Components(
                 core=core,
                 pool=pool,
@@ -318,6 +318,7 @@ class Composition:
         pool: StubPool,
         control: ModelControl,
         on_demand: OnDemandLoads | None,
+        repository: Repository,
         tracer: Tracer,
         log: LogHandler,
     ) -> Core:
@@ -334,7 +335,7 @@ class Composition:
             regions=pool.regions,
             crash_records=pool.crash_records,
             describe_activity=pool.describe_activity,
-            overview=OverviewCollector(options.id, self.registry, controlled).collect,
+            overview=OverviewCollector(options.id, self.registry, controlled, repository).collect,
             tracer=tracer,
             log=LogSettings(log, pool.update_log_levels),
             remote=self.remote,
@@ -360,6 +361,7 @@ class Composition:
             memory_budget=components.memory_budget,
             api_keys=api_keys,
             traffic=self.traffic,
+            repository=components.repository,
         )
 
 

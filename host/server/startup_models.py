@@ -29,8 +29,11 @@ class LoadProgress:
     Lines of `log` overwrite it.
     """
 
-    def __init__(self, registry: Registry, names: Sequence[str], log: LogHandler) -> None:
+    def __init__(
+        self, registry: Registry, repository: Repository, names: Sequence[str], log: LogHandler
+    ) -> None:
         self._log = log
+        self._repository = repository
         self._registry = registry
         self._names = names
         self._shown = sys.stderr.isatty()
@@ -54,7 +57,11 @@ class LoadProgress:
             name: [version.state for version in self._registry.versions(name).values()]
             for name in self._names
         }
-        loading = [name for name, known in states.items() if VersionState.LOADING in known]
+        loading = [
+            " ".join(filter(None, (name, self._repository.describe_fetch(name))))
+            for name, known in states.items()
+            if VersionState.LOADING in known
+        ]
         loaded = sum(VersionState.READY in known for known in states.values())
         text = f"loaded {loaded}/{len(self._names)}, loading: {', '.join(loading)}"
         sys.stderr.write(CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
@@ -122,7 +129,11 @@ class StartupModels:
             _warn_about_debugging(options.debug_model, names)
         # A repainted line would overwrite the prompt of a debugger.
         quiet = bool(options.debug_model) or options.dev
-        with nullcontext() if quiet else LoadProgress(self._registry, names, self._log):
+        with (
+            nullcontext()
+            if quiet
+            else LoadProgress(self._registry, self._repository, names, self._log)
+        ):
             all_loaded = await self._dependencies.load_all(names) and all_loaded
         _log.info("%s", format_model_table(self._registry), extra={"table": True})
         if not all_loaded:

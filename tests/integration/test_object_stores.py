@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import RepositoryBuilder, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 from tests.object_stores import ENVIRONMENT, S3Server
 
 pytest.importorskip("moto.server", reason="needs moto's server (pip install 'moto[server]')")
@@ -157,3 +164,127 @@ def test_polls_compare_listings(s3: S3Server, prefix: str, tmp_path: Path, serve
         for file in scale(7):
             s3.delete(f"{prefix}/new/{file}")
         wait_until(lambda: not client.is_model_ready("new"), "the model to be unloaded")
+
+
+def test_metrics_and_the_overview_tell_of_fetches(
+    s3: S3Server, prefix: str, tmp_path: Path, serve: Serve
+) -> None:
+    s3.put_files(f"{prefix}/scale", {**scale(2), "1/weights": b"w" * (3 << 20)})
+    host = serve(
+        s3.url(prefix),
+        f"--repository-cache-directory={tmp_path / 'cache'}",
+        "--model-control-mode=explicit",
+        env=ENVIRONMENT,
+    ).wait_started()
+    hold, reached = threading.Event(), threading.Event()
+
+    def slow(environ: dict[str, Any], start: Callable[..., Any], store: Any) -> Any:
+        if not environ["PATH_INFO"].endswith("weights"):
+            return None
+        body = b"".join(store(environ, start))
+
+        def send() -> Iterator[bytes]:
+            yield body[: 2 << 20]
+            reached.set()
+            hold.wait(DEADLINE)
+            yield body[2 << 20 :]
+
+        return send()
+
+    def overview() -> str:
+        with urlopen(f"http://{host.http_url}/v2/overview", timeout=DEADLINE) as answer:
+            return str(answer.read())
+
+    s3.fault = slow
+    with host.client() as client, ThreadPoolExecutor(1) as executor:
+        loading = executor.submit(client.load_model, "scale")
+        assert reached.wait(DEADLINE)
+        progress = re.compile(r"fetching [0-9.]+M of 3.0M, [0-9.]+.?/s, [0-9]+ s left from s3://")
+        wait_until(
+            lambda: progress.search(overview()) is not None, "the progress", 30, state=overview
+        )
+        hold.set()
+        loading.result(DEADLINE)
+    metrics = host.read_metrics()
+    where = f'repository="{s3.url(prefix)}"'
+    size = sum(map(len, scale(2).values())) + (3 << 20)
+    assert f"pbhost_repository_fetched_bytes_total{{{where}}} {size}" in metrics
+    assert f'pbhost_repository_objects_total{{{where},result="fetched"}} 3' in metrics
+    assert f"pbhost_repository_failures_total{{{where}}} 0" in metrics
+
+
+def test_a_signal_while_a_model_is_fetched_ends_the_server(
+    s3: S3Server, prefix: str, tmp_path: Path, serve: Serve
+) -> None:
+    s3.put_files(f"{prefix}/scale", scale(2))
+    hold, reached = threading.Event(), threading.Event()
+
+    def wait(environ: dict[str, Any], *rest: Any) -> Any:
+        if environ["PATH_INFO"].endswith("factor"):
+            reached.set()
+            hold.wait(DEADLINE)
+
+    s3.fault = wait
+    flags = [s3.url(prefix), f"--repository-cache-directory={tmp_path / 'cache'}"]
+    try:
+        host = serve(*flags, env=ENVIRONMENT)
+        assert reached.wait(DEADLINE)
+        assert host.stop() == 0
+    finally:
+        hold.set()
+    s3.fault = None
+    host = serve(*flags, env=ENVIRONMENT).wait_started()
+    with host.client() as client:
+        assert ask(client, "scale") == 2
+
+
+def test_the_served_version_goes_on_while_the_store_fails(
+    s3: S3Server, prefix: str, tmp_path: Path, serve: Serve
+) -> None:
+    s3.put_files(f"{prefix}/scale", scale(2))
+    host = serve(
+        s3.url(prefix),
+        f"--repository-cache-directory={tmp_path / 'cache'}",
+        "--model-control-mode=on-demand",
+        "--repository-timeout-secs=1",
+        env=ENVIRONMENT,
+    ).wait_started()
+
+    def refuse(environ: dict[str, Any], start: Callable[..., Any], store: Any) -> Any:
+        if environ["PATH_INFO"].endswith("factor"):
+            start("503 Slow Down", [("Content-Length", "0")])
+            return []
+        return None
+
+    with host.client() as client:
+        assert ask(client, "scale") == 2  # loaded on demand
+        s3.put(f"{prefix}/scale/1/factor", "3")
+        s3.fault = refuse
+        with pytest.raises(InferenceServerException, match=r"factor' within 1 s: .* 503"):
+            client.load_model("scale")
+        assert ask(client, "scale") == 2
+        s3.fault = None
+        client.load_model("scale")
+        assert ask(client, "scale") == 3
+
+
+def test_subcommands_take_urls(s3: S3Server, prefix: str, tmp_path: Path) -> None:
+    config = 'backend: "python"\nmax_batch_sise: 4\n'
+    s3.put_files(f"{prefix}/scale", scale(2))
+    s3.put_files(f"{prefix}/wrong", {**scale(2), "config.pbtxt": config})
+    cache = f"--repository-cache-directory={tmp_path / 'cache'}"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pbhost", *arguments, cache]
+        environment = {**os.environ, **ENVIRONMENT}
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    checked = run("check", s3.url(prefix))
+    assert checked.returncode == 1
+    assert checked.stdout.startswith(f"{s3.url(prefix)}/wrong/config.pbtxt:2:1: error: ")
+    shown = run("config", f"{s3.url(prefix)}/scale")
+    assert (shown.returncode, 'name: "scale"' in shown.stdout) == (0, True), shown
+    ran = run("run", f"{s3.url(prefix)}/scale", "--input", "X=[21]")
+    assert (ran.returncode, "[42]" in ran.stdout) == (0, True), ran
+    missing = run("run", f"{s3.url(prefix)}/other")
+    assert missing.stderr.endswith("model 'other': model not found in any model repository.\n")

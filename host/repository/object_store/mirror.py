@@ -23,7 +23,7 @@ from host.repository.object_store.cache import Lease, ModelCache, RepositoryCach
 from host.repository.object_store.client import StoreProcess, check_library
 from host.repository.object_store.location import is_store_url, parse_store_url
 from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
-from host.repository.repository import ModelDirectory, Repository, RepositoryScan
+from host.repository.repository import MirrorCounts, ModelDirectory, Repository, RepositoryScan
 from host.system.event_loop import run_all
 from host.system.files import PrivateDirectory
 from host.system.resources import format_bytes
@@ -65,19 +65,6 @@ class Transfer:
         if self.done:
             text += f", {format_bytes(round(self.rate))}/s, {self.seconds_left:.0f} s left"
         return text
-
-
-@dataclass(slots=True)
-class MirrorCounts:
-    """What a mirror has done: objects fetched and found in the cache, bytes, seconds, failures."""
-
-    listings: int = 0
-    listing_seconds: float = 0.0
-    fetched_objects: int = 0
-    cached_objects: int = 0
-    fetched_bytes: int = 0
-    fetch_seconds: float = 0.0
-    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +148,11 @@ class StoreMirror:
             if self._stand_ins is not None:
                 self._stand_ins.close()
                 self._stand_ins = None
+
+    def describe_fetch(self, name: str) -> str:
+        """How far the fetch of a model is, "" if there is none."""
+        transfer = self.transfers.get(name)
+        return "" if transfer is None else f"fetching {transfer} from {self.text}"
 
     # Listing
 
