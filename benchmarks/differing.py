@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from benchmarks.servers import RunningServer
 TIMEOUT = 60.0  # seconds
 _WARM_UP = 400  # requests
 _MOST_ELEMENTS = 256
+_NODE_CLIENT = str(Path(__file__).with_name("differing_node.mjs"))  # after `make node-client`
 
 ID, DEADLINE, TRACE, SHAPE, PARAMETERS, PROXY = (
     *("id", "deadline", "trace", "shape"),
@@ -42,7 +44,7 @@ class DifferingLoad:
 
     `parts`: the id, the deadline (over gRPC only), the header field `traceparent`, the shape,
     parameters, or the header fields that a proxy adds. `door`: `grpc`, `stream` (one for each
-    thread), `http` with binary tensors, or `json`. The loop is closed: each of `threads` clients
+    thread), `http` with binary tensors, `json`, or `node`: gRPC by Node's client. The loop is closed: each of `threads` clients
     sends its next request after a response. With a `rate`, it is open: requests are due at fixed
     times, that many per second, and a latency counts from the time when the request was due.
     """
@@ -63,6 +65,7 @@ DIFFERING_LOADS = {
     "all of these": DifferingLoad(ALL),
     "all of these, parameters, header fields of a proxy": DifferingLoad((*ALL, PARAMETERS, PROXY)),
     "all of these, 500/s in an open loop": DifferingLoad(ALL, rate=500),
+    "all of these, by Node's gRPC client": DifferingLoad(ALL, door="node"),
     "all of these, on streams": DifferingLoad(ALL, door="stream"),
     "all of these, over HTTP": DifferingLoad(ALL, door="http"),
     "all of these, over HTTP as JSON": DifferingLoad(ALL, door="json"),
@@ -101,11 +104,11 @@ def measure_differing(
 
 
 def _send(address: str, name: str, requests: int) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.differing", address, name, str(requests)],
-        capture_output=True,
-        text=True,
-    )
+    load = DIFFERING_LOADS[name]
+    command = [sys.executable, "-m", "benchmarks.differing", address, name, str(requests)]
+    if load.door == "node":
+        command = ["node", _NODE_CLIENT, address, load.model, str(load.threads), str(requests)]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name}:\n{done.stdout}\n{done.stderr}")
     return json.loads(done.stdout)
