@@ -80,10 +80,10 @@ cdef class HeaderReader:
         cdef Py_ssize_t first_dynamic = len(self.static_table), count = 0, pending = 0
         cdef Py_ssize_t size = 0, field_size
         cdef int first, most
-        cdef bint evicted = False, named
+        cdef bint named
         cdef list fields = [], added = []
         cdef bytes name, value
-        cdef tuple field
+        cdef tuple field, oldest
         while position < end:
             first = <unsigned char>block[position]
             position += 1
@@ -103,8 +103,6 @@ cdef class HeaderReader:
                     field = self.static_table[index]
                 else:
                     index -= first_dynamic
-                    if evicted:
-                        return None
                     if index < pending:
                         field = added[pending - 1 - index]
                     elif index - pending < known:
@@ -129,7 +127,14 @@ cdef class HeaderReader:
                 added.append(field)
                 pending += 1
                 free -= field_size
-                evicted = free < 0
+                while free < 0:  # the oldest fields go
+                    known -= 1
+                    if known < 0:
+                        return None
+                    oldest = dynamic[known]
+                    name = oldest[0]
+                    value = oldest[1]
+                    free += PyBytes_GET_SIZE(name) + PyBytes_GET_SIZE(value) + 32
         return fields, size, added, self.usual_request(fields)
 
     cdef Py_ssize_t integer(

@@ -123,6 +123,17 @@ def test_timeouts_are_equal(timeout: str) -> None:
     assert assert_equal_headers([hpack.Encoder().encode(fields)]) == [True]
 
 
+@pytest.mark.parametrize("lengths", [(55,), (5, 700, 1), (1500, 1500, 1500)])
+def test_headers_that_fill_the_dynamic_table_are_usual(lengths: tuple[int, ...]) -> None:
+    """As those of clients that add all fields to the table, also those that differ each time."""
+    encoder = hpack.Encoder()
+    blocks = []
+    for turn in range(120):
+        text = f"{turn:0{lengths[turn % len(lengths)]}x}"
+        blocks.append(encoder.encode([*FIELDS, ("traceparent", text)], huffman=bool(turn % 3)))
+    assert assert_equal_headers(blocks) == [True] * len(blocks)
+
+
 @pytest.mark.parametrize("fields", RULES)
 def test_requests_that_may_break_a_rule_are_left_to_python(fields: list[tuple[str, str]]) -> None:
     assert assert_equal_headers([hpack.Encoder().encode(fields)]) == [False]
