@@ -24,6 +24,7 @@ _NUMBER = struct.Struct(">I")
 _SETTING = struct.Struct(">HI")
 _ACKNOWLEDGED_BYTES = 1 << 30  # of the window of 2 GiB, before it is enlarged again
 _MAX_HEADER_LIST = 1 << 20
+_MAX_FRAME = 1 << 18
 _CACHED_BLOCKS = 256
 _GREETING = (
     frames.PREFACE
@@ -33,6 +34,7 @@ _GREETING = (
             Setting.HEADER_TABLE_SIZE: 0,
             Setting.ENABLE_PUSH: 0,
             Setting.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW,
+            Setting.MAX_FRAME_SIZE: _MAX_FRAME,
         }
     )
     + frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
@@ -62,7 +64,7 @@ class Stream:
         self.window = window
         self.pending: deque[tuple[memoryview, int]] | None = None  # DATA and flags
         self.fields: dict[bytes, bytes] = {}
-        self.rest = b""  # an incomplete message
+        self.rest = bytearray()  # an incomplete message
         self.received = 0
 
 
@@ -280,7 +282,12 @@ class Http2Connection(asyncio.Protocol):
 
     def _read_messages(self, stream: Stream, data: bytes) -> None:
         if stream.rest:
-            data = stream.rest + data
+            stream.rest += data  # in place: a large message arrives in many frames
+            if len(stream.rest) < 5:
+                return
+            if len(stream.rest) < 5 + _NUMBER.unpack_from(stream.rest, 1)[0]:
+                return
+            data = bytes(stream.rest)
         position, end = 0, len(data)
         while end - position >= 5:
             stop = position + 5 + _NUMBER.unpack_from(data, position + 1)[0]
@@ -289,7 +296,8 @@ class Http2Connection(asyncio.Protocol):
             message = data[position + 5 : stop]
             position = stop
             stream.receiver.on_message(message)
-        stream.rest = data[position:]
+        if position < end or stream.rest:
+            stream.rest = bytearray(data[position:])
 
     def _on_headers(self, number: int, flags: int, block: bytes) -> None:
         if flags & (frames.PADDED | frames.WITH_PRIORITY):

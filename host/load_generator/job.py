@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import struct
 
 import msgspec
 
@@ -99,6 +100,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     error: str
 
+
+FRAME_SIZE = struct.Struct("!i")
+"""What is before each message: its size, as `multiprocessing.connection` writes it."""
 
 Command = Job | Cut | Stop
 Report = Slice | Failed

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import islice
-from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
 from host.load_generator.http1_connection import Http1Connection
 from host.load_generator.http2_connection import Http2Connection, encode_headers
 from host.load_generator.job import (
+    FRAME_SIZE,
+    Command,
     Cut,
     Failed,
     Job,
@@ -50,32 +52,27 @@ class NoServer(Exception):
 def run_worker(descriptor: int) -> None:
     """Carries out the commands that arrive on a socket, until the other end closes it."""
     gc.set_threshold(_GARBAGE)
-    with Connection(descriptor) as connection:
-        run_event_loop(_Worker(connection).run())
+    with socket.socket(fileno=descriptor) as commands:
+        run_event_loop(_Worker().run(commands))
 
 
 class _Worker:
     """Reads commands and carries them out."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self) -> None:
         self._load: Load | None = None
-        self._ended = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self, commands: socket.socket) -> None:
         """Returns when the other end has closed the connection."""
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._connection.fileno(), self._read)
-        await self._ended.wait()
-        loop.remove_reader(self._connection.fileno())
-        self._stop()
-
-    def _read(self) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=commands)
         try:
-            command = decode_command(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            self._ended.set()
-            return
+            while True:
+                size = FRAME_SIZE.unpack(await reader.readexactly(FRAME_SIZE.size))[0]
+                self._carry_out(decode_command(await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, ConnectionResetError):
+            self._stop()
+
+    def _carry_out(self, command: Command) -> None:
         if isinstance(command, Job):
             self._stop()
             self._load = Load(command, self._report)
@@ -93,8 +90,8 @@ class _Worker:
             self._load = None
 
     def _report(self, report: Report) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the next read sees the end
-            self._connection.send_bytes(encode(report))
+        data = encode(report)
+        self._writer.write(FRAME_SIZE.pack(len(data)) + data)
 
 
 class Load:
