@@ -6,6 +6,8 @@ import base64
 import csv
 import io
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -310,6 +312,33 @@ def test_inputs_have_the_shape_the_batch_and_the_values_that_were_asked_for(
     seen.write_text("")
     levels(urls(host)[0], "double", *once, f"--input-data={tmp_path}")
     assert seen.read_text().startswith("[1, 1] 3.0")
+
+
+def test_tensors_of_megabytes_are_sent_and_received(host: RunningHost) -> None:
+    url, grpc = urls(host)
+    for arguments in ([url], [grpc], [grpc, "--streaming"], [grpc, "--processes=2"]):
+        flags = ("--shape=X:1000000", "--concurrency=2", "--requests=5", "--warmup=0")
+        (level,) = levels(*arguments, "double", *flags)
+        assert (level["requests"], level["failed"]) == (5, 0)
+
+
+def test_a_terminal_shows_a_line_while_it_measures(host: RunningHost) -> None:
+    terminal, theirs = pty.openpty()
+    arguments = [f"grpc://{host.url}", "double", *KEY, "--requests=5", "--warmup=0.1"]
+    with open(terminal, "rb", buffering=0) as shown:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pbhost", "bench", *arguments],
+            stdout=subprocess.DEVNULL, stderr=theirs, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(theirs)
+        try:
+            text = b""
+            while b"5 requests: " not in text:
+                text += shown.read(4096)
+            assert process.wait(DEADLINE) == 0
+        finally:
+            process.kill()
+    assert b"\r\x1b[Kconcurrency 1, warm-up: " in text
 
 
 def test_the_requests_of_a_recording_are_sent_in_turn(

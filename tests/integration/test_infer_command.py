@@ -104,6 +104,16 @@ def infer(
     )
 
 
+def measure(*arguments: str, env: Mapping[str, str]) -> tuple[int, str]:
+    """`pbhost bench` with these arguments: its exit status, and its errors."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pbhost", "bench", *arguments],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE, check=False,
+        env={**os.environ, **env},
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
 @pytest.fixture(scope="module")
 def host(
     module_repository: RepositoryBuilder,
@@ -262,6 +272,7 @@ def test_a_server_with_tls_is_asked(
         done = infer(url, "mixed", "--input=X=1", env=trusted)
         assert (done.returncode, done.stderr) == (0, "")
         assert "    [[2.]]" in done.stdout
+        assert measure(url, "mixed", "--requests=3", "--warmup=0", env=trusted) == (0, "")
         strange = infer(url, "mixed", "--input=X=1", "--timeout=20")
         assert strange.returncode == 1
         said = strange.stderr.splitlines()[-1]  # the library of gRPC may print a line before
