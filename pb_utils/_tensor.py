@@ -87,7 +87,11 @@ class Tensor(metaclass=SuggestingType):
         self._name = _checked_name("__init__", name)
         self._code = code_of(numpy_array.dtype)
         if self._code == INVALID:
-            raise TritonModelException("NumPy dtype is not supported.")
+            text = "NumPy dtype is not supported."
+            if numpy_array.dtype.kind == "U":
+                text += f" {name!r} is an array of str: Tensor.from_strings({name!r}, ...) makes"
+                text += " a tensor of it."
+            raise TritonModelException(text)
         if not numpy_array.flags.c_contiguous:
             numpy_array = np.ascontiguousarray(numpy_array)
         self._array = numpy_array

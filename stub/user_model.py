@@ -56,6 +56,22 @@ def _suggestion(error: AttributeError) -> str:
     return missing_attribute(obj, getattr(error, "name", ""))
 
 
+def _path_advice(error: OSError) -> str:
+    """Returns where a file lies that was opened by a relative path: beside code of the model."""
+    name, trace = error.filename, error.__traceback__
+    if not isinstance(name, str) or not name or os.path.isabs(name):
+        return ""
+    while trace is not None:
+        folder = os.path.dirname(trace.tb_frame.f_code.co_filename)
+        if os.path.isabs(folder) and os.path.exists(os.path.join(folder, name)):
+            return (
+                f"; it lies in {folder}, but a relative path starts at the working directory of"
+                f" the server: use Path(__file__).parent / {name!r}"
+            )
+        trace = trace.tb_next
+    return ""
+
+
 def describe_exception(error: BaseException, of_message: bool = False) -> str:
     """Returns an exception as one text: type, message, then frames with the innermost first.
 
@@ -72,6 +88,8 @@ def describe_exception(error: BaseException, of_message: bool = False) -> str:
             reason = "\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: " + describe_exception(broken, True)
     if isinstance(error, AttributeError):
         message += _suggestion(error)
+    elif isinstance(error, FileNotFoundError):
+        message += _path_advice(error)
     notes = _notes_of(error)
     if notes:
         message += f"\n__notes__ (len={len(notes)}):\n" + "\n".join(map(_note_text, notes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,28 @@ def test_a_misspelt_attribute_of_a_class_has_one_suggestion() -> None:
         "AttributeError: type object 'Logger' has no attribute 'log_eror',"
         " did you mean 'log_error'?"
     )
+
+
+def test_a_file_that_lies_beside_the_model_is_named_where_a_relative_path_misses_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "weights.npz").touch()
+    source = compile("def load(name): open(name)", str(tmp_path / "model.py"), "exec")
+    module: dict[str, Any] = {}
+    exec(source, module)
+
+    def described(name: str) -> str:
+        with pytest.raises(FileNotFoundError) as raised:
+            module["load"](name)
+        return describe_exception(raised.value).partition("\n")[0]
+
+    missing = "FileNotFoundError: [Errno 2] No such file or directory:"
+    assert described("weights.npz") == (
+        f"{missing} 'weights.npz'; it lies in {tmp_path}, but a relative path starts at the"
+        " working directory of the server: use Path(__file__).parent / 'weights.npz'"
+    )
+    assert described("other.npz") == f"{missing} 'other.npz'"
+    assert described("/weights.npz") == f"{missing} '/weights.npz'"
 
 
 def test_an_error_that_is_raised_again_has_the_line_of_the_call_too() -> None:
