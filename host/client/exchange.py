@@ -27,6 +27,7 @@ from stub.wire.datatypes import SIZES
 
 _UNKNOWN_MODEL = "Request for unknown model"  # how errors about models that are not loaded begin
 _UNKNOWN_REGION = "Unable to find shared memory region"
+_DECOUPLED = "doesn't support models with decoupled transaction policy"
 _SMALL_REGION = "shared memory size specified with the request for output"
 _FINAL = "triton_final_response"
 _EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -228,6 +229,8 @@ class Exchange:
             try:
                 result = yield from self._send(signature, inputs, options, deadline)
             except HostError as error:
+                if error.message.endswith(_DECOUPLED):
+                    raise unsupported(f"{error.message}; use `stream` of the client") from None
                 if error.code not in _STALE_CODES:
                     raise
                 # The request may fit a model that has been replaced.

@@ -322,4 +322,10 @@ class Result:
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """The output with this name. Raises KeyError."""
-        return self.outputs[name]
+        try:
+            return self.outputs[name]
+        except KeyError:
+            there = ", ".join(self.outputs) or "none"
+            raise KeyError(
+                f"the response of model '{self.model_name}' has no output '{name}'; it has {there}"
+            ) from None

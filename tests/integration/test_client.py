@@ -271,6 +271,19 @@ def check_memory(client: pbhost.Client, official: Client) -> None:
     assert not official.get_system_shared_memory_status().regions
 
 
+def test_infer_of_a_decoupled_model_names_the_method_for_it(either: pbhost.Client) -> None:
+    code, text = error_of(lambda: either.infer("stream", COMMAND="respond last"))
+    assert code is ErrorCode.UNSUPPORTED
+    assert text.endswith(
+        "doesn't support models with decoupled transaction policy; use `stream` of the client"
+    )
+
+
+def test_an_output_that_is_not_there_is_named_beside_those_that_are(either: pbhost.Client) -> None:
+    with pytest.raises(KeyError, match=r"model 'floats' has no output 'X'; it has Y"):
+        either.infer("floats", X=1)["X"]
+
+
 def test_values_become_what_the_metadata_of_the_model_say(either: pbhost.Client) -> None:
     check_values(either)
 
