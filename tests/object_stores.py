@@ -24,18 +24,19 @@ ENVIRONMENT = {
 
 
 class S3Server:
-    """moto's server of S3 with one bucket.
+    """moto's server of S3 with one bucket; the requests of tests are signed with the keys below.
 
     Attributes:
         requests: The requests so far: method, and path with query.
         fault: Spoils requests; None if there is no fault.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bucket: str = BUCKET) -> None:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self.bucket = bucket
         self.requests: list[str] = []
         self.fault: Fault | None = None
         self._application: Application = DomainDispatcherApplication(create_backend_app)
@@ -57,14 +58,14 @@ class S3Server:
 
     def url(self, prefix: str) -> str:
         """The URL of a repository in the bucket."""
-        return f"s3://{self.endpoint}/{BUCKET}/{prefix}"
+        return f"s3://{self.endpoint}/{self.bucket}/{prefix}"
 
     def _send(self, method: str, key: str, content: bytes | None = None) -> None:
         headers = {
             "Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/x",
             "Content-Type": "application/octet-stream",
         }
-        url = f"{self.endpoint}/{BUCKET}/{key}"
+        url = f"{self.endpoint}/{self.bucket}/{key}"
         with urlopen(Request(url, content, headers, method=method), timeout=DEADLINE):
             pass
 
@@ -90,7 +91,7 @@ class S3Server:
     def objects_read(self) -> list[str]:
         """The keys of the objects that were read so far; clears the list of requests."""
         requests, self.requests = self.requests, []
-        start = f"GET /{BUCKET}/"
+        start = f"GET /{self.bucket}/"
         return [one[len(start) :] for one in requests if one.startswith(start) and "?" not in one]
 
     def close(self) -> None:

@@ -174,7 +174,9 @@ class Story:
         (repository,) = (f for f in flags if f.startswith(named) or not f.startswith("-"))
         flags.remove(repository)
         env = {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "1"}
-        host = self.host = self._serve(Path(repository.removeprefix(named)), *flags, env=env)
+        repository = repository.removeprefix(named)
+        place = repository if "://" in repository else Path(repository)
+        host = self.host = self._serve(place, *flags, env=env)
         wait_until(
             lambda: (
                 "Started GRPCInferenceService" in host.output or host.process.poll() is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from host.release import RELEASE
 from tests import command_reference, module_table, pictures
 from tests.conftest import ROOT, Serve
+from tests.object_stores import ENVIRONMENT, S3Server
 from tests.stories import PART, Story, blocks, needs
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,7 +37,7 @@ def _name(page: Path) -> str:
 
 _LIBRARY = pytest.mark.test_all(reason="each of its programs imports a large library")
 TOLD = [
-    pytest.param(page, id=_name(page), marks=[_LIBRARY] if needs(page) else [])
+    pytest.param(page, id=_name(page), marks=[_LIBRARY] if {*needs(page)} - {"moto"} else [])
     for page in PAGES
     if any(block.language != "text" for block in blocks(page))
 ]
@@ -48,7 +50,24 @@ def test_the_examples_of_a_page_do_what_it_says(
     for module in needs(page):
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
-    Story(tmp_path, serve).tell(page)
+    with object_store(monkeypatch) if "moto" in needs(page) else nullcontext():
+        Story(tmp_path, serve).tell(page)
+
+
+@contextmanager
+def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """While entered, programs find a server of S3 with the bucket of the page."""
+    server = S3Server("shop-models")
+    variables = {
+        **ENVIRONMENT,
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "XDG_CACHE_HOME": str(Path.cwd() / "cache"),
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    yield
+    server.close()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)

@@ -116,6 +116,24 @@ def test_every_value_gives_valid_objects(tmp_path: Path) -> None:
     assert {kind for kind, _ in bare} == {"Deployment", "Service"}
 
 
+def test_models_of_a_url_have_a_cache_instead_of_a_volume(tmp_path: Path) -> None:
+    values = {
+        "models": {"url": "s3://models/production", "cacheSize": "5Gi"},
+        "envFrom": [{"secretRef": {"name": "object-store"}}],
+        "serviceAccountName": "reader",
+    }
+    deployment = render(tmp_path, values)["Deployment", "pbhost"]
+    validate(deployment)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    check_container(container, pod["terminationGracePeriodSeconds"])
+    assert options_of(container).repository_cache_directory == "/cache"
+    cache = {"name": "cache", "emptyDir": {"sizeLimit": "5Gi"}}
+    assert [volume["name"] for volume in pod["volumes"]] == ["cache", "tmp"]
+    assert pod["volumes"][0] == cache and pod["serviceAccountName"] == "reader"
+    assert container["envFrom"] == values["envFrom"]
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -123,8 +141,9 @@ def test_every_value_gives_valid_objects(tmp_path: Path) -> None:
         {"exitDelaySeconds": 1},
         {"args": ["model-repository=x"]},
         {"models": {"claim": "x"}},
+        {"models": {"url": "http://bucket"}},
     ],
-    ids=["name", "delay", "flag", "volume"],
+    ids=["name", "delay", "flag", "volume", "url"],
 )
 def test_wrong_values_are_refused(tmp_path: Path, values: dict[str, Any]) -> None:
     file = tmp_path / "values.yaml"

@@ -15,6 +15,7 @@ import yaml
 from host.metrics.families import CATALOGUE
 from host.options.command_line import parse
 from host.options.options import Options
+from host.repository.object_store.location import is_store_url
 from tests.conftest import DEADLINE, ROOT
 from tests.deploy.schemas import custom_errors, load_manifests, validate, validate_kubernetes
 
@@ -52,7 +53,7 @@ def read_flags(arguments: list[str], mounts: set[str]) -> Options:
     assert program == "tritonserver"
     flag, repository = flags[0].split("=")
     assert flag in ("--model-repository", "--model-store")
-    assert repository in mounts | {"/mnt/models"}
+    assert repository in mounts | {"/mnt/models"} or "/cache" in mounts and is_store_url(repository)
     return parse([f"{flag}={ROOT / 'model_repository'}", *flags[1:]])
 
 
@@ -72,12 +73,24 @@ def check_container(container: dict[str, Any], grace_seconds: int) -> None:
     assert "/tmp" in {each["mountPath"] for each in container["volumeMounts"]}
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/autoscaling", "overlays/monitoring"])
+@pytest.mark.parametrize(
+    "folder", ["base", "overlays/autoscaling", "overlays/monitoring", "overlays/object-store"]
+)
 def test_what_kustomize_builds_is_valid(folder: str) -> None:
     manifests = build(folder)
     assert len(manifests) >= 5
     for manifest in manifests.values():
         validate(manifest)
+
+
+def test_the_overlay_of_object_stores_has_a_cache_instead_of_a_volume() -> None:
+    pod = build("overlays/object-store")["Deployment", "pbhost"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    check_container(container, pod["terminationGracePeriodSeconds"])
+    options = options_of(container)
+    assert options.repository_cache_directory == "/cache"
+    assert options.repository_cache_byte_size == 18 << 30
+    assert [volume["name"] for volume in pod["volumes"]] == ["cache", "tmp"]
 
 
 def test_unknown_fields_are_errors() -> None:
