@@ -63,9 +63,14 @@ class Sender:
     """
 
     __slots__ = ("_chain", "_on_free", "_due", "_first", "_last", "_count", "_failure", "busy",
-                 "measured", "sent")  # fmt: skip
+                 "connection", "measured", "sent")  # fmt: skip
 
-    def __init__(self, chain: Chain, measured: Measured, on_free: Callable[[Any], None]) -> None:
+    connection: Any
+
+    def __init__(
+        self, connection: Any, chain: Chain, measured: Measured, on_free: Callable[[Any], None]
+    ) -> None:
+        self.use_connection(connection)
         self._chain = chain
         self._on_free = on_free
         self._due = self._first = self._last = self.sent = 0.0
@@ -78,6 +83,10 @@ class Sender:
     def is_usable(self) -> bool:
         """Whether a request can be sent now."""
         raise NotImplementedError
+
+    def use_connection(self, connection: Any) -> None:
+        """Uses another connection from now on; no request is in flight."""
+        self.connection = connection
 
     def send(self, due: float, now: float) -> None:
         """Sends the next request, which was due at that time."""
@@ -133,18 +142,15 @@ class Sender:
 class GrpcSender(Sender):
     """Sends with ModelInfer: each request has its own stream of a shared connection."""
 
-    __slots__ = ("_stream", "connection")
+    __slots__ = ("_stream",)
 
-    def __init__(
-        self,
-        connection: Http2Connection,
-        chain: Chain,
-        measured: Measured,
-        on_free: Callable[[Any], None],
-    ) -> None:
-        super().__init__(chain, measured, on_free)
-        self.connection = connection
-        self._stream: Stream | None = None
+    connection: Http2Connection
+    _stream: Stream | None
+
+    def use_connection(self, connection: Any) -> None:
+        """Uses a connection from now on; a stream of the last one is no more of use."""
+        self._stream = None
+        super().use_connection(connection)
 
     @property
     def is_usable(self) -> bool:
@@ -162,18 +168,19 @@ class GrpcSender(Sender):
 class GrpcStreamSender(Sender):
     """Sends with ModelStreamInfer: one stream for all requests; it is opened again if it ends."""
 
-    __slots__ = ("_stream", "connection")
+    __slots__ = ("_stream",)
 
-    def __init__(
-        self,
-        connection: Http2Connection,
-        chain: Chain,
-        measured: Measured,
-        on_free: Callable[[Any], None],
-    ) -> None:
-        super().__init__(chain, measured, on_free)
-        self.connection = connection
-        self._stream: Stream | None = None
+    connection: Http2Connection
+    _stream: Stream | None
+
+    def __init__(self, *arguments: Any) -> None:
+        self._stream = None
+        super().__init__(*arguments)
+
+    def use_connection(self, connection: Any) -> None:
+        """Uses a connection from now on; the stream on the last one is given up."""
+        self._cancel()
+        super().use_connection(connection)
 
     @property
     def is_usable(self) -> bool:
@@ -242,17 +249,9 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 class HttpSender(Sender):
     """Sends over a connection of its own, and reads one response, or server-sent events."""
 
-    __slots__ = ("connection",)
+    __slots__ = ()
 
-    def __init__(
-        self,
-        connection: Http1Connection,
-        chain: Chain,
-        measured: Measured,
-        on_free: Callable[[Any], None],
-    ) -> None:
-        super().__init__(chain, measured, on_free)
-        self.connection = connection
+    connection: Http1Connection
 
     @property
     def is_usable(self) -> bool:

@@ -69,7 +69,7 @@ class _Worker:
             while True:
                 size = FRAME_SIZE.unpack(await reader.readexactly(FRAME_SIZE.size))[0]
                 self._carry_out(decode_command(await reader.readexactly(size)))
-        except (asyncio.IncompleteReadError, ConnectionResetError):
+        except (asyncio.IncompleteReadError, ConnectionError):
             self._stop()
 
     def _carry_out(self, command: Command) -> None:
@@ -287,7 +287,7 @@ class Load:
         for _ in range(_ATTEMPTS):
             old = sender.connection
             if not old.is_open:
-                sender.connection = await self._find_successor(old)
+                sender.use_connection(await self._find_successor(old))
             if sender.is_usable:
                 self._continue(sender)
                 return

@@ -146,6 +146,8 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve, seen: Path) 
         "--http-restricted-api=inference:key=secret",
         "--grpc-restricted-protocol=inference:key=secret",
         "--allow-recording=true",
+        "--grpc-max-connection-age=50",  # milliseconds: loads survive that connections end
+        "--grpc-max-connection-age-grace=200",
     ).wait_started()
 
 
@@ -256,6 +258,12 @@ def test_streams_have_times_of_the_first_response_and_between_responses(host: Ru
     status, _, error = bench(f"http://{host.http_url}", "count", *KEY)
     assert status == 1
     assert "decoupled" in error
+
+
+def test_streams_survive_the_age_of_their_connections(host: RunningHost) -> None:
+    flags = ("--input=N=[1]", "--concurrency=2", "--window=0.3", "--warmup=0", "--stability=10")
+    (level,) = levels(f"grpc://{host.url}", "count", *flags)
+    assert level["failed"] == 0
 
 
 def test_streams_of_v1_have_times_of_tokens(host: RunningHost) -> None:
