@@ -19,10 +19,11 @@ from host.instances.instance import Instance
 from host.instances.launchers import ForkLauncher, Preload, TerminalLauncher
 from host.instances.reaper_client import ProcessReaper
 from host.instances.regions import Regions
-from host.instances.services import Metrics, ModelControl, Models
+from host.instances.services import ModelControl, Models
 from host.instances.stub_process import NO_MORE_PROCESSES, Launcher, stub_lost
 from host.logs.formats import Label
 from host.logs.log_handler import is_level_written
+from host.metrics.custom import CustomMetrics
 from host.repository.fingerprint import ImportedFiles
 from host.system.resources import MemoryGroup
 from stub.wire.heap import HeapTrimmer
@@ -59,7 +60,7 @@ class StubPool:
         launcher: Launcher,
         arena_limit: int,
         models: Models,
-        metrics: Metrics,
+        metrics: CustomMetrics,
         allow_client_memory: bool,
         crash_records: CrashRecords,
     ) -> None:

@@ -14,6 +14,7 @@ from host.instances.host_channel import Channel
 from host.instances.reaper_client import ProcessReaper
 from host.instances.stub_process import Launcher
 from host.logs.formats import Label
+from host.metrics.custom import CustomMetrics
 from host.repository.fingerprint import ImportedFiles
 from host.system.resources import MemoryGroup
 from stub.wire.messages import LogLine, TraceLink
@@ -64,40 +65,6 @@ class ModelControl(Protocol):
         """Whether a model is ready; `version` "" is any."""
 
 
-class Metrics(Protocol):
-    """Metrics of models. `owner` is one stub; it chooses the numbers of families and metrics.
-
-    Source: docs/reference/model-module.md, "Metrics".
-    """
-
-    def new_family(
-        self, owner: object, family: int, name: str, description: str, kind: int
-    ) -> None:
-        """Registers a family; kinds are 0 counter, 1 gauge, 2 histogram. Raises HostError."""
-
-    def new_metric(
-        self,
-        owner: object,
-        metric: int,
-        family: int,
-        labels: dict[str, str],
-        buckets: list[float] | None,
-    ) -> None:
-        """Creates a metric in a family of the same owner. Raises HostError."""
-
-    def update_metric(self, owner: object, metric: int, change: str, value: float) -> None:
-        """Changes a metric: `increment`, `set` or `observe`; does nothing if it is gone."""
-
-    def read_metric(self, owner: object, metric: int) -> float:
-        """The value of a metric. Raises HostError."""
-
-    def release_objects(self, owner: object, families: list[int], metrics: list[int]) -> None:
-        """Releases families and metrics of an owner."""
-
-    def remove_owner(self, owner: object) -> None:
-        """Releases everything of an owner that is gone."""
-
-
 class HostServices(Protocol):
     """The services that one instance uses."""
 
@@ -111,7 +78,7 @@ class HostServices(Protocol):
     crash_records: CrashRecords
     models: Models
     control: ModelControl
-    metrics: Metrics
+    metrics: CustomMetrics
     log_levels: int  # the levels of `pb_utils.Logger` that are written; level n is bit n
     imported_files: ImportedFiles | None  # if stubs report what they import
     load_seconds: float | None  # limit on an import, an `initialize` or a warm-up sample

@@ -120,8 +120,9 @@ class CustomMetrics:
     * The value lives as long as any family object that has used its labels. Releasing a metric
       object alone keeps it.
 
-    An `owner` is a stub; any hashable object can stand for one. Errors are HostErrors with the
-    texts of Triton's core; the caller adds what the model API puts around them.
+    An `owner` is a stub; any hashable object can stand for one. It chooses the numbers of its
+    family and metric objects; kinds are 0 counter, 1 gauge, 2 histogram. Errors are HostErrors with
+    the texts of Triton's core; the caller adds what the model API puts around them.
     """
 
     def __init__(self) -> None:

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from host.inference.call import Call, FailureReason
 from host.inference.metadata import BatchStatistics, Duration, InferenceStatistics, ModelStatistics
 from host.inference.request import ExecutionTimes
-from host.metrics.latency import LatencyCounts
+from host.metrics.latency import Latencies, LatencyCounts
 
 _MAX_DURATIONS = 1000  # that are put into the counts of latencies together
-
-
-class LatencyRecorder(Protocol):
-    """Receives the latency of every request."""
-
-    def record_success(
-        self, total_ns: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int
-    ) -> None:
-        """Records a request that the model answered."""
-
-    def record_cache_hit(self, queue_ns: int, lookup_ns: int) -> None:
-        """Records a request that was answered from the response cache."""
-
-    def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
-        """Records a successful request that was not in the response cache."""
 
 
 class InferenceCounters:
@@ -63,7 +47,7 @@ class InferenceCounters:
 
     def __init__(self, name: str, version: str) -> None:
         self.failures = dict.fromkeys(FailureReason, 0)
-        self.latencies: LatencyRecorder | None = None
+        self.latencies: Latencies | None = None
         self.quarantined = 0  # requests that were refused as they ended processes
         self._name = name
         self._version = version
