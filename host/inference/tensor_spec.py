@@ -213,6 +213,7 @@ class InputSpec(TensorSpec):
         "_model",
         "_datatype",
         "_size",
+        "_expected",
         "_any_size",
         "_fixed_bytes",
     )
@@ -227,6 +228,7 @@ class InputSpec(TensorSpec):
         self._size = SIZES.get(self._datatype, 0)  # 0 for BYTES
         # Whether tensors of equal shape and size may still need different treatment.
         self.content_counts: bool = not self._size or entry.is_shape_tensor
+        self._expected = [-1] * self._lead + self.dims
         self._any_size: bool = entry.is_non_linear_format_io
         size = prod(self.dims) * self._size
         # Bytes of one batch element where that is constant and below the maximum.
@@ -263,8 +265,18 @@ class InputSpec(TensorSpec):
             if size != expected and not self._any_size:
                 self._refuse_size(request, expected, size)
         else:
-            self._check_shape(shape, request)
-            self._check_size(tensor, size, request)
+            elements = 0
+            if len(shape) == len(self._expected):
+                elements = 1
+                for want, got in zip(self._expected, shape):  # noqa: B905 - of equal length
+                    if got <= 0 or (want != got and want != -1):
+                        elements = 0
+                        break
+                    elements *= got
+            # Otherwise it is usual: all of its rules hold.
+            if not elements or not self._size or elements * self._size != size:
+                self._check_shape(shape, request)
+                self._check_size(tensor, size, request)
         return self.reshapes
 
     def _check_shape(self, shape: list[int], request: InferRequest) -> None:

@@ -76,13 +76,16 @@ class Signature:
                 request,
                 f"input '{_first_duplicate(t.name for t in inputs)}' already exists in request",
             )
-        if request.requested_outputs:
+        outputs = request.requested_outputs
+        if outputs and (len(outputs) > 1 or outputs[0] not in self._outputs):
             self._check_outputs(request)
         if not self._fewest <= count <= self._most:
             raise_invalid_input(request, self._count_text(inputs))
         known = self._inputs
+        expected: list[InputSpec] = []
         try:
-            expected = [known[tensor.name] for tensor in inputs]
+            for tensor in inputs:
+                expected.append(known[tensor.name])  # noqa: PERF401 - without a call
         except KeyError:
             # Of several errors, the unknown name is reported first.
             name = next(tensor.name for tensor in inputs if tensor.name not in known)
@@ -171,10 +174,11 @@ class Signature:
         )
 
     def _batch_size(self, request: InferRequest) -> int:
-        size = -1
+        size, found = -1, False
         for tensor in request.inputs:
             if tensor.name in self._of_shape:
                 continue
+            found = True
             shape = tensor.shape
             if not shape:
                 raise_invalid_input(
@@ -190,7 +194,7 @@ class Signature:
                     f"input '{tensor.name}' batch size does not match other inputs"
                     f" for '{self._model}'",
                 )
-        if all(tensor.name in self._of_shape for tensor in request.inputs):
+        if not found:
             return 1
         if not 0 <= size <= self._max_batch_size:
             raise_invalid_input(
