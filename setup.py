@@ -16,7 +16,7 @@ readme = re.sub(r"(!\[[^\]]*\]\()(?!https?://)", rf"\1{_FILES}", readme)
 lane = Extension(
     "host.lane._lane",
     ["host/lane/_lane.pyx"],
-    depends=["host/lane/_http2.pxi", "host/lane/_rings.pxi"],
+    depends=["host/lane/_http2.pxi", "host/lane/_results.pxi", "host/lane/_rings.pxi"],
     optional=True,
 )
 

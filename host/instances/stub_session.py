@@ -23,9 +23,11 @@ from host.instances.services import HostServices
 from host.instances.stub_link import Link, ReclaimedFrame
 from host.instances.stub_log import StubLog
 from host.instances.transfer import WORK, TensorTransfer
+from host.lane import results_reader
 from pb_utils._model_texts import NOT_RESCHEDULED
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull, Block
+from stub.wire.datatypes import NAMES
 from stub.wire.messages import INLINE_ALWAYS, WireRequest
 from stub.wire.session import TRANSITIONS, ProtocolError, Session, State
 
@@ -33,6 +35,10 @@ _log = logging.getLogger("pbhost")
 
 _SERVING = State.SERVING
 _CLOSED_STATES = (State.ERROR, State.ENDED)
+_lane = None
+if results_reader is not None:
+    _lane = results_reader(Tensor, ExecutionTimes, NAMES)
+
 _NOT_BEGUN = "before it had begun with this request."
 
 
@@ -319,8 +325,13 @@ class StubSession:
         protocol = self.protocol
         results = self._results
         try:
-            messages = m.decode_to_host(frame)
+            whole = None
+            if _lane is not None and protocol.state is _SERVING:
+                whole = _lane.decode_results(frame)
             try:
+                if whole is not None and self._end_batch(*whole):
+                    return
+                messages = m.decode_to_host(frame)
                 for message in messages:
                     kind = type(message)
                     if TRANSITIONS[protocol.state].get(kind) is not protocol.state:
@@ -333,6 +344,32 @@ class StubSession:
             self._on_fault(error)
         except Exception as error:  # a defect of ours
             self._on_failure(error)
+
+    def _end_batch(self, number: int, outputs: list[list[Tensor]], times: ExecutionTimes) -> bool:
+        """Decodes the usual results of a whole batch; returns whether they are those of one.
+
+        Each of the requests has one response, without error, parameters and shared memory.
+        """
+        batch = self._batches.get(number)
+        if batch is None or batch.answered or batch.deferred or len(outputs) != len(batch.calls):
+            return False
+        responses = self._results.responses
+        for index, call in enumerate(batch.calls):
+            request = call.request
+            answer = InferResponse(request.model_name, self.version, request.id, outputs[index])
+            if (
+                request.output_placement
+                or call.prepares_responses
+                or self.restore_shape is not None
+            ):
+                self._prepare_response(call, answer)
+                call.failed = call.failed or answer.error is not None
+            batch.answered.add(index)
+            responses.append((call, answer, True))
+        del self._batches[number]
+        batch.times = times
+        self._results.ended.append(batch)
+        return True
 
     def _act_on(self, results: _Results) -> None:
         """Acts on the messages of a frame, in this order: what fails leaves the rest to be done.

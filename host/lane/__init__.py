@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from host.lane._lane import HeaderReader, MessageReader, RequestFrames, ResponseWriter
+    from host.lane._lane import (
+        HeaderReader,
+        MessageReader,
+        RequestFrames,
+        ResponseWriter,
+        ResultsReader,
+    )
 
 VARIABLE = "PBHOST_LANE"
 """The environment variable that turns the lane off with `0`, also when the package is built."""
@@ -21,6 +27,7 @@ header_reader: type[HeaderReader] | None = None
 message_reader: type[MessageReader] | None = None
 response_writer: type[ResponseWriter] | None = None
 read_request: Callable[[bytes, int, int], RequestFrames | None] | None = None
+results_reader: type[ResultsReader] | None = None
 write_record: Callable[[memoryview, int, bytes], int] | None = None
 read_record: Callable[[memoryview, int, int], bytes | None] | None = None
 state = f"off ({VARIABLE}=0)"
@@ -28,7 +35,7 @@ state = f"off ({VARIABLE}=0)"
 
 if os.environ.get(VARIABLE) != "0":
     try:
-        from host.lane._lane import HeaderReader, MessageReader, ResponseWriter
+        from host.lane._lane import HeaderReader, MessageReader, ResponseWriter, ResultsReader
         from host.lane._lane import read_record as _read_record
         from host.lane._lane import read_request as _read_request
         from host.lane._lane import write_record as _write_record
@@ -39,4 +46,5 @@ if os.environ.get(VARIABLE) != "0":
     else:
         header_reader, message_reader, state = HeaderReader, MessageReader, "on"
         response_writer, read_request = ResponseWriter, _read_request
+        results_reader = ResultsReader
         write_record, read_record = _write_record, _read_record

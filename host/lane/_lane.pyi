@@ -1,6 +1,6 @@
 from collections.abc import Container, Iterable, Sequence
 
-from host.inference.request import InferRequest, RequestShape
+from host.inference.request import ExecutionTimes, InferRequest, RequestShape, Tensor
 
 Field = tuple[bytes, bytes]
 RequestFrames = tuple[int, int, bytes, bytes, int, int, int]
@@ -33,6 +33,14 @@ def read_request(data: bytes, position: int, max_frame: int) -> RequestFrames | 
 class ResponseWriter:
     def __init__(self, headers: bytes, trailers: bytes) -> None: ...
     def encode(self, stream: int, message: bytes) -> bytes: ...
+
+class ResultsReader:
+    def __init__(
+        self, tensor_class: object, times_class: object, names: dict[int, str]
+    ) -> None: ...
+    def decode_results(
+        self, frame: bytes
+    ) -> tuple[int, list[list[Tensor]], ExecutionTimes] | None: ...
 
 def write_record(memory: memoryview, written: int, frame: bytes) -> int: ...
 def read_record(memory: memoryview, read: int, limit: int) -> bytes | None: ...

@@ -9,10 +9,12 @@ checked against the end of its object.
 
 import array
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint32_t
-from libc.string cimport memcpy
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
 
 cdef enum:
     MAX_FIELDS = 64  # of a header, or of a message
@@ -517,4 +519,5 @@ cdef frozenset _WITH_RULES = frozenset(("priority", "timeout"))
 
 
 include "_http2.pxi"
+include "_results.pxi"
 include "_rings.pxi"
