@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-# Two workers for each core, because most tests wait at times; a worker without tests takes over
+# More workers than cores, because most tests wait at times; a worker without tests takes over
 # those of another one.
-WORKERS ?= $(shell expr 2 '*' $$(nproc))
+WORKERS ?= $(shell expr 5 '*' $$(nproc) / 2)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined

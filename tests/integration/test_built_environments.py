@@ -110,6 +110,7 @@ def test_different_requirements_get_different_environments(
         assert host.output.count(BUILDING) == builds, "the same content is the same"
 
 
+@pytest.mark.test_all(reason="a build takes 5 s of CPU time, and this one takes two")
 @pytest.mark.usefixtures("index")
 def test_a_killed_build_is_started_again(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
@@ -244,6 +245,7 @@ def test_an_invalid_pyproject_file_is_refused(refusals: Refusals) -> None:
     )
 
 
+@pytest.mark.test_all(reason="a build takes 5 s of CPU time")
 def test_a_pyproject_file_for_another_python_is_refused(refusals: Refusals) -> None:
     wants = config(PYTHON_REQUIREMENTS="pyproject.toml")
     project = "[project]\ndependencies = []\nrequires-python = '<3.9'\n"
