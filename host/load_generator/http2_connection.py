@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import FRAME_HEADER, FRAME_HEADER_SIZE, H2ErrorCode, Setting
+from host.frontends.grpc.h2.grpc_messages import hpack_field
 from host.frontends.grpc.h2.hpack import HpackDecoder
 
 _STATUS_NAMES = (
@@ -70,21 +71,7 @@ class Stream:
 
 def encode_headers(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Encodes a header block of literal fields, which neither end has to remember."""
-    return b"".join(
-        b"\x00" + _encode_string(name) + _encode_string(value) for name, value in fields
-    )
-
-
-def _encode_string(text: bytes) -> bytes:
-    length = len(text)
-    if length < 0x7F:
-        return bytes((length,)) + text
-    encoded, length = bytearray((0x7F,)), length - 0x7F
-    while length > 127:
-        encoded.append(length & 127 | 128)
-        length >>= 7
-    encoded.append(length)
-    return bytes(encoded) + text
+    return b"".join(hpack_field(name.decode(), value) for name, value in fields)
 
 
 def frame_message(message: bytes) -> bytes:

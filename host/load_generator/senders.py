@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
+from host.frontends.grpc.protobuf_wire import read_varint
 from host.load_generator.http1_connection import Http1Connection
 from host.load_generator.http2_connection import CONNECTION_LOST, Http2Connection, Stream
 from host.load_generator.job import Protocol
 
-_ERROR_FIELD = 0x0A  # field 1 of ModelStreamInferResponse, error_message
 _FINAL = b"triton_final_response\x12\x02\x08\x01"  # an entry of the map of parameters, and true
 _OUTPUTS_FIELD = 0x2A  # field 5 of ModelInferResponse
 _DONE = b"[DONE]"
@@ -219,31 +219,20 @@ class GrpcStreamSender(Sender):
 
 
 def _read_error(message: bytes) -> str:
-    length, position = _read_varint(message, 1)
+    length, position = read_varint(message, 1)
     return message[position : position + length].decode("utf-8", "replace")
 
 
 def _has_outputs(message: bytes) -> bool:
     """Whether the ModelInferResponse in a stream's message has outputs."""
-    _, position = _read_varint(message, 1)
+    _, position = read_varint(message, 1)
     while position < len(message):
         tag = message[position]
         if tag == _OUTPUTS_FIELD:
             return True
-        length, start = _read_varint(message, position + 1)  # all fields are texts or messages
+        length, start = read_varint(message, position + 1)  # all fields are texts or messages
         position = start + length
     return False
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
 
 
 class HttpSender(Sender):
