@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
-
-_CACHE_SIZE = 4096  # paths
-_MAX_CACHED_BYTES = 256  # bytes of a path
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -110,10 +106,6 @@ _SHARED_MEMORY = {
 
 def find_route(path: bytes) -> Route | None:
     """Returns the route of a path (not decoded, without its query); None if it is unknown."""
-    return _cached_parse_path(path) if len(path) <= _MAX_CACHED_BYTES else _parse_path(path)
-
-
-def _parse_path(path: bytes) -> Route | None:
     parts = path.decode("latin-1").split("/")
     if parts[:2] != ["", "v2"]:
         return None
@@ -138,9 +130,6 @@ def _parse_path(path: bytes) -> Route | None:
         case [memory, "region", region, verb] if region and verb in _SHARED_MEMORY.get(memory, ()):
             return Route(_SHARED_MEMORY[memory][verb], _unquote(region))
     return None
-
-
-_cached_parse_path = functools.lru_cache(_CACHE_SIZE)(_parse_path)
 
 
 def _model_route(model: str, rest: list[str]) -> Route | None:

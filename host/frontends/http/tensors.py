@@ -345,7 +345,7 @@ def split_strings(data: bytes | memoryview) -> Iterator[list[bytes]]:
         yield elements
 
 
-_CACHE_SIZE = 2048  # entries of each cache
+_MAX_HEADS = 2048  # outputs that are described
 
 
 class AllNames:
@@ -397,18 +397,16 @@ def encode_infer_response(
     return b"".join(parts), chunks
 
 
-@functools.lru_cache(_CACHE_SIZE)
 def _model_fields(name: str, version: int) -> bytes:
     return b'"model_name":%b,"model_version":"%d"' % (json.dump(name), version)
 
 
-@functools.lru_cache(_CACHE_SIZE)
+@functools.lru_cache(_MAX_HEADS)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     """Returns the JSON of an output without its closing brace."""
     whole = json.dump({"name": name, "datatype": datatype, "shape": list(shape)})
     return whole[:-1]
 
 
-@functools.lru_cache(_CACHE_SIZE)
 def _binary_output(name: str, datatype: str, shape: tuple[int, ...], size: int) -> bytes:
     return _output_head(name, datatype, shape) + b',"parameters":{"binary_data_size":%d}}' % size

@@ -78,7 +78,6 @@ def response_headers(encoding: str) -> bytes:
     return RESPONSE_HEADERS + hpack_field("grpc-encoding", encoding.encode())
 
 
-@functools.lru_cache(256)
 def trailers(status: int, message: str = "", max_bytes: int = 0) -> bytes:
     """Returns the trailers of a response; cuts the message to `max_bytes` bytes (0: no limit)."""
     block = hpack_field("grpc-status", b"%d" % status)
