@@ -81,7 +81,7 @@ def load(
         ...     outputs = model.infer({"X": np.float32([3])})
     """
     if config is None and not isinstance(model, type) and (Path(model) / "config.pbtxt").is_file():
-        described = _loading.read_folder(Path(model).resolve(), version)
+        described = _loading.read_folder(Path(model).resolve(), version, backend)
         config, version = described["config"], described["version"]
         backend = backend or described["backend"] or None
     given = json.loads(config) if isinstance(config, str) else dict(config or {})

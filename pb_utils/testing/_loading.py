@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -27,8 +28,15 @@ class LoadedModel(NamedTuple):
     unload: Callable[[], None]
 
 
-def read_folder(directory: Path, version: int | str | None) -> Mapping[str, Any]:
+def read_folder(
+    directory: Path, version: int | str | None, backend: str | os.PathLike[str] | None
+) -> Mapping[str, Any]:
     """Reads a model's folder as a server does, by pbhost, which knows configurations.
+
+    Args:
+        directory: folder of the model.
+        version: version to load; the one that clients get if None.
+        backend: folder of the model's Python-based backend, which lies among other backends.
 
     Returns:
         ``version``, ``config`` as JSON text, and ``backend``: the folder of a Python-based backend,
@@ -42,7 +50,9 @@ def read_folder(directory: Path, version: int | str | None) -> Mapping[str, Any]
     folder = importlib.import_module("pbhost.host.models.loader")
     try:
         number = None if version is None else int(version)
-        described: Mapping[str, Any] = folder.describe_model(*folder.read_model(directory, number))
+        backends = "" if backend is None else str(Path(backend).resolve().parent)
+        read = folder.read_model(directory, number, backend_directory=backends)
+        described: Mapping[str, Any] = folder.describe_model(*read)
     except ValueError:
         raise TritonModelException(f"the version of a model is a number, not '{version}'") from None
     except errors.HostError as error:

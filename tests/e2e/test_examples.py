@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,13 +20,6 @@ from tests.pythons import need_index
 README = (ROOT / "model_repository" / "README.md").read_text()
 CLIENT = r"`python (examples/[^`]+)` \|$"
 ROWS = re.findall(rf"^\| `(\w+)` \| [^|]* \| {CLIENT}", README, re.MULTILINE)
-OWN_HOSTS = {
-    name: (serve, client)
-    for name, serve, client in re.findall(
-        rf"^\| `(\w+)` \| [^|]* \| `pbhost serve ([^`]+)` \| {CLIENT}", README, re.MULTILINE
-    )
-}
-
 PIPELINES = {
     name: (members.replace("`", "").split(), client)
     for name, members, client in re.findall(
@@ -59,8 +51,6 @@ EXPECTED = {
     "digits: 8070 drawn in (480, 760), 4 found: 8070",
     "digits_bls": "digits_bls: 31415926 drawn in (480, 1480), 8 found: 31415926\n"
     "digits_bls: 8070 drawn in (480, 760), 4 found: 8070",
-    "readable": "3000000000 bytes are 3.0 GB",
-    "elements": "hydrogen, hydrogen, oxygen: together 18.015 u",
 }
 
 
@@ -79,13 +69,6 @@ def run(client: str, host: RunningHost) -> str:
     return readmes.run(f"python {command}")
 
 
-def serve_own(serve: Serve, name: str, *more: str) -> RunningHost:
-    """The host of an example that is a repository of its own."""
-    repository, *flags = (flag.partition("=") for flag in shlex.split(OWN_HOSTS[name][0]))
-    folders = [f"{flag}={ROOT / value}" for flag, _, value in flags]
-    return serve(ROOT / repository[2], *folders, *more)
-
-
 class ModelStream(InferStream):
     """A stream to any model."""
 
@@ -100,7 +83,7 @@ def test_every_model_has_a_row_and_an_expectation() -> None:
     members = {name for members, _ in PIPELINES.values() for name in members}
     shown = {*(name for name, _ in ROWS), *PIPELINES}
     assert shown | members == models
-    assert {*shown, *OWN_HOSTS} == set(EXPECTED)
+    assert shown == set(EXPECTED)
 
 
 @pytest.mark.parametrize(("name", "client"), ROWS)
@@ -180,20 +163,13 @@ def test_generated_tokens_of_two_requests_interleave(host: RunningHost) -> None:
 @pytest.mark.timeout(700)  # pip downloads numpy
 def test_a_model_with_requirements_has_them(serve: Serve, tmp_path: Path) -> None:
     need_index(tmp_path / "downloads")
-    host = serve_own(serve, "readable", f"--environment-cache-dir={tmp_path / 'cache'}")
+    example = ROOT / "examples" / "with_requirements"
+    host = serve(example / "models", f"--environment-cache-dir={tmp_path / 'cache'}")
     host.wait_for("Started GRPCInferenceService", seconds=600)
-    assert EXPECTED["readable"] in run(OWN_HOSTS["readable"][1], host.wait_started())
-
-
-def test_a_python_based_backend_serves_a_table(serve: Serve) -> None:
-    host = serve_own(serve, "elements").wait_started()
-    assert EXPECTED["elements"] in run(OWN_HOSTS["elements"][1], host)
-    with host.client() as client:
-        symbol = tensor("SYMBOL", np.array([b"Xx"], dtype=np.object_))
-        assert infer_error(client.infer, "elements", [symbol]) == (
-            "StatusCode.NOT_FOUND",
-            "the table has no row b'Xx'",
-        )
+    command, _, output = (
+        (example / "README.md").read_text().partition("$ python client.py")[2].partition("\n")
+    )
+    assert run(f"{example}/client.py{command}", host.wait_started()) == output.partition("```")[0]
 
 
 def test_the_demo_shows_its_queries_and_stops_cleanly() -> None:

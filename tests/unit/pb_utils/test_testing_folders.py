@@ -68,6 +68,18 @@ def test_parameters_are_added_and_a_given_configuration_replaces_it(
         assert model.config["max_batch_size"] == 0 and model.config["name"] == "own"
 
 
+def test_a_backend_of_the_configuration_is_found_where_the_test_says(
+    repository: RepositoryBuilder, tmp_path: Path
+) -> None:
+    folder = clip(repository, CONFIG.replace('"python"', '"clipping"'))
+    backend = tmp_path / "backends" / "clipping"
+    backend.mkdir(parents=True)
+    (folder / "1" / "model.py").rename(backend / "model.py")
+    with testing.load(folder, backend=backend) as model:
+        assert model.config["backend"] == "clipping"
+        assert model.infer(X)["Y"].tolist() == [[2, 11]]
+
+
 def test_the_version_is_the_one_that_clients_get(repository: RepositoryBuilder) -> None:
     policy = f"{CONFIG} version_policy {{ specific {{ versions: [ 2 ] }} }}"
     folder = clip(repository, policy, 2, 3)
