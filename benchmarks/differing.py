@@ -44,9 +44,10 @@ class DifferingLoad:
 
     `parts`: the id, the deadline (over gRPC only), the header field `traceparent`, the shape,
     parameters, or the header fields that a proxy adds. `door`: `grpc`, `stream` (one for each
-    thread), `http` with binary tensors, `json`, or `node`: gRPC by Node's client. The loop is closed: each of `threads` clients
-    sends its next request after a response. With a `rate`, it is open: requests are due at fixed
-    times, that many per second, and a latency counts from the time when the request was due.
+    thread), `http` with binary tensors, `json`, or `node`: gRPC by Node's client. The loop is
+    closed: each of `threads` clients sends its next request after a response. With a `rate`, it is
+    open: requests are due at fixed times, that many per second, and a latency counts from the time
+    when the request was due.
     """
 
     parts: Sequence[str] = ()
