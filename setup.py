@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -12,11 +13,14 @@ _FILES = "https://raw.githubusercontent.com/pbhost/pbhost/main/"
 readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
 readme = re.sub(r"(!\[[^\]]*\]\()(?!https?://)", rf"\1{_FILES}", readme)
 
+digest = runpy.run_path("host/lane/sources.py")["digest"]
+
 # Left out without a compiler; with PBHOST_LANE=0, the wheel is for every platform.
 lane = Extension(
     "host.lane._lane",
     ["host/lane/_lane.pyx"],
     depends=["host/lane/_http2.pxi", "host/lane/_results.pxi", "host/lane/_rings.pxi"],
+    define_macros=[("LANE_SOURCES", f'"{digest()}"')],
     optional=True,
 )
 

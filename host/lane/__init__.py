@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from host.lane.sources import digest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,6 +37,10 @@ state = f"off ({VARIABLE}=0)"
 
 if os.environ.get(VARIABLE) != "0":
     try:
+        from host.lane import _lane
+
+        if getattr(_lane, "SOURCES", None) != digest():
+            raise ImportError("it was built from other sources; run pip install again")
         from host.lane._lane import HeaderReader, MessageReader, ResponseWriter, ResultsReader
         from host.lane._lane import read_record as _read_record
         from host.lane._lane import read_request as _read_request

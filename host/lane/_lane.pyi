@@ -2,6 +2,8 @@ from collections.abc import Container, Iterable, Sequence
 
 from host.inference.request import ExecutionTimes, InferRequest, RequestShape, Tensor
 
+SOURCES: str
+
 Field = tuple[bytes, bytes]
 RequestFrames = tuple[int, int, bytes, bytes, int, int, int]
 UsualRequest = tuple[tuple[Field, ...], float | None]

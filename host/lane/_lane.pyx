@@ -16,6 +16,12 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
+cdef extern from *:
+    const char* LANE_SOURCES
+
+SOURCES = LANE_SOURCES.decode()
+"""The digest of the sources that this was built from."""
+
 cdef enum:
     MAX_FIELDS = 64  # of a header, or of a message
     MAX_STRING = 8192  # bytes of a header
