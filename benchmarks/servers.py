@@ -62,10 +62,10 @@ def ours(
 
 
 @contextmanager
-def theirs(repository: Path, peer: Peer) -> Iterator[RunningServer]:
-    """Runs the peer."""
+def theirs(repository: Path, peer: Peer, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
+    """Runs the peer, with other flags."""
     port, http_port = free_port(), free_port()
-    command = peer.command(repository, port, http_port)
+    command = [*peer.command(repository, port, http_port), *flags]
     with running(
         command, port, http_port, _is_ready(port, http_port), peer.environment()
     ) as server:

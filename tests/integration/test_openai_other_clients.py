@@ -1,6 +1,6 @@
-"""The routes under /v1 with LangChain, LlamaIndex, the client for Node, AIPerf, and curl.
+"""The routes under /v1 with LangChain, LlamaIndex, the client for Node, and curl.
 
-`make openai-clients` installs the first four.
+`make openai-clients` installs the first three.
 """
 
 from __future__ import annotations
@@ -114,35 +114,6 @@ def test_the_client_for_node_is_served(url: str) -> None:
         "structured": {"city": "Oslo"},
         "missing": "NotFoundError 404 model_not_found",
     }
-
-
-@pytest.mark.test_all(reason="its start takes most of 15 s; other clients use the same route")
-@needs_python_clients
-def test_a_published_benchmark_client(url: str, tmp_path: Path) -> None:
-    """AIPerf streams chats, counts tokens, and reports no failed request."""
-    tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    words.save(str(tmp_path / "tokenizer.json"))
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "?"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(kind))
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"text": "one |two |three |four"}\n' * 4)
-    command: list[str | Path] = [PYTHON.with_name("aiperf"), "profile", "--model=letters"]
-    command += [f"--url={url.removesuffix('/v1')}", "--endpoint-type=chat", "--streaming"]
-    command += [f"--input-file={prompts}", "--custom-dataset-type=single_turn"]
-    command += ["--request-count=16", "--concurrency=4", f"--tokenizer={tmp_path}"]
-    command += ["--ui=none", "--no-gpu-telemetry", "--no-server-metrics"]
-    command += [f"--artifact-dir={tmp_path / 'report'}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=2 * DEADLINE, check=False, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "report" / "profile_export_aiperf.json").read_text())
-    assert report["request_count"]["avg"] == 16
-    assert report["output_sequence_length"]["avg"] == 4
-    assert report["time_to_first_token"]["count"] == 16
-    assert "error_request_count" not in report or report["error_request_count"]["avg"] == 0
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
