@@ -27,7 +27,7 @@ from benchmarks.__main__ import REPOSITORY
 from benchmarks.peer import Peer
 from benchmarks.servers import free_port, theirs
 from tests.conftest import DEADLINE, ROOT, Serve
-from tests.test_docs import blocks, comparable, pattern, steps
+from tests.stories import blocks, comparable, pattern, steps
 
 PAGE = ROOT / "docs" / "how-to" / "tools.md"
 PROGRAMS = ROOT / "tests" / "triton_tools"

@@ -1,10 +1,14 @@
-"""Asks a server over REST and gRPC with KServe's Python SDK; prints what it said as JSON."""
+"""Asks a server with KServe's SDK: `kserve_client.py HTTP GRPC`; prints the answers as JSON."""
+
+from __future__ import annotations
 
 import asyncio
 import json
 import sys
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest, RESTConfig
 from kserve.protocol.infer_type import RequestedOutput
 
@@ -12,7 +16,7 @@ NUMBERS = np.array([1, 2, 3, 4], dtype=np.float32)
 TEXTS = np.array(["a", "é"], dtype=object)
 
 
-def request(model, datatype, array, *, binary):
+def request(model: str, datatype: str, array: npt.NDArray[Any], *, binary: bool) -> Any:
     """A request with one input; over REST, `binary` is the form of input and output."""
     tensor = InferInput("INPUT0", list(array.shape), datatype)
     tensor.set_data_from_numpy(array, binary_data=binary)
@@ -23,15 +27,15 @@ def request(model, datatype, array, *, binary):
     )
 
 
-def values(response):
+def values(response: Any) -> list[Any]:
     """The id and the first output, whose strings are bytes or texts."""
     items = response.outputs[0].as_numpy().tolist()
     return [response.id, [i.decode() if isinstance(i, bytes) else i for i in items]]
 
 
-async def main(http, grpc):
+async def main(http: str, grpc: str) -> None:
     """Prints the answers."""
-    found = {}
+    found: dict[str, Any] = {}
     async with InferenceGRPCClient(grpc) as client:
         found["health"] = [await client.is_server_live(), await client.is_server_ready()]
         found["models"] = [await client.is_model_ready(m) for m in ("identity_fp32", "missing")]
