@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import struct
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
@@ -345,9 +344,6 @@ def split_strings(data: bytes | memoryview) -> Iterator[list[bytes]]:
         yield elements
 
 
-_MAX_HEADS = 2048  # outputs that are described
-
-
 class AllNames:
     """A container of every name."""
 
@@ -401,7 +397,6 @@ def _model_fields(name: str, version: int) -> bytes:
     return b'"model_name":%b,"model_version":"%d"' % (json.dump(name), version)
 
 
-@functools.lru_cache(_MAX_HEADS)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     """Returns the JSON of an output without its closing brace."""
     whole = json.dump({"name": name, "datatype": datatype, "shape": list(shape)})
