@@ -12,15 +12,16 @@ from tests.stories import blocks, needs, tell_example
 
 NEEDS_GPU = "tensorrt_plan"  # tests/gpu runs it
 EXAMPLES = sorted({path.parent for path in (ROOT / "examples").glob("*/test_*.py")})
-_LIBRARY = pytest.mark.test_all(reason="each of its programs imports a large library")
+_LIBRARY = [
+    pytest.mark.test_all(reason="each of its programs imports a large library"),
+    pytest.mark.timeout(900),
+]
 
 
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(
-            folder, id=folder.name, marks=[_LIBRARY] if needs(folder / "README.md") else []
-        )
+        pytest.param(folder, id=folder.name, marks=_LIBRARY if needs(folder / "README.md") else [])
         for folder in EXAMPLES
         if folder.name != NEEDS_GPU
     ],
