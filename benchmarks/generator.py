@@ -1,7 +1,8 @@
 """Compares `pbhost bench` with perf_analyzer: `python -m benchmarks.generator --peer FOLDER`.
 
-Both measure the same server in turns, with models that sleep, so that neither is the limit. Their
-figures should be the same within 5 %; the median ratio of the rounds is printed.
+Both measure the same server at the same time, each its own copy of a model that sleeps, so that
+neither is the limit and what disturbs the machine disturbs both. They change copies in each round.
+Their figures should be the same within 5 %; the median ratio of the rounds is printed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +78,7 @@ class Row:
     streaming: bool = False
 
 
+COPIES = "_a", "_b"
 ROWS = [
     Row("sleep_10", False, 1),
     Row("sleep_10", True, 2),
@@ -95,10 +98,15 @@ class Figures(NamedTuple):
 
 def write_repository(folder: Path) -> None:
     """Writes the models."""
+    for copy in COPIES:
+        _write_models(folder, copy)
+
+
+def _write_models(folder: Path, copy: str) -> None:
     for name, seconds, instances in (
-        ("sleep_10", 0.01, 2),
-        ("sleep_5", 0.005, 4),
-        ("sleep_20", 0.02, 8),
+        (f"sleep_10{copy}", 0.01, 2),
+        (f"sleep_5{copy}", 0.005, 4),
+        (f"sleep_20{copy}", 0.02, 8),
     ):
         _write(
             folder / name,
@@ -106,7 +114,7 @@ def write_repository(folder: Path) -> None:
             CONFIG.format(instances=instances, more=""),
         )
     decoupled = "model_transaction_policy { decoupled: true }"
-    _write(folder / "stream_10", STREAM, CONFIG.format(instances=4, more=decoupled))
+    _write(folder / f"stream_10{copy}", STREAM, CONFIG.format(instances=4, more=decoupled))
 
 
 def _write(folder: Path, code: str, config: str) -> None:
@@ -186,9 +194,17 @@ def _compare(
     name: str, peer: Peer, server: RunningServer, row: Row, rounds: int, seconds: float
 ) -> None:
     mine, other = [], []
-    for _ in range(rounds):
-        mine.append(by_bench(server, row, seconds))
-        other.append(by_perf_analyzer(peer, server, row, seconds))
+    for number in range(rounds):
+        first, second = COPIES if number % 2 else reversed(COPIES)
+        with ThreadPoolExecutor(2) as pool:
+            ours_found = pool.submit(
+                by_bench, server, replace(row, model=f"{row.model}{first}"), seconds
+            )
+            theirs_found = pool.submit(
+                by_perf_analyzer, peer, server, replace(row, model=f"{row.model}{second}"), seconds
+            )
+            mine.append(ours_found.result())
+            other.append(theirs_found.result())
     cells = []
     for field in Figures._fields:
         one = [getattr(figures, field) for figures in mine]

@@ -102,8 +102,6 @@ class Peer:
             f"--http-port={http_port}",
             "--http-address=127.0.0.1",
             "--allow-metrics=false",
-            # Servers with the same names for their shared memory break each other.
-            f"--backend-config=python,shm-region-prefix-name=benchmarks-{os.getpid()}",
         ]
 
     def environment(self) -> dict[str, str]:

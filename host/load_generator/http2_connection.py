@@ -6,7 +6,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
 from host.frontends.grpc.h2 import frames
@@ -100,6 +100,8 @@ class Http2Connection(asyncio.Protocol):
         self._leaving = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the server has sent its settings; it fails if it does not."""
+        self.successor: asyncio.Future[Any] | None = None
+        """The connection that takes the place of this one, when it is lost."""
 
     @property
     def has_room(self) -> bool:

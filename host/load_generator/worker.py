@@ -107,7 +107,6 @@ class Load:
         self._idle: list[Sender] = []
         self._backlog: deque[float] = deque()
         self._connections: list[Any] = []
-        self._successors: dict[Any, asyncio.Future[Any]] = {}  # of lost connections
         self._next_connection = 0
         self._opening = 0
         self._started = self._completed = 0
@@ -170,11 +169,11 @@ class Load:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
-        if not isinstance(error, NoServer):
-            raise error
         if not self._stopped:
             self.stop()
             self._report(Failed(str(error)))
+        if not isinstance(error, NoServer):
+            raise error
 
     async def _run_closed(self) -> None:
         """Opens all senders and starts each."""
@@ -232,7 +231,15 @@ class Load:
             sender = self._idle.pop()
             if sender.is_usable:
                 return sender
-            self._replace(sender)
+            if not sender.connection.is_open:
+                self._replace(sender)
+                continue
+            connection = self._connection_with_room()
+            if connection is None:
+                self._idle.append(sender)
+                return None
+            sender.use_connection(connection)
+            return sender
         if not self._shares_connections:
             if len(self._senders) + self._opening < _MOST_CONNECTIONS:
                 if self._opening < len(self._backlog):
@@ -241,11 +248,16 @@ class Load:
             return None
         if len(self._senders) >= _MOST_SENDERS:
             return None
+        connection = self._connection_with_room()
+        return None if connection is None else self._add_sender(connection)
+
+    def _connection_with_room(self) -> Any:
+        """Returns the next connection on which the server takes another stream, or None."""
         for _ in self._connections:
             self._next_connection += 1
             connection = self._connections[self._next_connection % len(self._connections)]
             if connection.has_room and connection.is_open:
-                return self._add_sender(connection)
+                return connection
         return None
 
     async def _open_sender(self) -> None:
@@ -269,11 +281,11 @@ class Load:
 
     def _continue(self, sender: Sender) -> None:
         """Uses a free sender again."""
-        if not sender.is_usable:
-            self._replace(sender)
-        elif not self._job.concurrency:
+        if not self._job.concurrency:
             self._idle.append(sender)
             self._send_backlog()
+        elif not sender.is_usable:
+            self._replace(sender)
         elif not self._job.requests or self._started < self._job.requests:
             self._started += 1
             now = perf_counter()
@@ -282,13 +294,13 @@ class Load:
     def _replace(self, sender: Sender) -> None:
         self._spawn(self._reconnect(sender))
 
-    async def _reconnect(self, sender: Any) -> None:
+    async def _reconnect(self, sender: Sender) -> None:
         """Gives a sender another connection, or waits for room in its own. Raises NoServer."""
         for _ in range(_ATTEMPTS):
             old = sender.connection
             if not old.is_open:
                 sender.use_connection(await self._find_successor(old))
-            if sender.is_usable:
+            if sender.is_usable or not self._job.concurrency:
                 self._continue(sender)
                 return
             await asyncio.sleep(_PAUSE)
@@ -296,11 +308,11 @@ class Load:
 
     async def _find_successor(self, old: Any) -> Any:
         """Returns the connection that takes the place of a lost one, for all of its senders."""
-        successor = self._successors.get(old)
-        if successor is None:
-            successor = asyncio.ensure_future(self._connect_again())
-            self._successors[old] = successor
-        connection = await asyncio.shield(successor)
+        if not self._shares_connections:
+            return await self._connect_again()
+        if old.successor is None:
+            old.successor = asyncio.ensure_future(self._connect_again())
+        connection = await asyncio.shield(old.successor)
         self._connections = [connection if one is old else one for one in self._connections]
         return connection
 
@@ -313,7 +325,9 @@ class Load:
 
     async def _find_connection(self, number: int) -> Any:
         """Returns a connection for a new sender: with gRPC, that with this number."""
-        if not self._shares_connections or number >= len(self._connections):
+        if not self._shares_connections:
+            return await self._connect()
+        if number >= len(self._connections):
             self._connections.append(await self._connect())
         return self._connections[-1]
 
