@@ -37,7 +37,7 @@ state = f"off ({VARIABLE}=0)"
 
 if os.environ.get(VARIABLE) != "0":
     try:
-        from host.lane import _lane
+        import host.lane._lane as _lane  # a missing one raises ModuleNotFoundError
 
         if getattr(_lane, "SOURCES", None) != digest():
             raise ImportError("it was built from other sources; run pip install again")
