@@ -151,8 +151,9 @@ def _azure_settings(
         settings["account_key"] = entry["account_key"]
     elif environment.get("AZURE_STORAGE_KEY"):
         settings["account_key"] = environment["AZURE_STORAGE_KEY"]
-    if location.endpoint:
-        settings["endpoint"] = location.endpoint
+    endpoint = location.endpoint or environment.get("AZURE_STORAGE_ENDPOINT")
+    if endpoint:
+        settings["endpoint"] = endpoint
     if environment.get("AZURE_SKIP_SIGNATURE", "").lower() in _TRUE:
         settings["skip_signature"] = True
     return settings
