@@ -60,8 +60,15 @@ class S3Server:
         """The URL of a repository in the bucket."""
         return f"s3://{self.endpoint}/{self.bucket}/{prefix}"
 
-    def _send(self, method: str, key: str, content: bytes | None = None) -> None:
+    def _send(
+        self,
+        method: str,
+        key: str,
+        content: bytes | None = None,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
         headers = {
+            **(more or {}),
             "Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/x",
             "Content-Type": "application/octet-stream",
         }
@@ -69,9 +76,10 @@ class S3Server:
         with urlopen(Request(url, content, headers, method=method), timeout=DEADLINE):
             pass
 
-    def put(self, key: str, content: bytes | str) -> None:
+    def put(self, key: str, content: bytes | str, headers: Mapping[str, str] | None = None) -> None:
         """Writes an object."""
-        self._send("PUT", key, content.encode() if isinstance(content, str) else content)
+        data = content.encode() if isinstance(content, str) else content
+        self._send("PUT", key, data, headers)
 
     def delete(self, key: str) -> None:
         """Removes an object."""

@@ -131,6 +131,7 @@ class OnDemandLoads:
             self._registry.name_of, self._registry.on_demand
         ):
             return None
+        await self._repository.look_up(name)
         try:
             known, config = await asyncio.to_thread(self._read_config, name)
         except HostError as error:

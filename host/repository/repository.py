@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -84,6 +85,8 @@ def _check(key: str, expected: str, directory: Path) -> None:
 
 _log = logging.getLogger("pbhost")
 
+_LOOK_UP_SECONDS = 1.0
+
 _NOT_UNIQUE = "not unique across all model repositories"
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 
@@ -156,6 +159,9 @@ class RepositoryMirror(RepositorySource, Protocol):
 
     def describe_fetch(self, name: str) -> str:
         """How far the fetch of a model is, "" if there is none."""
+
+    async def disconnect(self) -> None:
+        """Ends what reads the store; what was listed stays."""
 
     async def close(self) -> None:
         """Removes the directories of models, and ends what reads the store."""
@@ -256,6 +262,7 @@ class Repository:
         self.namespaces = namespaces
         self._sources: list[RepositorySource] = [*map(_Folder, sorted(set(paths))), *self.mirrors]
         self._keeps_listing = False
+        self._looked_up = -_LOOK_UP_SECONDS
         if not self._sources:
             raise invalid_argument("--model-repository must be specified")
 
@@ -266,6 +273,15 @@ class Repository:
             await asyncio.gather(
                 *(one.refresh(plain) for one in self.mirrors if space in ("", one.text))
             )
+
+    async def look_up(self, name: str) -> None:
+        """Lists a model that was not listed; one in a second, as requests may have any name."""
+        known = any(mirror.holds(name) for mirror in self.mirrors)
+        now = time.monotonic()
+        if known or now - self._looked_up < _LOOK_UP_SECONDS or name != Path(name).name:
+            return
+        self._looked_up = now
+        await self.refresh(name)
 
     @contextmanager
     def keep_listing(self) -> Iterator[None]:

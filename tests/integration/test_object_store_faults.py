@@ -171,6 +171,22 @@ def test_other_bytes_than_listed_are_an_error(s3: S3Server, prefix: str, tmp_pat
     assert fetch(s3.url(prefix), tmp_path)["1/weights"] == FILES["m/1/weights"]
 
 
+def test_the_etag_of_an_object_that_kms_encrypts_is_no_digest(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    s3.put(f"{prefix}/m/1/weights", b"plain", {"x-amz-server-side-encryption": "aws:kms"})
+
+    def decrypt(
+        environ: dict[str, Any], start: Callable[..., Any], store: Application
+    ) -> list[bytes]:
+        b"".join(store(environ, start))
+        return [b"other"]
+
+    s3.fault = objects_only(decrypt)
+    assert fetch(s3.url(prefix), tmp_path)["1/weights"] == b"other"
+
+
 def test_an_object_that_changes_while_its_model_is_read_is_listed_again(
     s3: S3Server, prefix: str, tmp_path: Path
 ) -> None:

@@ -18,6 +18,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from host.options.options import Options
+from host.ray.deployment_options import read_requirements
+from host.ray.per_model.deployments import model_deployments
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 from tests.object_stores import ENVIRONMENT, S3Server
 
@@ -266,6 +269,8 @@ def test_the_served_version_goes_on_while_the_store_fails(
         s3.fault = None
         client.load_model("scale")
         assert ask(client, "scale") == 3
+        s3.put_files(f"{prefix}/new", scale(7))
+        assert ask(client, "new") == 7  # it was not there when the server started
 
 
 def test_subcommands_take_urls(s3: S3Server, prefix: str, tmp_path: Path) -> None:
@@ -288,3 +293,18 @@ def test_subcommands_take_urls(s3: S3Server, prefix: str, tmp_path: Path) -> Non
     assert (ran.returncode, "[42]" in ran.stdout) == (0, True), ran
     missing = run("run", f"{s3.url(prefix)}/other")
     assert missing.stderr.endswith("model 'other': model not found in any model repository.\n")
+
+
+def test_deployments_of_ray_know_the_models_of_a_store(
+    s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    s3.put_files(f"{prefix}/scale", {**scale(2), "config.pbtxt": "sequence_batching {}"})
+    options = Options(
+        model_repository=[s3.url(prefix)], repository_cache_directory=str(tmp_path / "cache")
+    )
+    found = read_requirements(options)
+    assert (found.models, found.sequence_models, found.unreadable) == (["scale"], ["scale"], {})
+    assert [part.model for part in model_deployments(options, {})] == ["scale"]
+    assert {key.rsplit("/")[-1] for key in s3.objects_read()} == {"config.pbtxt"}

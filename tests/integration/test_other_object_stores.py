@@ -133,7 +133,10 @@ def fetched(host: RunningHost) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("store", [azure, google])
+_SLOW = pytest.mark.test_all(reason="Azurite takes seconds to start")
+
+
+@pytest.mark.parametrize("store", [pytest.param(azure, marks=_SLOW), google])
 def test_models_are_fetched_once_and_what_has_changed_again(
     store: Any, tmp_path: Path, serve: Serve
 ) -> None:

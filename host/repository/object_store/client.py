@@ -124,9 +124,10 @@ class StoreProcess:
 
     async def close(self) -> None:
         """Ends the process, and what it reads."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait([reading])
         if self._writer is not None:
             self._writer.close()
             self._writer = None

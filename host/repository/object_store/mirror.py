@@ -138,9 +138,13 @@ class StoreMirror:
         """What the paths in the fingerprint of a model begin with."""
         return f"{self.text}/{name}"
 
+    async def disconnect(self) -> None:
+        """Ends the process that reads the store; what was listed stays."""
+        await self._process.close()
+
     async def close(self) -> None:
         """Removes the stand-ins, and ends the process that reads the store."""
-        await self._process.close()
+        await self.disconnect()
         await asyncio.to_thread(self._remove_stand_ins)
 
     def _remove_stand_ins(self) -> None:
@@ -423,12 +427,21 @@ def scan_now(
     repository = open_repository(places, namespaces, settings)
     try:
         if repository.mirrors:
-            _run_apart(repository.refresh())
+            _run_apart(_list_once(repository))
         repository.check_paths()
         yield repository.scan()
     finally:
         if repository.mirrors:
             _run_apart(repository.close())
+
+
+async def _list_once(repository: Repository) -> None:
+    """Lists the stores, and leaves nothing that belongs to this event loop."""
+    try:
+        await repository.refresh()
+    finally:
+        for mirror in repository.mirrors:
+            await mirror.disconnect()
 
 
 def _run_apart(work: Coroutine[Any, Any, None]) -> None:

@@ -11,14 +11,16 @@ import os
 import random
 import re
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import timedelta
+from email.message import Message
 from pathlib import Path
 from typing import Any, TypeVar
 
 from host.errors import internal, unavailable
 from host.repository.object_store.credentials import Settings
-from host.repository.object_store.location import AZURE, GCS, StoreLocation
+from host.repository.object_store.location import AZURE, GCS, S3, StoreLocation
 from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
 from host.system.event_loop import run_all
 
@@ -114,7 +116,9 @@ class ObjectStore:
         if stored.size:
             async with slots.parts:
                 content = await self._retry(self._reading(stored), read_once)
-        self._check_digest(stored, hashlib.md5(content, usedforsecurity=False).hexdigest())
+        if self._has_digest(stored):
+            digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            await self._check_digest(stored, digest)
         return content
 
     async def fetch(
@@ -141,8 +145,8 @@ class ObjectStore:
         try:
             starts = range(0, stored.size, PART_BYTES)
             await run_all(self._fetch_part(stored, file, at, slots, on_bytes) for at in starts)
-            if _MD5.fullmatch(stored.etag):
-                self._check_digest(stored, await asyncio.to_thread(_md5, file))
+            if self._has_digest(stored):
+                await self._check_digest(stored, await asyncio.to_thread(_md5, file))
             os.fchmod(file, 0o444)  # models of several servers may be links to it
         finally:
             os.close(file)
@@ -197,13 +201,28 @@ class ObjectStore:
         url = self.location.object_url(stored.path)
         return ObjectChanged(f"'{url}' has changed since it was listed")
 
-    def _check_digest(self, stored: StoredObject, digest: str) -> None:
+    def _has_digest(self, stored: StoredObject) -> bool:
+        """Whether the ETag may be an MD5 digest of the content."""
+        return self.location.kind == S3 and _MD5.fullmatch(stored.etag) is not None
+
+    async def _check_digest(self, stored: StoredObject, digest: str) -> None:
         """Raises HostError INTERNAL if the ETag is an MD5 digest, and not this one."""
-        if _MD5.fullmatch(stored.etag) and stored.etag != digest:
+        if stored.etag != digest and not await self._is_encrypted(stored):
             raise internal(
                 f"'{self.location.object_url(stored.path)}' has other bytes than the store lists:"
                 f" their MD5 digest is {digest}, expected {stored.etag}"
             )
+
+    async def _is_encrypted(self, stored: StoredObject) -> bool:
+        """Whether the store encrypts an object with a key of KMS: then its ETag is no digest."""
+        import obstore
+
+        try:
+            url = await obstore.sign_async(self._client, "HEAD", stored.path, timedelta(minutes=5))
+            headers = await asyncio.to_thread(_read_headers, url, self._stall_seconds)
+        except (self._failure, OSError):  # without credentials, nothing is encrypted so
+            return False
+        return (headers.get("x-amz-server-side-encryption") or "").startswith("aws:kms")
 
     async def _retry(
         self, what: str, run_once: Callable[[Callable[[], None]], Coroutine[Any, Any, _Result]]
@@ -276,6 +295,14 @@ def _describe(error: Exception) -> tuple[int | None, str]:
         if said:
             text += f" ({': '.join(filter(None, (said.get('Code'), said.get('Message'))))})"
     return None if status is None else int(status[1]), " ".join(text.split())
+
+
+def _read_headers(url: str, seconds: float) -> Message:
+    """The header of an object. Blocks. Raises OSError."""
+    request = urllib.request.Request(url, method="HEAD")
+    with urllib.request.urlopen(request, timeout=seconds) as response:
+        headers: Message = response.headers
+        return headers
 
 
 def _md5(file: int) -> str:

@@ -19,6 +19,7 @@ if __name__ == "__main__":
 import asyncio
 import signal
 import socket
+import traceback
 from pathlib import Path
 
 from setproctitle import setproctitle
@@ -85,6 +86,9 @@ class Worker:
         except OSError as error:
             text = f"failed to write {request.path}: {error.strerror or error}"
             failure = Failure(internal("").code.name, text, False)
+        except Exception as error:  # a defect, of which the server has to know, too
+            traceback.print_exc()
+            failure = Failure(internal("").code.name, f"unexpected {error!r}", False)
         received = self._received.pop(request.id, 0)
         self._send(Reply(request.id, received, True, objects, content, failure))
 

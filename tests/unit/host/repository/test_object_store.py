@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from host.errors import HostError
 from host.repository.object_store.credentials import read_settings
 from host.repository.object_store.location import StoreLocation, is_store_url, parse_store_url
+from host.repository.object_store.mirror import MirrorSettings, open_repository
 
 
 @pytest.mark.parametrize(
@@ -122,3 +124,13 @@ def test_requests_are_anonymous_only_where_that_is_asked_for() -> None:
     assert settings("as://a/c", AZURE_SKIP_SIGNATURE="1")["skip_signature"]
     emulator = settings("gs://b", STORAGE_EMULATOR_HOST="localhost:4443")
     assert emulator == {"base_url": "http://localhost:4443", "skip_signature": True}
+
+
+def test_without_the_library_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    settings = MirrorSettings(tmp_path, limit=0, parts=1, stall_seconds=1.0)
+    with pytest.raises(HostError, match=r"'s3://b' needs .* pip install 'pbhost\[cloud\]'"):
+        open_repository(["s3://b"], False, settings)
+    assert open_repository([tmp_path], False, settings).scan().models == {}
