@@ -87,6 +87,7 @@ def test_langchain_is_served(url: str) -> None:
     }
 
 
+@pytest.mark.test_all(reason="its imports take 4 s of CPU time; LangChain uses the same routes")
 @needs_python_clients
 def test_llama_index_is_served(url: str) -> None:
     assert run(PYTHON, PROGRAMS / "llama_index_client.py", url) == {
