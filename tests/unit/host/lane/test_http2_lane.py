@@ -135,7 +135,10 @@ async def converse(pieces: Iterable[bytes], limits: ConnectionLimits, pause: boo
         made.data_received(piece)
         for _ in range(3):
             await asyncio.sleep(0)
-        assert not made.paused or made.limits.max_turn_cost < 1000
+        for _ in range(20):  # turns that end before all is read; the lane reads more in one
+            if made.paused:
+                await asyncio.sleep(0)
+        assert not made.paused
         note()
         if pause:
             made.pause_writing() if number & 1 else made.resume_writing()
@@ -301,7 +304,7 @@ def test_random_conversations_are_equal(
 
 @pytest.mark.test_all(reason="many examples")
 @given(conversations, st.lists(st.integers(0, 99999), max_size=6), limits, st.booleans())
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=5_000, deadline=None)
 def test_many_random_conversations_are_equal(
     parts: list[bytes], cuts: list[int], limits: ConnectionLimits, pause: bool
 ) -> None:
