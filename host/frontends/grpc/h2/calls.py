@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import struct
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -14,9 +13,9 @@ from host.frontends.grpc.h2 import frames, grpc_messages
 from host.frontends.grpc.h2.frames import H2ErrorCode
 from host.frontends.grpc.h2.grpc_messages import (
     ENCODINGS,
-    TIMEOUT_UNITS,
     RpcError,
     StatusCode,
+    read_timeout,
 )
 from host.frontends.grpc.h2.h2_stream import NO_DEADLINE, Stream, StreamConnection
 from host.frontends.grpc.h2.headers import Fields
@@ -35,7 +34,6 @@ from host.lane import response_writer
 
 _BINARY = b"-bin"
 _TRANSPORT_HEADERS = frozenset((b"te", b"content-type"))
-_TIMEOUT_PATTERN = re.compile(r"([0-9]{1,8})([HMSmun])").fullmatch
 # The order in which grpcio chooses at each level among the encodings that a client accepts.
 _PREFERENCES = {"low": ("gzip", "deflate"), "medium": ("deflate", "gzip")}
 _PREFERENCES["high"] = _PREFERENCES["medium"]
@@ -123,14 +121,14 @@ def _decode_metadata(name_bytes: bytes, value: bytes) -> Header:
 def _parse_timeout(value: bytes | None) -> float | None:
     if value is None:
         return None
-    found = _TIMEOUT_PATTERN(value.decode("latin-1"))
-    if found is None:
+    timeout = read_timeout(value)
+    if timeout is None:
         text = value.decode("latin-1")
         raise RpcError(
             StatusCode.INTERNAL,
             f"grpc-timeout '{text}' is not up to 8 digits and one of H M S m u n",
         )
-    return int(found[1]) * TIMEOUT_UNITS[found[2]]
+    return timeout
 
 
 def _choose_response_encoding(accepted: bytes, level: str) -> str:

@@ -120,8 +120,17 @@ INTERPRETED_FIELDS = frozenset(
 )
 """The fields that say how a request is handled, but for its timeout and length."""
 
-TIMEOUT_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 """Seconds by the units of `grpc-timeout`."""
+
+_TIMEOUT = re.compile(b"([0-9]{1,8})([HMSmun])").fullmatch
+
+
+def read_timeout(value: bytes) -> float | None:
+    """The seconds of a `grpc-timeout`, or None if it is invalid."""
+    found = _TIMEOUT(value)
+    return None if found is None else int(found[1]) * TIMEOUT_UNITS[found[2]]
+
 
 _MIN_THREAD_BYTES = 1 << 18  # bytes; compressing more would block the event loop for ms
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from host.frontends.grpc.h2.frames import H2ConnectionError, H2ErrorCode
+from host.frontends.grpc.h2.grpc_messages import INTERPRETED_FIELDS, read_timeout
 from host.frontends.grpc.h2.hpack import (
     CONNECTION_SPECIFIC,
     NAME_BYTES,
@@ -69,7 +70,7 @@ class HeaderDecoder(Generic[T]):
         if changed:
             self.known.clear()
         if usual is None:
-            _check_request(fields)
+            usual = check_request(fields)
         understood = self._parse(fields, size, usual)
         if not changed and len(block) <= _MAX_CACHED_BYTES:
             number = hash(block)
@@ -101,11 +102,21 @@ def _undecodable(error: ValueError) -> H2ConnectionError:
     return H2ConnectionError(H2ErrorCode.COMPRESSION_ERROR, f"header block: {error}")
 
 
-def _check_request(fields: Fields) -> None:
+def check_request(fields: Fields) -> UsualRequest | None:
+    """Checks the fields of a request, and returns what is in it if it is usual.
+
+    Raises MalformedRequest.
+    """
     pseudo: set[bytes] = set()
     lengths: set[bytes] = set()
     values: list[bytes] = []  # of other fields
-    for name, value in fields:
+    interpreted: list[Field] = []
+    timeout: float | None = None
+    usual = True
+    for field in fields:
+        name, value = field
+        if name in INTERPRETED_FIELDS:
+            interpreted.append(field)
         if name[:1] == b":":
             if values or name not in _PSEUDO or name in pseudo or not value:
                 raise MalformedRequest(
@@ -119,13 +130,21 @@ def _check_request(fields: Fields) -> None:
         if name in _WITH_RULES:
             _check_rules(name, value)
             if name == b"content-length":
+                usual = False
                 if not _CONTENT_LENGTH(value) or lengths - {value}:
                     raise MalformedRequest(f"content-length {value!r}")
                 lengths.add(value)
+        elif name == b"grpc-timeout":
+            usual = usual and timeout is None
+            timeout = read_timeout(value)
+            usual = usual and timeout is not None
+        elif name[-4:] == b"-bin" and name[:5] != b"grpc-":
+            usual = False
     if _BAD_VALUE(b"".join(values)):
         raise MalformedRequest("a value with NUL, CR or LF")
     if not pseudo >= _REQUIRED:
         raise MalformedRequest("a request without method, scheme or path")
+    return (tuple(interpreted), timeout) if usual else None
 
 
 def _check_trailers(fields: Fields) -> None:
