@@ -73,20 +73,22 @@ class _Stream:
     def __init__(self, client: StreamWriter, flood: int) -> None:
         self._client = client
         self._left = flood
-        self._waits = self._half_closed = False
+        self._waits = self._refuses = self._half_closed = False
         self.resume_writing()
 
     def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
         assert not self._half_closed, "a message after the end"
-        return self._write(message)
+        self._refuses = not self._write(message)
+        return not self._refuses
 
     def resume_writing(self) -> None:
-        waited, self._waits = self._waits, False
+        self._waits = False
         while self._left:
             self._left -= 1
             if not self._write(bytes(1000)):
                 return
-        if waited:
+        if self._refuses:
+            self._refuses = False
             self._client.resume_reading()
         self._end()
 

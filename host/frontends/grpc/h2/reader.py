@@ -90,16 +90,15 @@ class FrameReader(ABC):
                 request = read_request(data, position, self._max_usual_frame)
                 if request is not None:
                     length = len(request[2])
-                    self._turn_cost += _REQUEST_COST + length
-                    position = (
-                        request[0]
-                        if self.on_request(*request)
-                        else position + FRAME_HEADER_SIZE + length
-                    )
-                    if self._turn_cost > max_turn:
-                        self.paused = position < end
-                        break
-                    continue
+                    cost = self._turn_cost + _REQUEST_COST + length
+                    if cost <= max_turn:  # otherwise, the turn ends after the header block
+                        self._turn_cost = cost
+                        position = (
+                            request[0]
+                            if self.on_request(*request)
+                            else position + FRAME_HEADER_SIZE + length
+                        )
+                        continue
             high, low, kind, flags, stream = FRAME_HEADER.unpack_from(data, position)
             length = high << 8 | low
             if length > max_frame:
