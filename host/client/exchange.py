@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2 as pb
 
 from host.client.channel import ChannelSettings, Metadata, to_metadata
 from host.client.shared_memory import Region, Regions, aligned
 from host.client.signature import LARGE, EncodedTensor, Signature, TensorSpec, Value, decode
+from host.config.json_form import to_dict
 from host.errors import ErrorCode, HostError, internal, invalid_argument, unsupported
 from host.inference.request import Parameter, Result
 from stub.wire.datatypes import SIZES
@@ -828,11 +828,3 @@ class SequenceState:
     def values_for_end(self) -> Mapping[str, Value] | None:
         """Inputs for a request that ends the sequence; None if it has ended, or has not begun."""
         return None if self._ended else self._last
-
-
-def to_dict(message: Any) -> dict[str, Any]:
-    """Returns a message with all fields, under their names in the protocol."""
-    found: dict[str, Any] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return found

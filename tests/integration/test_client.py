@@ -459,9 +459,7 @@ def test_what_a_server_says_about_itself_and_its_models(either: pbhost.Client) -
     wait_until(either.is_ready, "the server")  # a stub may have died before
     assert either.is_ready("floats") and not either.is_ready("nope")
     assert either.metadata()["name"] == "triton"
-    assert either.metadata("floats")["inputs"] == [
-        {"name": "X", "datatype": "FP32", "shape": ["-1"]}
-    ]
+    assert either.metadata("floats")["inputs"] == [{"name": "X", "datatype": "FP32", "shape": [-1]}]
     assert either.config("pairs")["max_batch_size"] == 4
     assert {"name": "sum", "version": "1", "state": "READY", "reason": ""} in either.models()
 
