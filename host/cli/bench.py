@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import math
+import random
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +85,7 @@ Ctrl-C ended it, after printing what was measured; 2 the command line is invalid
 not match the model"""
 
 _MOST_LEVELS = 1000
+_MOST_ID = 1 << 30  # of a sequence: models may read it as INT32
 _PROMPT = "Tell me a story about a lighthouse keeper and a storm."
 
 
@@ -99,13 +102,43 @@ def _read_levels(text: str) -> list[float]:
                 raise expected
             count = int((end - start) / step + 1e-9) + 1
             levels = [start + number * step for number in range(min(count, _MOST_LEVELS + 1))]
-    except ValueError:
+    except (ValueError, OverflowError):
         raise expected from None
     if not levels or not all(0 < level < math.inf for level in levels):
         raise expected
     if len(levels) > _MOST_LEVELS:
         raise InvalidValue(f"expected at most {_MOST_LEVELS} levels")
     return levels
+
+
+_ALONE = {
+    "input_data": ("input", "zero_input", "string_length", "recording", "prompt"),
+    "recording": ("input", "shape", "batch_size", "zero_input", "string_length"),
+    "api": (
+        *("input", "shape", "batch_size", "zero_input", "string_length", "recording"),
+        *("sequence_length", "parameter", "version", "streaming"),
+    ),
+    "prompt": ("input", "recording"),
+    "concurrency": ("rate", "distribution", "seed"),
+}
+"""Flags that other ones make useless."""
+
+
+def _check_together(options: BenchOptions) -> None:
+    """Raises InvalidInput for flags that would have no effect."""
+    default = BenchOptions()
+
+    def is_given(name: str) -> bool:
+        return bool(getattr(options, name) != getattr(default, name))
+
+    for name, others in _ALONE.items():
+        for other in others:
+            if is_given(name) and is_given(other):
+                one, two = (f"--{flag.replace('_', '-')}" for flag in (name, other))
+                raise InvalidInput(f"give either {one} or {two}: {two} has no effect with {one}")
+    for name in ("prompt", "max_tokens", "stream"):
+        if is_given(name) and not is_given("api"):
+            raise InvalidInput(f"--{name.replace('_', '-')} needs --api")
 
 
 def _check_rate(text: str) -> None:
@@ -234,9 +267,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
     if not URL.fullmatch(url):
         _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
-    if options.concurrency and options.rate:
-        _fail("give either --concurrency or --rate", _EXIT_USAGE)
     try:
+        _check_together(options)
         measured = _Bench(url.rstrip("/"), model, options).run()
     except InvalidInput as error:
         _fail(str(error), _EXIT_USAGE)
@@ -279,6 +311,7 @@ class _Bench:
         self._headers = read_headers(options.header)
         connect = GrpcInferenceClient if url.startswith("grpc") else HttpInferenceClient
         self._client: InferenceClient = connect(url, options.header, options.timeout)
+        self._first_id = random.randrange(1, _MOST_ID)
 
     def run(self) -> list[Measurement]:
         """Prints a line for each level. Raises HostError and InvalidInput."""
@@ -293,18 +326,22 @@ class _Bench:
         interrupt = _Interrupt()
         live = _LiveLine()
         measured: list[Measurement] = []
-        with Workers() as workers:
-            measuring = Measuring(workers, plan, live.show, self._read_counts(), interrupt)
-            for level in levels:
-                found = measuring.measure(make_load(level), level)
-                live.clear()
-                if found.interrupted and not found.sample.seconds:
-                    break
-                measured.append(found)
-                report.add(found)
-                if found.interrupted:
-                    break
-        report.finish()
+        try:
+            with Workers() as workers:
+                measuring = Measuring(workers, plan, live.show, self._read_counts(), interrupt)
+                for level in levels:
+                    found = measuring.measure(make_load(level), level)
+                    live.clear()
+                    if found.interrupted and not found.sample.seconds:
+                        break
+                    measured.append(found)
+                    report.add(found)
+                    if found.interrupted:
+                        break
+        finally:
+            live.clear()
+            if measured:
+                report.finish()
         return measured
 
     def _levels(self) -> list[Level]:
@@ -357,11 +394,11 @@ class _Bench:
                 f"model '{self._model}' has a sequence batcher: its requests follow each other, so"
                 " use --concurrency, which is the number of sequences"
             )
-        ((first, *_),) = make_sequences(inferences[:1], 1, 1)
+        ((first, *_),) = make_sequences(inferences[:1], 1, 1, self._first_id)
         self._try(first, protocol)
 
         def make_load(level: Level) -> Load:
-            sequences = make_sequences(inferences, length, level.concurrency)
+            sequences = make_sequences(inferences, length, level.concurrency, self._first_id)
             return Load(target, [self._encode(chain, protocol) for chain in sequences])
 
         return make_load
@@ -424,7 +461,7 @@ class _LiveLine:
         failed = sum(sample.failures.values())
         text += f", {failed} failed" * bool(failed)
         text += f", {sample.backlog} waiting to be sent" * bool(sample.backlog)
-        sys.stderr.write(f"\r\x1b[K{text[:150]}")
+        sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
         sys.stderr.flush()
 
     def clear(self) -> None:
@@ -488,6 +525,7 @@ def _to_row(found: Measurement) -> dict[str, Any]:
     row["client_processes"] = found.processes
     row["client_cpu"] = known(max(sample.cpu, default=math.nan))
     row["client_limit"] = found.client_limit
+    row["backlog"] = sample.backlog
     row["stable"] = found.stable
     row["interrupted"] = found.interrupted
     return row
@@ -554,6 +592,11 @@ class _TextReport:
             self._remarks.append(f"{level}: the windows were not stable")
         if found.client_limit:
             self._remarks.append(f"{level}: the client was the limit: {found.client_limit}")
+        if sample.backlog:
+            self._remarks.append(
+                f"{level}: {sample.backlog} requests were due and not sent at the end: all"
+                " connections, or streams that the server takes, were in use"
+            )
         if found.processes > 1:
             self._remarks.append(f"{level}: sent by {found.processes} processes")
 

@@ -51,8 +51,9 @@ class Http1Connection(asyncio.Protocol):
     def close(self) -> None:
         """Closes the connection; the receiver is not told."""
         self._receiver = None
-        if self._transport is not None:
-            self._transport.abort()
+        transport, self._transport = self._transport, None  # `connection_lost` is called later
+        if transport is not None:
+            transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accepts requests from now on."""
@@ -69,9 +70,10 @@ class Http1Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            if self._transport is not None:
-                self._transport.abort()
-            self._end("no HTTP", f"the answer is not one of HTTP/1.1: {error}")
+            receiver = self._receiver
+            self.close()
+            if receiver is not None:
+                receiver.on_end("no HTTP", f"the answer is not one of HTTP/1.1: {error}")
 
     def on_headers_complete(self) -> None:
         """The status is known."""
@@ -80,7 +82,7 @@ class Http1Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """A part of the body has arrived."""
         if self._failed:
-            self._body += body[:_MAX_ERROR_BYTES]
+            self._body += body[: _MAX_ERROR_BYTES - len(self._body)]
         elif self._reads_events:
             self._read_events(body)
 

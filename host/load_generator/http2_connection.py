@@ -285,6 +285,8 @@ class Http2Connection(asyncio.Protocol):
             message = data[position + 5 : stop]
             position = stop
             stream.receiver.on_message(message)
+            if stream.number not in self._streams:
+                return  # it was cancelled: what follows would be taken for the next response
         if position < end or stream.rest:
             stream.rest = bytearray(data[position:])
 

@@ -47,7 +47,8 @@ class Job(msgspec.Struct, frozen=True, tag=True):
 
     `chains`: requests, as they are sent; each sender repeats its own chain if there are several,
     which is what sequences need, and otherwise all of them share one. `concurrency`: requests in
-    flight in closed loop; 0 for an open loop with `rate` requests per second. `requests`: the
+    flight in closed loop; 0 for an open loop with `rate` requests per second, which begins after
+    `offset` seconds, so that processes do not send at the same times. `requests`: the
     number of requests after which the load ends; 0: it ends when it is told to. `timeout`: seconds
     until the last response to a request.
     """
@@ -56,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     chains: list[list[bytes]]
     concurrency: int = 0
     rate: float = 0.0
+    offset: float = 0.0
     poisson: bool = False
     seed: int = 0
     requests: int = 0
@@ -75,10 +77,12 @@ class Slice(msgspec.Struct, frozen=True, tag=True):
 
     `latencies`: of each successful request, until its last response, and in open loop since the
     time at which it was due. `first`: until its first response. `gaps`: between two responses to a
-    request. `lateness`: how much later than due requests were sent. `failures`: counts of failed
+    request. `lateness`: how much later than due this process noticed that requests are due; what
+    waits for a free connection or stream after that is `backlog`. `failures`: counts of failed
     requests by status, and `messages` the first error of each. `cpu` and `waited`: seconds in which
     the process had a CPU, and waited for one. `backlog`: requests that are due and not sent.
-    `ended`: all `requests` of the job have ended.
+    `began` and `finished`: times of `time.perf_counter` at which the load began, and at which all
+    `requests` of the job have ended; 0 before that.
     """
 
     seconds: float
@@ -92,7 +96,8 @@ class Slice(msgspec.Struct, frozen=True, tag=True):
     cpu: float
     waited: float
     backlog: int
-    ended: bool
+    began: float
+    finished: float
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

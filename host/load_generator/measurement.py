@@ -19,6 +19,7 @@ _SLICE_SECONDS = 0.25  # between two looks at the workers
 _LAST_LOOK_SECONDS = 0.02  # if a number of requests ends the load
 _LEAST_REQUESTS = 10  # in a window, which is up to ten times as long for them
 _LONGEST = 10
+_MOST_PROCESSES = 256
 _BUSY = 0.9  # of one CPU
 _LATE_SECONDS, _LATE_SHARE = 0.001, 0.1
 
@@ -131,7 +132,8 @@ class ServerCounts:
 class Measurement:
     """What was measured at one level.
 
-    `stable`: the windows were alike. `server`: what the server says about the same time, if it was
+    `sample`: of the reported windows, with the failures of all. `stable`: the windows were alike.
+    `server`: what the server says about the same time, if it was
     asked. `processes`: of the load generator.
     """
 
@@ -167,7 +169,7 @@ class Measurement:
         if self.level.rate:
             late = quantile(sample.lateness, 0.99)
             if late > max(_LATE_SECONDS, _LATE_SHARE * self.latency(0.5)):
-                return f"1 % of the requests were sent at least {1000 * late:.1f} ms late"
+                return f"1 % of the requests were at least {1000 * late:.1f} ms late in the client"
         return ""
 
 
@@ -194,6 +196,13 @@ def are_alike(windows: Sequence[tuple[float, float]], stability: float) -> bool:
         if not all(abs(value - middle) <= stability * middle for value in column):
             return False
     return True
+
+
+def summarize(windows: Sequence[Sample]) -> Sample:
+    """Returns the last three windows as one sample, with the failures of all windows."""
+    sample, whole = Sample.joined(windows[-_ALIKE:]), Sample.joined(windows)
+    sample.failures, sample.messages = whole.failures, whole.messages
+    return sample
 
 
 @dataclass
@@ -233,9 +242,10 @@ class Measuring:
         Raises HostError if no server answers.
         """
         while True:
-            processes = min(self._processes, level.concurrency or self._processes)
+            most = _most_processes(level, self._plan)
+            processes = min(self._processes, most)
             found = self._measure(load, level, processes)
-            more = min(2 * processes, _cpu_count(), level.concurrency or 2 * processes)
+            more = min(2 * processes, _cpu_count(), most)
             enough = max(found.sample.cpu, default=0.0) < _BUSY or more <= processes
             if self._plan.processes or enough or found.interrupted:
                 return found
@@ -251,6 +261,8 @@ class Measuring:
             workers.start(_jobs(load, level, plan, processes))
             sample = self._wait(Progress(level, f"{plan.requests} requests"), math.inf)
             workers.stop()
+            if sample.ended:  # without the time of connecting, and until the last look
+                sample.seconds = sample.finished - sample.began
             return Measurement(
                 level, sample, True, processes, self._since(counts), self._is_interrupted()
             )
@@ -266,12 +278,12 @@ class Measuring:
             figures = [(one.rate, mean(one.latencies)) for one in windows]
             stable = are_alike(figures, plan.stability)
             if not plan.processes and max(windows[-1].cpu) >= _BUSY and len(windows) == 1:
-                if processes < min(_cpu_count(), level.concurrency or math.inf):
+                if processes < min(_cpu_count(), _most_processes(level, plan)):
                     break  # this is measured again, with more processes
         workers.stop()
         first, last = edges[max(0, len(windows) - _ALIKE)], edges[-1]
         server = None if first is None or last is None else last.since(first)
-        sample = Sample.joined(windows[-_ALIKE:])
+        sample = summarize(windows)
         return Measurement(level, sample, stable, processes, server, self._is_interrupted())
 
     def _since(self, before: ServerCounts | None) -> ServerCounts | None:
@@ -302,6 +314,11 @@ def _cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def _most_processes(level: Level, plan: Plan) -> int:
+    """Each process has one of the requests in flight, and of the number of requests, at least."""
+    return min(one for one in (_MOST_PROCESSES, level.concurrency, plan.requests) if one)
+
+
 def _jobs(load: Load, level: Level, plan: Plan, processes: int) -> list[Job]:
     """Divides a load among processes."""
     jobs = []
@@ -315,6 +332,7 @@ def _jobs(load: Load, level: Level, plan: Plan, processes: int) -> list[Job]:
                 chains,
                 concurrency=_part(level.concurrency, number, processes),
                 rate=level.rate / processes,
+                offset=number / level.rate if level.rate and not level.poisson else 0.0,
                 poisson=level.poisson,
                 seed=plan.seed + number,
                 requests=_part(plan.requests, number, processes),

@@ -69,6 +69,13 @@ def make_inferences(
     if inputs.recording:
         return _read_recording(Path(inputs.recording), model, version, inputs.parameters)
     config = _with_shapes(config, inputs.shapes)
+    if inputs.batch_size > max(1, config["max_batch_size"]):
+        raise InvalidInput(
+            f"--batch-size: expected at most max_batch_size {config['max_batch_size']}, got"
+            f" {inputs.batch_size}"
+            if config["max_batch_size"]
+            else "--batch-size: the server shows no max_batch_size above 0 for this model"
+        )
     if inputs.data:
         found = _read_data(Path(inputs.data), config, inputs.batch_size)
     else:
@@ -123,18 +130,12 @@ def _make_inputs(config: Mapping[str, Any], inputs: Inputs) -> list[Tensor]:
                 value = _random_texts(value.shape, inputs.string_length)
             tensor = Tensor(name, value)
         if batched and inputs.batch_size > 1 and not isinstance(value, Tensor):
-            tensor = Tensor(name, _to_batch(name, value, inputs.batch_size, config))
+            tensor = Tensor(name, _to_batch(name, value, inputs.batch_size))
         tensors.append(tensor)
     return tensors
 
 
-def _to_batch(
-    name: str, value: npt.NDArray[Any], size: int, config: Mapping[str, Any]
-) -> npt.NDArray[Any]:
-    if size > config["max_batch_size"]:
-        raise InvalidInput(
-            f"--batch-size: expected at most max_batch_size {config['max_batch_size']}, got {size}"
-        )
+def _to_batch(name: str, value: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     if value.shape[0] not in (1, size):
         raise InvalidInput(f"--batch-size: input '{name}' has a batch of {value.shape[0]}")
     return value if value.shape[0] == size else np.repeat(value, size, axis=0)
@@ -301,11 +302,11 @@ def _check_size(size: int) -> None:
 
 
 def make_sequences(
-    inferences: Sequence[Inference], length: int, senders: int
+    inferences: Sequence[Inference], length: int, senders: int, first_id: int
 ) -> list[list[Inference]]:
     """Returns a sequence for each sender, with an id of its own, which it sends again and again."""
     chains = []
-    for number in range(1, senders + 1):
+    for number in range(first_id, first_id + senders):
         steps = [inferences[index % len(inferences)] for index in range(length)]
         chains.append(
             [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
+import resource
 import socket
 import ssl
 import time
@@ -110,6 +112,7 @@ class Load:
         self._next_connection = 0
         self._opening = 0
         self._started = self._completed = 0
+        self._began = self._finished = 0.0
         self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
@@ -155,7 +158,8 @@ class Load:
             cpu - self._cpu_at,
             waited - self._waited_at,
             len(self._backlog),
-            0 < self._job.requests <= self._completed,
+            self._began,
+            self._finished,
         )
         self._cut_at, self._cpu_at, self._waited_at = now, cpu, waited
         return made
@@ -180,6 +184,7 @@ class Load:
         for number in range(self._job.concurrency):
             connection = await self._find_connection(number // _STREAMS_PER_CONNECTION)
             self._add_sender(connection)
+        self._began = perf_counter()
         for sender in self._senders:
             self._continue(sender)
 
@@ -191,10 +196,11 @@ class Load:
         else:
             self._idle.append(self._add_sender(await self._find_connection(0)))
         self._timer = Timer()
-        start = perf_counter()
-        self._arrivals = arrival_times(start, self._job.rate, self._job.poisson, self._job.seed)
-        if self._job.requests:
-            self._arrivals = islice(self._arrivals, self._job.requests)
+        job = self._job
+        self._began = perf_counter() + job.offset
+        self._arrivals = arrival_times(self._began, job.rate, job.poisson, job.seed)
+        if job.requests:
+            self._arrivals = islice(self._arrivals, job.requests)
         self._due: float | None = next(self._arrivals)
         asyncio.get_running_loop().add_reader(self._timer.descriptor, self._send_due)
         self._timer.set(self._due)
@@ -211,6 +217,7 @@ class Load:
         now = perf_counter()
         while self._due is not None and self._due <= now:
             self._backlog.append(self._due)
+            self._measured.lateness.append(now - self._due)
             self._due = next(self._arrivals, None)
         self._send_backlog()
         if self._due is not None:
@@ -221,9 +228,7 @@ class Load:
             sender = self._take_idle()
             if sender is None:
                 return
-            due, now = self._backlog.popleft(), perf_counter()
-            self._measured.lateness.append(now - due)
-            sender.send(due, now)
+            sender.send(self._backlog.popleft(), perf_counter())
 
     def _take_idle(self) -> Sender | None:
         """Returns a sender; None if there is none now, and maybe one is on its way."""
@@ -276,6 +281,8 @@ class Load:
 
     def _on_free(self, sender: Sender) -> None:
         self._completed += 1
+        if self._completed == self._job.requests:
+            self._finished = perf_counter()
         if not self._stopped:
             self._continue(sender)
 
@@ -337,6 +344,9 @@ class Load:
             return await asyncio.wait_for(self._open_connection(), _CONNECT_SECONDS)
         except (OSError, asyncio.TimeoutError) as error:
             why = str(error) or f"no connection within {_CONNECT_SECONDS:.0f} s"
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                why += f"; a process of the client may open {limit}: raise ulimit -n"
             raise NoServer(f"no answer from {self._target.address}: {why}") from error
 
     async def _open_connection(self) -> Any:

@@ -32,6 +32,8 @@ class Sample:
             `job.Slice`.
         cpu: for each worker the share of the time in which it had a CPU.
         busy: for each worker the share of the time in which it had a CPU or waited for one.
+        began, finished: when the load began, and when all of its requests had ended, as in
+            `job.Slice`.
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,7 @@ class Sample:
         self.cpu: list[float] = []
         self.busy: list[float] = []
         self.backlog = 0
-        self.ended = False
+        self.began = self.finished = 0.0
 
     @classmethod
     def joined(cls, parts: Sequence[Sample]) -> Sample:
@@ -56,7 +58,7 @@ class Sample:
             whole._add_results(part)
             whole.seconds += part.seconds
             whole.backlog = part.backlog
-            whole.ended = part.ended
+            whole.began, whole.finished = part.began, part.finished
         if parts:
             whole.cpu = _weighted([one.cpu for one in parts], parts)
             whole.busy = _weighted([one.busy for one in parts], parts)
@@ -74,6 +76,11 @@ class Sample:
         for status, count in other.failures.items():
             self.failures[status] = self.failures.get(status, 0) + count
         self.messages = {**other.messages, **self.messages}
+
+    @property
+    def ended(self) -> bool:
+        """Whether all requests have ended, of a load with a number of them."""
+        return self.finished > 0
 
     @property
     def rate(self) -> float:
@@ -134,7 +141,7 @@ class _Process:
         sample.failures, sample.messages = report.failures, report.messages
         sample.cpu = [report.cpu / report.seconds]
         sample.busy = [(report.cpu + report.waited) / report.seconds]
-        sample.ended = report.ended
+        sample.began, sample.finished = report.began, report.finished
         return sample
 
     def close(self) -> None:
@@ -182,7 +189,9 @@ class Workers:
             whole.cpu += sample.cpu
             whole.busy += sample.busy
         whole.seconds = sum(sample.seconds for sample in samples) / len(samples)
-        whole.ended = all(sample.ended for sample in samples)
+        whole.began = min(sample.began for sample in samples)
+        if all(sample.ended for sample in samples):
+            whole.finished = max(sample.finished for sample in samples)
         return whole
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -239,6 +240,35 @@ def test_several_processes_share_a_load(host: RunningHost, seen: Path) -> None:
         assert len(seen.read_text().splitlines()) == 26
 
 
+def test_there_are_no_more_processes_than_requests(host: RunningHost, seen: Path) -> None:
+    for flags in (["--concurrency=3"], ["--rate=500"]):
+        seen.write_text("")
+        (level,) = levels(
+            f"grpc://{host.url}", "double", "--requests=2", "--warmup=0", "--processes=3", *flags
+        )
+        assert (level["requests"], level["client_processes"]) == (2, 2)
+        assert len(seen.read_text().splitlines()) == 3
+
+
+def test_the_time_of_a_number_of_requests_is_from_the_first_to_the_last(host: RunningHost) -> None:
+    (level,) = levels(f"grpc://{host.url}", "double", "--requests=1", "--warmup=0")
+    assert 1000 * level["seconds"] < 2 * level["latency_mean_ms"]
+
+
+def test_levels_before_one_that_fails_are_reported(host: RunningHost) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = max(map(int, os.listdir("/proc/self/fd"))) + 60
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+    try:
+        flags = (*KEY, "--concurrency=1,1000", "--requests=5", "--warmup=0", "--format=json")
+        status, out, error = bench(f"http://{host.http_url}", "double", *flags)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [level["requests"] for level in json.loads(out)["levels"]] == [5]
+    assert status == 1
+    assert f"Too many open files; a process of the client may open {soft}: raise ulimit" in error
+
+
 def test_streams_have_times_of_the_first_response_and_between_responses(host: RunningHost) -> None:
     url = f"grpc://{host.url}"
     for flag in ("--concurrency=3", "--rate=200"):
@@ -404,6 +434,11 @@ def test_what_cannot_be_measured_is_told_in_a_line(host: RunningHost, tmp_path: 
         ([url, "nothing", "--api=chat"], 1, "there is no model 'nothing' here"),
         ([grpc, "words", "--api=chat"], 1, "--api needs the address of the HTTP port"),
         ([url, "double", "--rate=1", "--concurrency=1"], 2, "either --concurrency or --rate"),
+        ([url, "double", "--input-data=x", "--zero-input"], 2, "--zero-input has no effect with"),
+        ([url, "double", "--recording=x", "--batch-size=2"], 2, "--batch-size has no effect with"),
+        ([url, "words", "--api=chat", "--streaming"], 2, "--streaming has no effect with --api"),
+        ([url, "double", "--max-tokens=3"], 2, "--max-tokens needs --api"),
+        ([grpc, "count", "--batch-size=2"], 2, "--batch-size: the server shows no max_batch_size"),
     ]
     for arguments, expected, text in cases:
         key = [] if any(one.startswith("--header") for one in arguments) else KEY
@@ -412,7 +447,13 @@ def test_what_cannot_be_measured_is_told_in_a_line(host: RunningHost, tmp_path: 
         assert error.startswith("pbhost bench: ")
         assert text in error
         assert error.count("\n") == 1
-    for flag in ("--concurrency=0", "--concurrency=x", "--rate=1:2:0", "--shape=X", "--windows=0"):
+    for flag in (
+        "--concurrency=0",
+        "--rate=1:1e308:1e-10",
+        "--rate=1:2:0",
+        "--shape=X",
+        "--windows=0",
+    ):
         assert bench(url, "double", flag)[0] == 2
 
 

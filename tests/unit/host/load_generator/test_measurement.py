@@ -16,6 +16,7 @@ from host.load_generator.measurement import (
     are_alike,
     mean,
     quantile,
+    summarize,
 )
 from host.load_generator.workers import Sample
 
@@ -80,6 +81,14 @@ def test_joined_samples_add_up(parts: list[tuple[float, int, float]]) -> None:
     assert whole.seconds == pytest.approx(sum(seconds for seconds, *_ in parts))
     assert min(cpu for *_, cpu in parts) - 1e-9 <= whole.cpu[0]
     assert whole.cpu[0] <= max(cpu for *_, cpu in parts) + 1e-9
+
+
+def test_failures_before_the_reported_windows_count() -> None:
+    windows = [sample_of(seconds=1.0, latencies=array("d", [0.1])) for _ in range(5)]
+    windows[0].failures, windows[0].messages = {"INTERNAL": 2}, {"INTERNAL": "why"}
+    whole = summarize(windows)
+    assert (whole.seconds, len(whole.latencies)) == (3.0, 3)
+    assert (whole.failures, whole.messages) == ({"INTERNAL": 2}, {"INTERNAL": "why"})
 
 
 @pytest.mark.parametrize(
