@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,8 +39,9 @@ from stub.wire.paths import absolute_path
 _EXIT_FAILED, _EXIT_USAGE = 1, 2
 
 _ABOUT = """\
-Finds the number of instances, max_batch_size, max_queue_delay_microseconds and
-preferred_batch_size of a model, and writes what is better into its config.pbtxt, after a question.
+Finds the number of instances, max_batch_size and max_queue_delay_microseconds of a model, and
+writes what is better into its config.pbtxt, after a question. Sizes of preferred_batch_size are
+removed if the model is as good without them.
 The model is served by a server of its own on private ports, with the other models of its
 repository for BLS, and measured with the load generator of pbhost bench. Each step of the table is
 a trial; the last column names what limits it:
@@ -48,9 +51,10 @@ a trial; the last column names what limits it:
   queue   requests wait although the instances are not busy, as for the delay of a batch
   client  the load generator or its machine is busy: the model may be faster than measured
 
-Batches are changed only if the configuration has max_batch_size; larger ones are tried too. The
-goal is the highest rate (throughput), or the highest rate at which a latency is not longer than
-given. Run it on a machine that has nothing else to do.
+Batches are changed only if the configuration has max_batch_size, which may become larger, but not
+smaller, as clients may send batches of this size. The goal is the highest rate (throughput), or the
+highest rate at which a latency is not longer than given. Run it on a machine that has nothing else
+to do.
 
 examples:
   pbhost tune models/resnet --shape=IMAGE:3,224,224
@@ -150,25 +154,21 @@ def _fail(text: str, status: int) -> NoReturn:
 def _tune(directory: Path, options: TuneOptions) -> None:
     """Raises HostError and InvalidInput."""
     if not directory.is_dir():
-        raise invalid_argument(f"'{directory}' is not a model directory")
+        raise InvalidInput(f"'{directory}' is not a model directory")
     reject_repository(directory)
     if not is_model(directory):
-        raise invalid_argument(f"'{directory}' is not a model directory")
+        raise InvalidInput(f"'{directory}' is not a model directory")
     goal = _read_goal(options.goal)
     with PrivateServer(directory, options.backend_directory) as server, Workers() as workers:
         server.load()
         config = server.read_config()
         start = Settings.of(config)
+        limits = limits_of(start, options)
         load = _make_load(server, directory.name, options)
         table = _Table(goal)
         end = time.monotonic() + options.seconds
         trials = Trials(
             server, workers, load, config, goal, table.add, lambda: time.monotonic() < end
-        )
-        limits = Limits(
-            options.max_instances or default_most_instances(),
-            options.max_batch or max(64, start.max_batch_size),
-            start.max_batch_size > 0,
         )
         search = Search(start, limits, trials.measure)
         best = search.run()
@@ -189,7 +189,22 @@ def _tune(directory: Path, options: TuneOptions) -> None:
         sys.stdout.write(f"more than {best.instances} instances were not tried: --max-instances\n")
     if not last.met:
         sys.stdout.write(f"no settings reach {options.goal}\n")
-    _write(directory / "config.pbtxt", start, best, options)
+    write_settings(directory / "config.pbtxt", start, best, options)
+
+
+def limits_of(start: Settings, options: TuneOptions) -> Limits:
+    """Raises InvalidInput for limits that are below the present settings."""
+    for flag, most, present in (
+        ("--max-instances", options.max_instances, start.instances),
+        ("--max-batch", options.max_batch, start.max_batch_size),
+    ):
+        if 0 < most < present:
+            raise InvalidInput(f"{flag}: expected at least {present}, as the model has, got {most}")
+    return Limits(
+        options.max_instances or max(default_most_instances(), start.instances),
+        options.max_batch or max(64, start.max_batch_size),
+        start.max_batch_size > 0,
+    )
 
 
 def _make_load(server: PrivateServer, model: str, options: TuneOptions) -> Load:
@@ -280,14 +295,19 @@ def _width(title: str) -> int:
     return max(len(title), 7)
 
 
-def _write(path: Path, before: Settings, after: Settings, options: TuneOptions) -> None:
+def write_settings(path: Path, before: Settings, after: Settings, options: TuneOptions) -> None:
     """Shows the changed lines and writes them. Raises HostError."""
     try:
-        old = path.read_text() if path.exists() else ""
+        text = path.read_bytes().decode() if path.exists() else ""
+        newline = "\r\n" if text.count("\r\n") == text.count("\n") > 0 else "\n"
+        old = text.replace(newline, "\n")
         new = edit_text(old, before, after, str(path))
-        check_text(new, str(path), after)
+        check_text(new, str(path), before, after)
     except (OSError, UnicodeDecodeError) as error:
         raise invalid_argument(f"'{path}' cannot be read: {error}") from error
+    if new == old:
+        sys.stdout.write(f"{path} stays as it is: auto_complete_config of the model sets this\n")
+        return
     sys.stdout.write("".join(_changed_lines(old, new, path)))
     if options.dry_run:
         return
@@ -295,14 +315,35 @@ def _write(path: Path, before: Settings, after: Settings, options: TuneOptions) 
         if not sys.stdin.isatty():
             sys.stdout.write("not written: --yes writes it without a question\n")
             return
-        if input(f"write {path}? [y/N] ").strip().lower() not in ("y", "yes"):
+        if not _confirm(f"write {path}? [y/N] "):
             sys.stdout.write("not written\n")
             return
     try:
-        path.write_text(new)
+        _replace(path, new.replace("\n", newline))
     except OSError as error:
         raise invalid_argument(f"'{path}' cannot be written: {error.strerror}") from error
     sys.stdout.write(f"written to {path}\n")
+
+
+def _confirm(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        sys.stdout.write("\n")
+        return False
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replaces a file as a whole: servers that poll the folder never read a part of it."""
+    path = path.resolve()  # a link stays
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_bytes(text.encode())
+        if path.exists():
+            shutil.copymode(path, fresh)
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _changed_lines(old: str, new: str, path: Path) -> list[str]:

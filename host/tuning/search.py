@@ -51,6 +51,7 @@ class Search(Generic[_Result]):
         self, start: Settings, limits: Limits, measure: Callable[[Settings], _Result | None]
     ) -> None:
         self.results: dict[Settings, _Result | None] = {}
+        self._least_batch = start.max_batch_size  # clients may send batches of this size
         self.best = start
         self._limits = limits
         self._measure = measure
@@ -81,7 +82,6 @@ class Search(Generic[_Result]):
             self._climb([replace(best, delay=0, preferred=())], self._is_as_good)
         delays = (delay for delay in _DELAYS if delay > self.best.delay)
         self._climb((replace(self.best, delay=delay) for delay in delays), patience=1)
-        self._climb([replace(self.best, preferred=(self.best.max_batch_size,))])
 
     def _result_of(self, settings: Settings) -> _Result | None:
         if settings not in self.results:
@@ -125,10 +125,11 @@ class Search(Generic[_Result]):
             yield replace(self.best, instances=number)
 
     def _batches(self, sizes: Iterable[int]) -> Iterator[Settings]:
-        for size in sizes:
+        sizes = (size if size == 1 else max(size, self._least_batch) for size in sizes)
+        for size in dict.fromkeys(sizes):
             if size == 1:
                 yield self.best.without_batching()
-            else:
+            elif size != self.best.batch:
                 yield replace(self.best, max_batch_size=size, dynamic=True, preferred=())
 
     def _cheapest(self) -> Settings:

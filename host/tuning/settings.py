@@ -14,6 +14,13 @@ _COMMENT_OR_STRING = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n]
 _SPACE = re.compile(r"(?:\s|#[^\n]*)*")
 _SCALAR = re.compile(r"[^\s,;{}\[\]#<>]+")
 _BRACKETS = {"{": "}", "<": ">", "[": "]"}
+_FIELDS = {
+    "instances": "the count of instance_group",
+    "max_batch_size": "max_batch_size",
+    "dynamic": "dynamic_batching",
+    "delay": "max_queue_delay_microseconds",
+    "preferred": "preferred_batch_size",
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -41,12 +48,14 @@ class Settings:
         if config.get("ensemble_scheduling") is not None:
             raise unsupported("the model is an ensemble, which has no instances: tune its steps")
         batching = config.get("dynamic_batching")
+        most = int(config.get("max_batch_size", 0))
+        preferred = tuple(map(int, (batching or {}).get("preferred_batch_size", [])))
         return cls(
             int(groups[0].get("count", 1)) if groups else 1,
-            int(config.get("max_batch_size", 0)),
+            most,
             batching is not None,
             int((batching or {}).get("max_queue_delay_microseconds", 0)),
-            tuple(map(int, (batching or {}).get("preferred_batch_size", []))),
+            () if preferred == (most,) else preferred,  # the server fills this in
         )
 
     @property
@@ -93,9 +102,9 @@ def edit_text(text: str, before: Settings, after: Settings, path: str) -> str:
             editor.add_message("dynamic_batching")
         if after.delay != before.delay:
             editor.set("dynamic_batching", "max_queue_delay_microseconds", str(after.delay))
-        if after.preferred != before.preferred:
-            if before.preferred:
-                editor.remove("dynamic_batching.preferred_batch_size")
+        refilled = not after.preferred and after.max_batch_size != before.max_batch_size
+        if after.preferred != before.preferred or refilled:
+            editor.remove("dynamic_batching.preferred_batch_size")
             if after.preferred:
                 sizes = ", ".join(map(str, after.preferred))
                 editor.set("dynamic_batching", "preferred_batch_size", f"[ {sizes} ]")
@@ -220,8 +229,11 @@ def _closing(text: str, position: int) -> int:
         position += 1
 
 
-def check_text(text: str, path: str, after: Settings) -> None:
-    """Raises HostError unless the text has these settings."""
+def check_text(text: str, path: str, before: Settings, after: Settings) -> None:
+    """Raises HostError unless the text has the settings that have changed.
+
+    Others may be missing in the text, as `auto_complete_config` of the model fills them in.
+    """
     config = parse_pbtxt(text, path)
     group = config.instance_group[0].count if config.instance_group else 1
     batching = config.dynamic_batching
@@ -232,5 +244,7 @@ def check_text(text: str, path: str, after: Settings) -> None:
         batching.max_queue_delay_microseconds,
         tuple(batching.preferred_batch_size),
     )
-    if found != after:
-        raise unsupported(f"'{path}' cannot be edited: set {after} by hand")
+    changed = [name for name in _FIELDS if getattr(after, name) != getattr(before, name)]
+    if any(getattr(found, name) != getattr(after, name) for name in changed):
+        wanted = ", ".join(f"{_FIELDS[name]} {getattr(after, name)}" for name in changed)
+        raise unsupported(f"'{path}' cannot be edited: set by hand {wanted}")

@@ -82,7 +82,7 @@ def test_what_cannot_be_tuned_is_told_in_a_line(repository: RepositoryBuilder) -
     repository.add("sleepy", SLEEPY, CONFIG)
     repository.add("broken", "raise ValueError('no such file')\n", CONFIG)
     cases: list[tuple[list[str | Path], int, str]] = [
-        ([repository.path / "none"], 1, "is not a model directory"),
+        ([repository.path / "none"], 2, "is not a model directory"),
         ([repository.path], 1, "is a model repository, expected a model directory"),
         ([repository.path / "broken"], 1, "ValueError: no such file"),
         ([repository.path / "sleepy", "--shape=Z:1"], 2, "the model has no input 'Z'"),

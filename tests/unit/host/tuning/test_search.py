@@ -83,6 +83,16 @@ def test_the_cheapest_of_equal_settings_is_chosen() -> None:
     assert search.best.delay == search.best.batch - 1 == 0
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("rate", MODELS)
+def test_batches_that_clients_may_send_stay_allowed(
+    rate: Callable[[Settings], float], dynamic: bool
+) -> None:
+    search = Search(Settings(1, 24, dynamic), LIMITS, lambda settings: Result(rate(settings)))
+    search.run()
+    assert min(settings.max_batch_size for settings in search.results) == 24
+
+
 def test_settings_that_do_not_work_are_left_out() -> None:
     def measure(settings: Settings) -> Result | None:
         return Result(sleep_bound(settings)) if settings.instances <= 4 else None

@@ -84,7 +84,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
 def test_a_text_gets_other_settings_and_keeps_all_else(text: str, after: Settings) -> None:
     edited = edit_text(text, settings_of(text), after, "config.pbtxt")
     assert settings_of(edited) == after
-    check_text(edited, "config.pbtxt", after)
+    check_text(edited, "config.pbtxt", settings_of(text), after)
     comments = re.findall(r"^ *#.*|  #.*", text, re.MULTILINE)
     assert all(comment.strip() in edited for comment in comments)
     before, now = parse_pbtxt(text, ""), parse_pbtxt(edited, "")
@@ -119,7 +119,24 @@ def test_a_text_that_cannot_be_parsed_is_refused() -> None:
     with pytest.raises(HostError, match="config.pbtxt: line 1"):
         edit_text("max_batch_size: ${size}", Settings(), Settings(max_batch_size=2), "config.pbtxt")
     with pytest.raises(HostError, match="cannot be edited"):
-        check_text("", "config.pbtxt", Settings(7))
+        check_text("", "config.pbtxt", Settings(), Settings(7))
+
+
+def test_settings_that_only_the_completed_configuration_has_may_be_missing_in_the_text() -> None:
+    before = Settings.of({"max_batch_size": 8, "dynamic_batching": {"preferred_batch_size": [8]}})
+    assert before == Settings(1, 8, True)  # the server fills in the size of full batches
+    for text in ("", "max_batch_size: 8\ndynamic_batching { }\n"):
+        after = Settings(4, 8, True, 500)
+        edited = edit_text(text, before, after, "config.pbtxt")
+        check_text(edited, "config.pbtxt", before, after)
+        assert "preferred" not in edited
+        assert ("max_batch_size" in edited) == bool(text)
+
+
+def test_a_preferred_size_of_full_batches_goes_with_the_size_of_batches() -> None:
+    text = "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 8 ] }\n"
+    edited = edit_text(text, Settings(1, 8, True), Settings(1, 16, True), "config.pbtxt")
+    assert settings_of(edited) == Settings(1, 16, True)
 
 
 def test_settings_are_read_from_a_configuration_and_applied_to_it() -> None:
