@@ -128,6 +128,10 @@ _MIN_FILLED_BYTES = 16 << 20  # bytes; joining a smaller message takes a few mil
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
+_new_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_new_view.restype = ctypes.py_object
+_new_view.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200  # PyBUF_WRITE
 _address = ctypes.pythonapi.PyBytes_AsString
 _address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object,)
 
@@ -170,7 +174,7 @@ class FilledMessage:
         """Raises MemoryError."""
         self._message: bytes = _new_bytes(None, size)
         address = _address(self._message)
-        self.memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+        self.memory: memoryview = _new_view(address, size, _WRITABLE)
         self.size = 0
 
     def writable(self) -> memoryview:

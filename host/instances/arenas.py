@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
-from weakref import WeakSet
+from weakref import ReferenceType, ref
 
 from host.errors import HostError, internal
 from host.inference.request import Tensor, read_bytes
@@ -92,24 +92,32 @@ class ReceivedBlocks:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._blocks: WeakSet[Block] = WeakSet()
+        self._held = 0  # bytes
+        self._sizes: dict[ReferenceType[Block], int] = {}
+        self._gone: deque[int] = deque()  # sizes; a finaliser may run in any thread
 
     def reserve(self, size: int) -> tuple[Block, memoryview] | None:
         """Returns a block and its bytes to write; None if there is no room."""
-        held = sum(block.size for block in self._blocks)
-        if size + held > self._arena.limit // self._PART:
+        gone = self._gone
+        while gone:
+            self._held -= gone.popleft()
+        if self._held + size > self._arena.limit // self._PART:
             return None
         bytes_to_write: list[memoryview] = []
         try:
             block = self._arena.write_with(size, bytes_to_write.append)
         except ArenaFull:
             return None
-        self._blocks.add(block)
+        self._sizes[ref(block, self._forget)] = size
+        self._held += size
         return block, bytes_to_write[0]
 
     def exported(self, block: Block) -> None:
         """A process has been sent the block."""
-        self._blocks.discard(block)
+        self._forget(ref(block))
+
+    def _forget(self, block: ReferenceType[Block]) -> None:
+        self._gone.append(self._sizes.pop(block, 0))
 
 
 class Arenas:

@@ -110,20 +110,23 @@ class StubPool:
             raise unavailable("the server is stopping")
         tries_left = 1
         while True:
-            instance = Instance(label, self, environment, attached, launcher, warnings)
-            self._instances.add(instance)
-            self._empty.clear()
+            instance = None
             try:
+                instance = Instance(label, self, environment, attached, launcher, warnings)
+                self._instances.add(instance)
+                self._empty.clear()
                 await instance.start()
             except OSError as error:
-                self.instance_exited(instance)
+                if instance is not None:
+                    self.instance_exited(instance)
                 if not isinstance(error, TimeoutError) or not tries_left:
                     raise _start_error(label, error) from error
                 # The fork server hangs; another one starts now.
                 _log.warning("%s: the next stubs are forked from another one", error.strerror)
                 tries_left -= 1
             except BaseException:  # also if cancelled, as the process has no other owner
-                instance.kill()
+                if instance is not None:
+                    instance.kill()
                 raise
             else:
                 return instance

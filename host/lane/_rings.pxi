@@ -20,7 +20,7 @@ def write_record(memory not None, int64_t written, bytes frame not None):
         if view.readonly or view.len != RING_BYTES or written < 0 or size > MAX_RECORD:
             return 0
         ring = <char*>view.buf
-        used = written - (<int64_t*>ring)[0]
+        used = <int64_t>(<uint64_t>written - (<uint64_t*>ring)[0])  # no overflow, whatever it holds
         position = written % RING_CAPACITY
         if not 0 <= used <= RING_CAPACITY - needed or needed > RING_CAPACITY - position:
             return 0

@@ -60,22 +60,23 @@ def connect(host: RunningHost) -> socket.socket:
     return socket.create_connection((address, int(port)), DEADLINE)
 
 
-def request(sizes: Sequence[int], wrong: int = 0) -> tuple[bytes, list[str]]:
+def request(sizes: Sequence[int], wrong: int = 0, name: str = "") -> tuple[bytes, list[str]]:
     """A request with an input of each size, and their digests; the last one is `wrong` bytes longer
     than the header says.
     """
     contents = [np.random.default_rng(size).bytes(size) for size in sizes]
     header = json.dumps(
         {
+            "id": name,
             "inputs": [
                 {
-                    "name": name,
+                    "name": input_name,
                     "datatype": "UINT8",
                     "shape": [size],
                     "parameters": {"binary_data_size": size},
                 }
-                for name, size in zip("ABC", sizes, strict=False)
-            ]
+                for input_name, size in zip("ABC", sizes, strict=False)
+            ],
         }
     ).encode()
     if wrong:
@@ -174,4 +175,19 @@ def test_a_client_that_goes_in_the_middle_leaves_no_memory(host: RunningHost) ->
     with connect(host) as connected:
         connected.sendall(data)
         assert answer(connected) == (200, digests)
+    wait_until(lambda: used_memory(host) < MIB, "the release")
+
+
+@pytest.mark.test_all(reason="sends 2,100 requests")
+def test_a_body_that_arrives_slowly_beside_many_others_leaves_no_memory(host: RunningHost) -> None:
+    """Its JSON part has left the cache of such parts when the body is complete."""
+    data, digests = request((8 * MIB,))
+    with connect(host) as slow, connect(host) as other:
+        slow.sendall(data[: 4 * MIB])
+        for number in range(2100):
+            small, expected = request((number % 50 + 1,), name=f"r{number}")
+            other.sendall(small)
+            assert answer(other) == (200, expected)
+        slow.sendall(data[4 * MIB :])
+        assert answer(slow) == (200, digests)
     wait_until(lambda: used_memory(host) < MIB, "the release")

@@ -309,7 +309,7 @@ class InferHandler:
         else:
             header_length = len(body) if header_length is None else header_length
             head = await self._header_reader.read_any(
-                body if header_length == len(body) else body[:header_length],
+                body[:header_length],  # without the blocks of a PlacedBody, as it may be kept
                 len(config.input),
                 len(config.output),
             )

@@ -30,6 +30,11 @@ _CLOCK_RESOLUTION = 0.001  # seconds; timers of uvloop are due at whole millisec
 _MIN_REQUEST_BYTES = 48  # bytes; smaller inputs are control frames
 
 
+def _end_exceeded(stream: Stream) -> None:
+    if not stream.closed:
+        stream.on_deadline()
+
+
 class H2Connection(FrameReader, asyncio.Protocol):
     """The server's end of an HTTP/2 connection. It raises no exception into the event loop.
 
@@ -283,8 +288,8 @@ class H2Connection(FrameReader, asyncio.Protocol):
         if due < NO_DEADLINE:
             self.watch_deadlines(due, due - now)
         for stream in exceeded:
-            if not stream.closed:
-                stream.on_deadline()
+            # Each by itself: a defect of one call must not keep the others from ending.
+            self.loop.call_soon(_end_exceeded, stream)
 
     def _abort_streams(self) -> None:
         for stream in list(self.streams.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import zlib
 
 import pytest
@@ -14,6 +15,7 @@ from host.frontends.compression import decompress_in_steps
 from host.frontends.grpc.h2.grpc_messages import PREFIX, MessageReader, RpcError, StatusCode
 from host.frontends.receive_memory import (
     SMALL_BYTES,
+    FilledMessage,
     OutOfReceiveMemory,
     ReceiveBudget,
     ReceiveBuffer,
@@ -183,3 +185,13 @@ def test_decompression_ends_one_byte_over_the_limit_or_before_the_end() -> None:
     with pytest.raises(zlib.error):
         run_decompression(b"no zlib", 10, ReservedBytes(budget))
     assert budget.reserved_bytes == 0
+
+
+def test_messages_of_many_sizes_leave_nothing_for_the_garbage_collector() -> None:
+    gc.collect()
+    for size in range(70_000, 70_050):
+        message = FilledMessage(size)
+        message.append(b"x" * size)
+        assert len(message.finish()) == size
+    del message
+    assert gc.collect() == 0
