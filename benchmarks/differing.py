@@ -66,12 +66,12 @@ DIFFERING_LOADS = {
     "all of these": DifferingLoad(ALL),
     "all of these, parameters, header fields of a proxy": DifferingLoad((*ALL, PARAMETERS, PROXY)),
     "all of these, 500/s in an open loop": DifferingLoad(ALL, rate=500),
-    "all of these, by Node's gRPC client": DifferingLoad(ALL, door="node"),
     "all of these, on streams": DifferingLoad(ALL, door="stream"),
     "all of these, over HTTP": DifferingLoad(ALL, door="http"),
     "all of these, over HTTP as JSON": DifferingLoad(ALL, door="json"),
     "all of these, to a model with BLS": DifferingLoad(ALL, "bls_identity"),
     "all of these, to an ensemble of three": DifferingLoad(ALL, "ensemble_identity"),
+    "all of these, by Node's gRPC client": DifferingLoad(ALL, door="node"),
 }
 """Loads by the name of their row in the table."""
 
