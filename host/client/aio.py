@@ -356,7 +356,7 @@ class AsyncSequence:
     """Requests of one sequence. Leaving `with` ends it.
 
     If the last request did not have `end=True`, its inputs are then sent once more to end the
-    sequence, and the response is dropped.
+    sequence, and the responses are dropped.
     """
 
     def __init__(self, client: AsyncClient, state: SequenceState) -> None:
@@ -403,14 +403,20 @@ class AsyncSequence:
         self, options: RequestOptions, values: Mapping[str, Value], end: bool
     ) -> Steps[StreamState]:
         stream = yield from self._client._exchange.prepare_stream(options, values)
-        self._state.sent(values, end)
+        self._state.sent(values, end, streamed=True)
         return stream
 
     async def end(self) -> None:
         """Ends the sequence if it has begun and has not ended."""
         values = self._state.values_for_end()
-        if values is not None:
+        if values is None:
+            return
+        if not self._state.streamed:
             await self.infer(values, end=True)
+            return
+        timeout = self._state.timeout or self._client._exchange.timeout
+        async for _ in self.stream(values, end=True, timeout=timeout):
+            pass
 
     async def __aenter__(self) -> AsyncSequence:
         return self

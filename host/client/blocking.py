@@ -331,7 +331,7 @@ class Sequence:
     """Requests of one sequence. Leaving `with` ends it.
 
     If the last request did not have `end=True`, its inputs are then sent once more to end the
-    sequence, and the response is dropped.
+    sequence, and the responses are dropped.
     """
 
     def __init__(self, client: Client, state: SequenceState) -> None:
@@ -374,14 +374,20 @@ class Sequence:
         options = self._state.next_request(end, request_id, outputs, parameters, timeout)
         steps = self._client._exchange.prepare_stream(options, values)
         stream = ResponseStream(self._client, self._client._run(steps))
-        self._state.sent(values, end)
+        self._state.sent(values, end, streamed=True)
         return stream
 
     def end(self) -> None:
         """Ends the sequence if it has begun and has not ended."""
         values = self._state.values_for_end()
-        if values is not None:
+        if values is None:
+            return
+        if not self._state.streamed:
             self.infer(values, end=True)
+            return
+        timeout = self._state.timeout or self._client._exchange.timeout
+        for _ in self.stream(values, end=True, timeout=timeout):
+            pass
 
     def __enter__(self) -> Sequence:
         return self

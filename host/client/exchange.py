@@ -164,7 +164,7 @@ class Exchange:
         if retries < 0:
             raise invalid_argument(f"expected 0 or more retries, got {retries}")
         self.settings = settings
-        self._timeout = timeout
+        self.timeout = timeout
         self._retries = retries
         self._regions = Regions(shared_memory)
         self._output_sizes = _OutputSizes()
@@ -257,14 +257,15 @@ class Exchange:
             )
         deadline = Deadline(options.timeout)
         signature, inputs = yield from self._encode(options, values, deadline)
-        places, region = _Places(inputs), None
-        if self._regions.usable and places.size:
-            region = yield from self._take_region(places.size, deadline)
         message = _to_message(options, signature)
         message.parameters[_EMPTY_FINAL].bool_param = True
         # With this, an error of the model has a status.
         metadata = (*self._metadata(options), ("triton_grpc_error", "true"))
         retries = self.retries(options.retried, deadline)
+        # Only now, as an invalid argument must not keep a region.
+        places, region = _Places(inputs), None
+        if self._regions.usable and places.size:
+            region = yield from self._take_region(places.size, deadline)
         return StreamState(message, inputs, metadata, retries, self._regions, region)
 
     def retries(self, retried: bool, deadline: Deadline) -> Retries:
@@ -284,10 +285,10 @@ class Exchange:
                     return
 
     def _load_timeout(self, timeout: float | None) -> float | None:
-        return _LOAD_SECONDS if timeout is None and self._timeout is not None else timeout
+        return _LOAD_SECONDS if timeout is None and self.timeout is not None else timeout
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        return Deadline(self._timeout if timeout is None else timeout)
+        return Deadline(self.timeout if timeout is None else timeout)
 
     def _metadata(self, options: RequestOptions) -> Metadata:
         if not options.headers:
@@ -428,6 +429,7 @@ class Exchange:
         options: RequestOptions,
         deadline: Deadline,
     ) -> Steps[Result]:
+        message = _to_message(options, signature)  # an invalid argument must not keep a region
         if self._regions.usable and self._may_use_region(signature, inputs):
             places = _Places(inputs)
             places.expect_outputs(signature, options, self._output_sizes)
@@ -436,11 +438,11 @@ class Exchange:
                 region = yield from self._take_region(places.size, deadline)
             if region is not None:
                 result = yield from self._send_by_region(
-                    region, places, signature, inputs, options, deadline
+                    region, places, message, inputs, options, deadline
                 )
                 if result is not None:
                     return result
-        message = _to_message(options, signature)
+                message = _to_message(options, signature)
         for tensor in inputs:
             _add_input(message, tensor)
         response = yield Rpc("ModelInfer", message, deadline.left(), self._metadata(options))
@@ -461,17 +463,18 @@ class Exchange:
         self,
         region: Region,
         places: _Places,
-        signature: Signature,
+        message: Any,
         inputs: Sequence[EncodedTensor],
         options: RequestOptions,
         deadline: Deadline,
     ) -> Steps[Result | None]:
         """As `_send_once`; returns None if the tensors have to go in the message."""
-        message = _to_message(options, signature)
-        places.fill(message, region)
-        release = self._regions.abandon  # also if this is interrupted
+        release = self._regions.give_back
         try:
-            response = yield Rpc("ModelInfer", message, deadline.left(), self._metadata(options))
+            places.fill(message, region)
+            rpc = Rpc("ModelInfer", message, deadline.left(), self._metadata(options))
+            release = self._regions.abandon  # also if this is interrupted
+            response = yield rpc
             release = self._regions.give_back
             result = to_result(response, region, places.outputs)
             self._output_sizes.observe(options.model, inputs, result)
@@ -788,13 +791,22 @@ class StreamState:
 
 
 class SequenceState:
-    """The correlation id of a sequence, and which of its requests comes next."""
+    """The correlation id of a sequence, and which of its requests comes next.
+
+    `streamed`: whether the last request had a stream.
+    """
 
     def __init__(self, options: RequestOptions, id: int | str) -> None:
         self._options = replace(options, retried=False)
         self._id = id or secrets.randbits(62) + 1
         self._last: Mapping[str, Value] | None = None
         self._ended = False
+        self.streamed = False
+
+    @property
+    def timeout(self) -> float | None:
+        """The timeout of requests without one of their own."""
+        return self._options.timeout
 
     def next_request(
         self,
@@ -818,12 +830,12 @@ class SequenceState:
                 "sequence_start": self._last is None,
                 "sequence_end": end,
             },
-            timeout=options.timeout if timeout is None else timeout,
+            timeout=self.timeout if timeout is None else timeout,
         )
 
-    def sent(self, values: Mapping[str, Value], end: bool) -> None:
+    def sent(self, values: Mapping[str, Value], end: bool, streamed: bool = False) -> None:
         """The server has a request."""
-        self._last, self._ended = values, end
+        self._last, self._ended, self.streamed = values, end, streamed
 
     def values_for_end(self) -> Mapping[str, Value] | None:
         """Inputs for a request that ends the sequence; None if it has ended, or has not begun."""

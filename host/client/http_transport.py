@@ -8,10 +8,12 @@ import http.client
 import json
 import select
 import socket
+import ssl
 import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -169,7 +171,7 @@ class HttpCall:
         if request.verb == "POST":
             headers["Content-Length"] = str(sum(map(len, body)))
         connection = self._connection = self._transport.take()
-        usable = False
+        usable = sent = False
         try:
             _connect(connection, deadline)
             if self._cancelled:  # before there was a connection to close
@@ -179,14 +181,17 @@ class HttpCall:
                 connection.putheader(name, value)
             if sum(map(len, body)) <= _JOINED_BYTES:
                 body = [b"".join(body)]
-            connection.endheaders(body[0])
-            for part in body[1:]:
-                _set_timeout(connection, deadline)
-                connection.send(part)
+            # A server may answer without reading the body; if it has not, `getresponse` fails.
+            with suppress(ConnectionError, ssl.SSLEOFError):
+                connection.endheaders(body[0])
+                for part in body[1:]:
+                    _set_timeout(connection, deadline)
+                    connection.send(part)
+                sent = True
             _set_timeout(connection, deadline)
             response = connection.getresponse()
             received = _read_body(connection, response, deadline)
-            usable = not response.will_close
+            usable = sent and not response.will_close
             encoding = response.headers.get("Content-Encoding", "")
             return response.status, response.headers, _decompress(received, encoding)
         except TimeoutError as error:

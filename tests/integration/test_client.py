@@ -239,6 +239,10 @@ def check_sequence_of_streams(client: pbhost.Client) -> None:
         assert [r["Y"].item() for r in sequence.stream(X=[10])] == [12, 22]
         assert [r["Y"].item() for r in sequence.stream(X=[100], end=True)] == [122, 222]
         assert error_of(lambda: sequence.stream(X=[1]))[0] is ErrorCode.INVALID_ARG
+    for _ in range(2):  # the first sequence ends with its block, or the second could not start
+        with client.sequence("steps", sequence_id=9) as sequence:
+            assert [r["Y"].item() for r in sequence.stream(X=[1])] == [1, 2]
+        assert error_of(lambda: sequence.stream(X=[1]))[0] is ErrorCode.INVALID_ARG
 
 
 def check_memory_of_streams(client: pbhost.Client, official: Client) -> None:
@@ -476,6 +480,10 @@ def test_the_asynchronous_client_does_the_same(host: RunningHost) -> None:
             async with client.sequence("sum") as sequence:
                 assert (await sequence.infer(X=1))["Y"][0, 0] == 1
                 assert (await sequence.infer(X=2))["Y"][0, 0] == 3
+            async with client.sequence("steps") as sequence:
+                assert [r["Y"].item() async for r in sequence.stream(X=[1])] == [1, 2]
+            with pytest.raises(HostError, match="this sequence has ended"):
+                await sequence.infer(X=[1])
             for _ in range(2):
                 result = await client.infer("floats", X=array)
                 np.testing.assert_array_equal(result["Y"], array)
@@ -700,6 +708,30 @@ def test_the_answer_of_another_server_is_one_line() -> None:
             thread.join(DEADLINE)
     assert code is ErrorCode.INTERNAL
     assert text.startswith("unexpected answer (status 501) from http://127.0.0.1:")
+
+
+def test_an_answer_before_the_body_was_read_is_the_error_of_the_call() -> None:
+    asked = []
+
+    class Refusal(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(b'{"error": "who are you?"}')
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusal) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pbhost.Client(f"http://127.0.0.1:{server.server_port}") as client:
+                files = {"1/weights": bytes(32 << 20)}
+                refused = error_of(lambda: client.load_model("m", files=files))
+        finally:
+            server.shutdown()
+            thread.join(DEADLINE)
+    assert refused == (ErrorCode.UNAUTHENTICATED, "who are you?")
+    assert len(asked) == 1
 
 
 def test_keys_certificates_and_compression(

@@ -196,6 +196,19 @@ def open_regions() -> int:
     return sum("pbhost-client" in name for name in names)
 
 
+@pytest.mark.parametrize("wrong", [{"parameters": {"a": None}}, {"headers": {"a": "\n"}}])
+def test_an_invalid_argument_holds_no_memory(wrong: Any) -> None:
+    client = exchange(memory=True)
+    run(client.infer(RequestOptions("m"), LARGE), METADATA, CONFIG, REGISTERED, answer())
+    held, options = open_regions(), RequestOptions("m", **wrong)
+    assert "'a'" in run(client.infer(options, LARGE), METADATA, CONFIG)[1].message
+    assert "'a'" in run(client.prepare_stream(options, LARGE))[1].message
+    # The first region is free for the next requests.
+    assert run(client.infer(RequestOptions("m"), LARGE), answer())[0] == ["ModelInfer"]
+    assert open_regions() == held
+    run(client.close(), UNREGISTERED)
+
+
 @pytest.mark.parametrize(
     "error",
     [
