@@ -15,7 +15,7 @@ async def main() -> None:
 
 
 async def look_up(client: pbhost.AsyncClient) -> None:
-    """Has at most three requests under way; a failed one fails alone."""
+    """Has at most three requests in flight; a failed one fails alone."""
     limit = asyncio.Semaphore(3)
 
     async def ask(city: str) -> int:

@@ -29,3 +29,9 @@ def test_requests_of_a_batch_have_responses_of_their_own(model):
     )
     labels = [response.output_tensors()[0].as_numpy()[0, 0] for response in (first, second)]
     assert labels == [b"praise", b"blame"]
+
+
+def test_a_text_that_is_not_utf_8_does_not_fail_others(model):
+    broken = {"TEXT": np.array([[b"\xff"]], np.object_)}
+    requests = [model.request(broken), model.request(text("The film is fine"))]
+    assert model.execute(requests)[1].output_tensors()[0].as_numpy()[0, 0] == b"praise"

@@ -1,18 +1,25 @@
 // Sends a batch of vectors, a request that fails, and a word whose letters come back as a stream.
 
+import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 
 import grpc from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
 
 const { inference } = grpc.loadPackageDefinition(
-  loadSync(new URL("inference.proto", import.meta.url).pathname, { keepCase: true, longs: Number }),
+  loadSync(fileURLToPath(new URL("inference.proto", import.meta.url)), {
+    keepCase: true,
+    longs: Number,
+  }),
 );
 const client = new inference.GRPCInferenceService(
   "localhost:8001",
   grpc.credentials.createInsecure(),
 );
 const modelInfer = promisify(client.modelInfer).bind(client);
+
+/** Options of a call that must end within a minute. */
+const soon = () => ({ deadline: Date.now() + 60000 });
 
 /** A request with rows of numbers for each input. */
 function floats(model, inputs) {
@@ -49,18 +56,18 @@ function* decodeStrings(bytes) {
 }
 
 const vectors = { A: [[1, 2, 3], [1, 0, 0]], B: [[2, 4, 6], [0, 5, 0]] };
-const response = await modelInfer(floats("similarity", vectors), { deadline: Date.now() + 60000 });
+const response = await modelInfer(floats("similarity", vectors), soon());
 const cosines = response.outputs[0].shape[0];
 const raw = response.raw_output_contents[0];
 console.log(Array.from({ length: cosines }, (_, row) => raw.readFloatLE(4 * row).toFixed(2)));
 
 try {
-  await modelInfer(floats("similar", vectors));
+  await modelInfer(floats("similar", vectors), soon());
 } catch (error) {
   console.log(grpc.status[error.code], error.details);
 }
 
-const stream = client.modelStreamInfer();
+const stream = client.modelStreamInfer(soon());
 stream.write({
   model_name: "spell",
   inputs: [{ name: "WORD", datatype: "BYTES", shape: [1] }],

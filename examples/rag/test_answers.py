@@ -1,8 +1,11 @@
 """Tests the pipeline in this process, without a server."""
 
+import shutil
+
 import numpy as np
 import pytest
 
+import triton_python_backend_utils as pb_utils
 from pbhost import testing
 
 
@@ -34,6 +37,24 @@ def test_questions_are_answered_from_the_passages(models, question, answer):
         text, parts = ask(pipeline, question)
     assert text.startswith(answer)
     assert all(text in part["source"][0].decode() for part in parts)
+
+
+def test_passages_may_be_more_than_one_batch(models, tmp_path):
+    shutil.copytree("models/passages", tmp_path / "passages")
+    texts = [f"Shelf {number} is full." for number in range(70)]
+    (tmp_path / "passages" / "1" / "passages.txt").write_text("\n".join(texts))
+
+    def embedder(request):
+        batch = pb_utils.get_input_tensor_by_name(request, "text").as_numpy()
+        assert len(batch) <= 32  # what a server accepts
+        vectors = models["embedder"].infer({"text": batch})["embedding"]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("embedding", vectors)])
+
+    question = {"text": np.array([[texts[-1].encode()]], np.object_)}
+    vector = models["embedder"].infer(question)["embedding"]
+    with testing.load(tmp_path / "passages", models={"embedder": embedder}) as passages:
+        found = passages.infer({"EMBEDDING": vector})["PASSAGES"]
+    assert found[0, 0].decode() == texts[-1]
 
 
 def test_an_error_of_the_search_is_that_of_the_pipeline(models):

@@ -1,6 +1,8 @@
 """Tests the pipeline in this process, without a server. Run train.py first."""
 
+import io
 import json
+import wave
 
 import numpy as np
 import pytest
@@ -38,3 +40,11 @@ def test_segments_say_when(transcriber):
 def test_other_files_are_refused(transcriber):
     with pytest.raises(Exception, match="audio: not a WAV file"):
         transcribe(transcriber, b"MP3")
+    with io.BytesIO() as file:
+        with wave.open(file, "wb") as sound:
+            sound.setparams((1, 1, 16000, 0, "NONE", ""))
+            sound.writeframes(bytes(16001))
+        narrow = file.getvalue()
+    with pytest.raises(Exception, match="got 1 channels, 1 bytes, 16000 Hz"):
+        transcribe(transcriber, narrow)
+    transcribe(transcriber, wav(speak("now"))[:-1])  # one that is cut off is heard to its end

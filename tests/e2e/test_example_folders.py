@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT, Serve
 from tests.stories import blocks, needs, tell_example
 
-NEEDS_GPU = "tensorrt_plan"  # tests/gpu runs it
+ELSEWHERE = "tensorrt_plan", "with_requirements"  # tests/gpu and test_examples.py run them
 EXAMPLES = sorted({path.parent for path in (ROOT / "examples").glob("*/test_*.py")})
 _LIBRARY = [
     pytest.mark.test_all(reason="each of its programs imports a large library"),
@@ -23,7 +23,7 @@ _LIBRARY = [
     [
         pytest.param(folder, id=folder.name, marks=_LIBRARY if needs(folder / "README.md") else [])
         for folder in EXAMPLES
-        if folder.name != NEEDS_GPU
+        if folder.name not in ELSEWHERE
     ],
 )
 def test_the_readme_of_an_example_does_what_it_says(

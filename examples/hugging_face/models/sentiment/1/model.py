@@ -19,7 +19,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         inputs = [pb_utils.get_input_tensor_by_name(r, "TEXT").as_numpy()[:, 0] for r in requests]
-        texts = [text.decode() for rows in inputs for text in rows]
+        # What is not UTF-8 must not fail the requests of others in the batch.
+        texts = [text.decode(errors="replace") for rows in inputs for text in rows]
         answers = iter(self.classify(texts, batch_size=len(texts), truncation=True))
         return [self.respond([next(answers) for _ in rows]) for rows in inputs]
 

@@ -7,6 +7,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 COUNT = 2
+BATCH = 32  # max_batch_size of the embedder
 
 
 class TritonPythonModel:
@@ -17,7 +18,9 @@ class TritonPythonModel:
 
     def execute(self, requests):
         if self.vectors is None:
-            self.vectors = embed(self.passages)
+            starts = range(0, len(self.passages), BATCH)
+            parts = [embed(self.passages[start : start + BATCH]) for start in starts]
+            self.vectors = np.concatenate(parts)
         inputs = [pb_utils.get_input_tensor_by_name(r, "EMBEDDING").as_numpy() for r in requests]
         scores = np.concatenate(inputs) @ self.vectors.T
         best = np.argsort(-scores, axis=1)[:, :COUNT]
@@ -32,7 +35,7 @@ class TritonPythonModel:
 
 
 def embed(texts):
-    """Return the embeddings of the passages, by the model that embeds the questions."""
+    """Return the embeddings of some passages, by the model that embeds the questions."""
     bls_request = pb_utils.InferenceRequest(
         model_name="embedder",
         inputs=[pb_utils.Tensor("text", texts.reshape(-1, 1))],

@@ -32,9 +32,9 @@ class TritonPythonModel:
 def answer(prompt):
     *passages, question = prompt.splitlines()
     sentences = [part for passage in passages for part in re.split(r"(?<=\.) ", passage)]
-    return max(sentences, key=lambda sentence: len(pairs(sentence) & pairs(question)))
+    return max(sentences, key=lambda sentence: len(pieces(sentence) & pieces(question)))
 
 
-def pairs(text):
-    """Return the pairs of letters in the words of a text."""
+def pieces(text):
+    """Return all pieces of three letters of the words of a text, and the shorter ends."""
     return {word[i : i + 3] for word in re.findall(r"\w+", text.lower()) for i in range(len(word))}
