@@ -230,7 +230,7 @@ class LogHandler(logging.Handler):
         self.warning = options.log_warning
         self.error = options.log_error
         self.log_format = options.log_format
-        self.progress_line = False  # whether a line without an end may be on the terminal
+        self._progress_shown = False  # a line without an end may be on the terminal
         self.dev = False  # whether lines are those of development mode, unless they are JSON
         self.tail: LogTail | None = None  # keeps the last lines
         self._verbose_level = 0
@@ -353,7 +353,7 @@ class LogHandler(logging.Handler):
         descriptor = _console_descriptor(stream)
         if descriptor is not None:
             stream.flush()  # what others have printed comes first
-            if self.progress_line and stream.isatty():
+            if self._progress_shown and stream.isatty():
                 text = CLEAR_LINE + text
             encoding = stream.encoding or "ascii"
             self._writer(descriptor).write(text.encode(encoding, "backslashreplace"))
@@ -364,6 +364,18 @@ class LogHandler(logging.Handler):
             encoding = stream.encoding or "ascii"
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
+
+    def show_progress(self, text: str) -> None:
+        """Shows a line without an end on stderr, a terminal, until the next one; "" shows none.
+
+        It is written in order with the lines of the log, which overwrite it.
+        """
+        self._progress_shown = bool(text)
+        descriptor = _console_descriptor(sys.stderr)
+        if descriptor is not None:
+            encoding = sys.stderr.encoding or "ascii"
+            line = (CLEAR_LINE + text).encode(encoding, "backslashreplace")
+            self._writer(descriptor).write(line)
 
     def _writer(self, descriptor: int) -> LogWriter:
         writer = self._writers.get(descriptor)

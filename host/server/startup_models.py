@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from host.errors import internal
 from host.instances.launchers import has_terminal
 from host.logs.formats import format_table
-from host.logs.log_handler import CLEAR_LINE, LogHandler
+from host.logs.log_handler import LogHandler
 from host.model_control.dependencies import EnsembleDependencies
 from host.model_control.repository_poller import RepositoryPoller, read_state
 from host.models.registry import Registry, VersionState
@@ -41,16 +41,13 @@ class LoadProgress:
 
     def __enter__(self) -> LoadProgress:
         if self._shown:
-            self._log.progress_line = True
             self._refresh()
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._log.progress_line = False
-            sys.stderr.write(CLEAR_LINE)
-            sys.stderr.flush()
+            self._log.show_progress("")
 
     def _refresh(self) -> None:
         states = {
@@ -64,8 +61,7 @@ class LoadProgress:
         ]
         loaded = sum(VersionState.READY in known for known in states.values())
         text = f"loaded {loaded}/{len(self._names)}, loading: {', '.join(loading)}"
-        sys.stderr.write(CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
-        sys.stderr.flush()
+        self._log.show_progress(text[: shutil.get_terminal_size().columns - 1])
         self._timer = asyncio.get_running_loop().call_later(_REFRESH_SECONDS, self._refresh)
 
 
