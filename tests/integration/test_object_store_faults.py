@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,8 +16,10 @@ from xml.sax.saxutils import escape
 import pytest
 
 from host.errors import HostError
+from host.repository.object_store import mirror as mirror_module
 from host.repository.object_store.mirror import MirrorSettings, open_repository
 from host.repository.repository import RepositoryMirror
+from tests.conftest import DEADLINE
 from tests.object_stores import BUCKET, ENVIRONMENT, Application, S3Server
 
 pytest.importorskip("moto.server", reason="needs moto's server (pip install 'moto[server]')")
@@ -396,3 +399,193 @@ def test_a_model_in_the_cache_that_has_lost_a_file_is_completed(
     file.chmod(0o600)
     file.write_bytes(b"")  # as after a power failure; the object is the same file
     assert fetch(s3.url(prefix), tmp_path)["1/weights"] == FILES["m/1/weights"]
+
+
+def test_a_model_whose_name_no_folder_can_have_fails_alone(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    name = 300 * "a"
+    s3.fault = list_fault([f"{prefix}/{key}" for key in (f"{name}/config.pbtxt", "m/1/x")])
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            with pytest.raises(HostError, match="a longer name than a folder can have"):
+                mirror.fingerprint(name)
+            assert mirror.model_path("m").is_dir()
+
+    asyncio.run(check())
+
+
+def test_a_model_whose_stand_in_cannot_be_written_fails_alone(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    deep = "/".join(20 * [250 * "d"])  # each name may be that of a file, but not the path
+    s3.fault = list_fault([f"{prefix}/{key}" for key in (f"deep/1/{deep}", "m/1/x")])
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            with pytest.raises(HostError, match=r"failed to prepare '\S+/deep': .*too long"):
+                mirror.fingerprint("deep")
+            assert mirror.model_path("m").is_dir()
+
+    asyncio.run(check())
+
+
+def test_an_empty_object_beside_the_models_is_no_model(
+    s3: S3Server, prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.put_files(prefix, {**FILES, "_SUCCESS": ""})
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            await mirror.refresh()
+            assert mirror.model_names() == ["m"]
+
+    asyncio.run(check())
+    assert len(re.findall("ignore '.*/_SUCCESS', an empty object", caplog.text)) == 1
+
+
+def test_only_the_user_of_the_cache_can_enter_it_and_files_cannot_be_written(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, {**FILES, "m/1/empty": ""})
+    cache = tmp_path / "a" / "cache"
+    fetch(s3.url(prefix), cache)
+    (folder,) = cache.iterdir()
+    assert {path.stat().st_mode & 0o777 for path in (cache, folder)} == {0o700}
+    objects = list((folder / "objects").iterdir())
+    assert {path.stat().st_mode & 0o777 for path in objects} == {0o444}
+    assert len(objects) == 3
+
+
+def test_a_listing_does_not_replace_what_a_later_one_has_found(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    listed, released = threading.Event(), threading.Event()
+
+    def hold(environ: dict[str, Any], start: Callable[..., Any], store: Application) -> Any:
+        if "list-type" not in environ["QUERY_STRING"] or listed.is_set():
+            return None
+        body = [b"".join(store(environ, start))]
+        listed.set()
+        released.wait(DEADLINE)
+        return body
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            s3.fault = hold
+            slow = asyncio.create_task(mirror.refresh())
+            try:
+                assert await asyncio.to_thread(listed.wait, DEADLINE)
+                s3.put_files(prefix, {"new/1/x": "new", "m/1/weights": "changed"})
+                await mirror.refresh("new")
+                await mirror.refresh("m")
+                changed = mirror.fingerprint("m")
+            finally:
+                released.set()
+            await slow
+            assert mirror.model_names() == ["m", "new"]
+            assert mirror.fingerprint("m") == changed
+
+    asyncio.run(check())
+
+
+def test_a_model_and_its_configuration_change_together(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    reached, released = threading.Event(), threading.Event()
+
+    def hold(*request: object) -> None:
+        reached.set()
+        released.wait(DEADLINE)
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            before = mirror.fingerprint("m"), mirror.model_path("m")
+            s3.put(f"{prefix}/m/config.pbtxt", "max_batch_size: 8")
+            s3.fault = objects_only(hold, "config.pbtxt")
+            refresh = asyncio.create_task(mirror.refresh())
+            try:
+                assert await asyncio.to_thread(reached.wait, DEADLINE)
+                assert (mirror.fingerprint("m"), mirror.model_path("m")) == before
+            finally:
+                released.set()
+            await refresh
+            assert mirror.fingerprint("m") != before[0]
+            config = mirror.model_path("m") / "config.pbtxt"
+            assert config.read_text() == "max_batch_size: 8"
+            assert before[1].is_dir(), "a load may still read it"
+
+    asyncio.run(check())
+
+
+def test_stand_ins_that_were_replaced_are_removed_later(
+    s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_module, "_REPLACED_SECONDS", 0.0)
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            paths = []
+            for content in "abc":
+                s3.put(f"{prefix}/m/1/x", content)
+                await mirror.refresh()
+                paths.append(mirror.model_path("m"))
+            await mirror.refresh()
+            assert [path.exists() for path in paths] == [False, False, True]
+
+    asyncio.run(check())
+
+
+def test_a_failed_listing_of_an_unknown_model_leaves_the_others(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            s3.fault = status("403 Forbidden")
+            await mirror.refresh("other")
+            assert mirror.model_names() == ["m"]
+            with pytest.raises(HostError, match="failed to list .*/other'"):
+                mirror.check()
+
+    asyncio.run(check())
+
+
+def test_a_model_larger_than_the_cache_removes_none(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, {"a/1/x": 1000 * b"a", "b/1/x": 3000 * b"b"})
+    url, limit = s3.url(prefix), 2500
+    fetch(url, tmp_path, "a", limit)
+    with pytest.raises(HostError, match="no room for 3000 bytes"):
+        fetch(url, tmp_path, "b", limit)
+    assert cached(tmp_path) == {"a"}
+
+
+def test_models_that_are_fetched_at_the_same_time_share_the_room(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, {"a/1/x": 1000 * b"a", "b/1/x": 1000 * b"b"})
+
+    async def check() -> list[BaseException | object]:
+        async with opened(s3.url(prefix), tmp_path, 1500) as mirror:
+            both = (mirror.fetch(name) for name in "ab")
+            return await asyncio.gather(*both, return_exceptions=True)
+
+    failed = [one for one in asyncio.run(check()) if isinstance(one, HostError)]
+    assert len(failed) == 1 and "no room for 1000 bytes" in failed[0].message
+
+
+def test_what_a_killed_fetch_has_left_makes_room(s3: S3Server, prefix: str, tmp_path: Path) -> None:
+    s3.put_files(prefix, {"a/1/x": 1000 * b"a", "b/1/x": 1000 * b"b"})
+    url = s3.url(prefix)
+    fetch(url, tmp_path, "a")
+    (folder,) = tmp_path.glob("*-a")
+    (snapshot,) = (path.parent for path in folder.glob("*/a"))
+    shutil.rmtree(snapshot)  # as if it had not been made yet
+    assert fetch(url, tmp_path, "b", limit=1500)
+    assert not list((folder / "objects").iterdir())

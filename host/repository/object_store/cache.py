@@ -13,10 +13,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
+import itertools
+import logging
 import os
 import shutil
+import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,10 @@ from pathlib import Path
 from host.errors import HostError, internal, unavailable
 from host.repository.object_store.stored_object import NEW, StoredObject
 
+_log = logging.getLogger("pbhost")
+
 _LOCK_POLL_SECONDS = 0.05
+_HEARTBEAT_SECONDS = 1.0
 _RESERVE = 100  # the share of the file system that is left free: one in so many bytes
 
 
@@ -65,29 +71,56 @@ class ModelCache:
         return self.objects / stored.identity
 
     def create(self) -> None:
-        """Creates the folder. Raises HostError."""
+        """Creates the folder, which only this user can enter. Raises HostError."""
+        root = self.path.parent
         try:
-            self.objects.mkdir(parents=True, exist_ok=True, mode=0o700)
+            root.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (root, self.path, self.objects):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            foreign = [folder for folder in (root, self.path) if _is_foreign(folder)]
         except OSError as error:
             raise _unusable(self.path, error) from error
+        if foreign:
+            raise internal(
+                f"the cache of repositories at {foreign[0]} belongs to another user, who could"
+                " replace models; choose another folder with --repository-cache-directory"
+            )
+
+    def write(self, stored: StoredObject, content: bytes) -> None:
+        """Writes the content of a small object, also without the lock. Blocks. Raises OSError."""
+        final = self.object_path(stored)
+        file, fresh = tempfile.mkstemp(NEW, f"{final.name}.", self.objects)
+        try:
+            with os.fdopen(file, "wb") as stream:
+                stream.write(content)
+                os.fchmod(file, 0o444)  # models of several servers may be links to it
+            os.rename(fresh, final)
+        except OSError:
+            Path(fresh).unlink(missing_ok=True)
+            raise
 
     @asynccontextmanager
     async def lock(self, stall_seconds: float) -> AsyncIterator[None]:
         """Held by the only server that changes the folder. Raises HostError UNAVAILABLE.
 
-        Another server may hold it for long, but touches it as long as it receives something.
+        Another server may hold it for long, but touches it all the time.
         """
         file = await asyncio.to_thread(self._open_lock)
+        began = time.time()
         try:
             while not _try_lock(file, fcntl.LOCK_EX):
-                if time.time() - os.fstat(file).st_mtime > 2 * stall_seconds:
+                # One that has just taken the lock may not have touched it yet.
+                if time.time() - max(began, os.fstat(file).st_mtime) > 2 * stall_seconds:
                     raise unavailable(
                         f"another server has held {self.path / 'lock'} for {2 * stall_seconds:g} s"
-                        " without receiving anything"
+                        " and does not respond"
                     )
                 await asyncio.sleep(_LOCK_POLL_SECONDS)
-            os.utime(file)
-            yield
+            heartbeat = asyncio.get_running_loop().create_task(self._touch_lock(file))
+            try:
+                yield
+            finally:
+                heartbeat.cancel()
         finally:
             os.close(file)
 
@@ -98,9 +131,14 @@ class ModelCache:
         except OSError as error:
             raise _unusable(self.path, error) from error
 
-    def touch(self) -> None:
-        """Tells servers that wait for the lock that this one makes progress."""
-        os.utime(self.path / "lock")
+    async def _touch_lock(self, file: int) -> None:
+        """Tells servers that wait for the lock that this one runs."""
+        while True:
+            try:
+                os.utime(file)
+            except OSError as error:
+                _log.warning("failed to touch %s: %s", self.path / "lock", error.strerror)
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
 
     def find(self, snapshot: str, name: str, files: Mapping[str, StoredObject]) -> Lease | None:
         """The model directory of a snapshot, if it is complete. Blocks. Raises HostError."""
@@ -166,11 +204,11 @@ class ModelCache:
 
         Empty ones are made. Raises OSError.
         """
-        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(self.objects)}
+        sizes = {entry.name: status.st_size for entry, status in _scan(self.objects)}
         missing = [one for identity, one in wanted.items() if sizes.get(identity) != one.size]
         for stored in missing:
             if not stored.size:
-                self.object_path(stored).write_bytes(b"")
+                self.write(stored, b"")
         return sorted((one for one in missing if one.size), key=lambda one: one.size, reverse=True)
 
     def snapshots(self) -> list[_Snapshot]:
@@ -200,10 +238,9 @@ class ModelCache:
         """Removes objects of no snapshot; returns their bytes. The caller holds the lock."""
         kept = {stored.identity for stored in keep}
         freed = 0
-        for entry in os.scandir(self.objects):
-            status = entry.stat()
+        for entry, status in _scan(self.objects):
             if status.st_nlink == 1 and entry.name not in kept:
-                os.unlink(entry.path)
+                Path(entry.path).unlink(missing_ok=True)
                 freed += status.st_size
         return freed
 
@@ -214,6 +251,7 @@ class RepositoryCache:
     def __init__(self, root: Path, limit: int) -> None:
         self.root = root
         self._limit = limit
+        self._reserved: dict[Path, int] = {}  # in the order of the first reservations
 
     def model(self, url: str, name: str) -> ModelCache:
         """The folder of a model of a repository."""
@@ -223,36 +261,60 @@ class RepositoryCache:
     def make_room(self, needed: int, keep: ModelCache, kept: Iterable[StoredObject]) -> None:
         """Removes what was not used for longest until there is room for `needed` bytes. Blocks.
 
-        The caller holds the lock of `keep`, and needs its objects `kept`. Raises HostError
-        UNAVAILABLE if there is not enough room.
+        The caller holds the lock of `keep`, needs its objects `kept`, and has reserved the room.
+        Raises HostError UNAVAILABLE if there is not enough, without what was reserved earlier.
         """
-        lacking = self._lacking(needed)
+        kept = list(kept)
+        reserved = list(self._reserved.items())
+        earlier = itertools.takewhile(lambda item: item[0] != keep.path, reserved)
+        others = sum(size for _, size in earlier)
+        lacking = self._lacking(needed + others)
         if lacking <= 0:
             return
-        kept = list(kept)
+        if lacking > self._used():
+            raise self._no_room(needed, others)  # nothing would be won by removing models
+        for folder in self._folders():  # what servers have left that were killed
+            self._remove("", folder, keep, kept)
+        lacking = self._lacking(needed + others)
+        if lacking <= 0:
+            return
         snapshots = [one for folder in self._folders() for one in folder.snapshots()]
         for snapshot in sorted(snapshots, key=lambda one: one.used):
-            self._remove(snapshot, keep, kept)
-            lacking = self._lacking(needed)
-            if lacking <= 0:
+            self._remove(snapshot.name, snapshot.folder, keep, kept)
+            if self._lacking(needed + others) <= 0:
                 return
+        raise self._no_room(needed, others)
+
+    def reserve(self, folder: ModelCache, size: int) -> None:
+        """Sets how many bytes a model still needs, of which other models of this server know."""
+        if size > 0:
+            self._reserved[folder.path] = size
+        else:
+            self._reserved.pop(folder.path, None)
+
+    def _no_room(self, needed: int, others: int) -> HostError:
         free = shutil.disk_usage(self.root).free
         limit = f" of the {self._limit} of --repository-cache-byte-size" if self._limit else ""
-        raise unavailable(
+        more = f"; other models that are fetched now need {others}" if others else ""
+        return unavailable(
             f"no room for {needed} bytes in {self.root}: {free} bytes are free, and the models in"
-            f" use have {self._used()}{limit}"
+            f" it have {self._used()}{limit}{more}"
         )
 
-    def _remove(self, snapshot: _Snapshot, keep: ModelCache, kept: list[StoredObject]) -> None:
-        folder = snapshot.folder
+    def _remove(
+        self, snapshot: str, folder: ModelCache, keep: ModelCache, kept: list[StoredObject]
+    ) -> None:
+        """Removes a snapshot, if any, and objects of no snapshot."""
         if folder.path == keep.path:
-            folder.remove(snapshot.name)
+            if snapshot:
+                folder.remove(snapshot)
             folder.remove_unlinked(kept)
             return
         file = os.open(folder.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if _try_lock(file, fcntl.LOCK_EX):
-                folder.remove(snapshot.name)
+                if snapshot:
+                    folder.remove(snapshot)
                 folder.remove_unlinked()
         finally:
             os.close(file)
@@ -267,14 +329,32 @@ class RepositoryCache:
 
     def _used(self) -> int:
         return sum(
-            entry.stat().st_size
-            for folder in self._folders()
-            for entry in os.scandir(folder.objects)
+            status.st_size for folder in self._folders() for _, status in _scan(folder.objects)
         )
 
     def _folders(self) -> list[ModelCache]:
         found = (ModelCache(Path(entry.path)) for entry in os.scandir(self.root) if entry.is_dir())
         return [folder for folder in found if folder.objects.is_dir()]
+
+
+def _scan(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """The entries of a folder, without those that another server removes meanwhile."""
+    for entry in os.scandir(folder):
+        try:
+            status = entry.stat()
+        except FileNotFoundError:
+            continue
+        yield entry, status
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether a user other than this one and root owns the folder. Raises OSError."""
+    owner = folder.stat().st_uid
+    if owner in (0, os.getuid()):
+        return False
+    # Some file systems on networks show another owner for everything that this user creates.
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        return os.stat(own).st_uid != owner
 
 
 def _try_lock(file: int, kind: int) -> bool:

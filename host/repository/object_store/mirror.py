@@ -6,8 +6,11 @@ import asyncio
 import hashlib
 import logging
 import os
+import shutil
+import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from host.config.defaults import is_version
-from host.errors import HostError, internal, invalid_argument
+from host.errors import HostError, internal, invalid_argument, unavailable
 from host.logs.formats import model_fields
 from host.repository.fingerprint import CACHES, Fingerprint
 from host.repository.object_store.cache import Lease, ModelCache, RepositoryCache
 from host.repository.object_store.client import StoreProcess, check_library
 from host.repository.object_store.location import is_store_url, parse_store_url
-from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
+from host.repository.object_store.stored_object import ObjectChanged, StoredObject
 from host.repository.repository import MirrorCounts, ModelDirectory, Repository, RepositoryScan
 from host.system.event_loop import run_all
 from host.system.files import PrivateDirectory
@@ -38,6 +41,7 @@ _MAX_CONFIG_BYTES = 16 << 20
 _MAX_NAME_BYTES = 255
 _LISTINGS = 16  # of models, at the same time
 _TRIES_OF_CHANGED = 3
+_REPLACED_SECONDS = 600.0  # no load reads a stand-in that was replaced before
 
 
 @dataclass(slots=True)
@@ -71,13 +75,27 @@ class Transfer:
 class ListedModel:
     """A model as the store lists it; files by their paths in the model directory.
 
-    `error`: why it cannot be made a directory.
+    `error`: why it cannot be made a directory. `directory`: its stand-in, if that could be made.
     """
 
     files: Mapping[str, StoredObject]
     folders: frozenset[str]
     fingerprint: Fingerprint
     error: HostError | None = None
+    directory: Path | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Listing:
+    """A listing in progress; `name`: of one model, or "".
+
+    What listings that began later have found is not replaced: `newer` are their models, and
+    `outdated` tells that one of them was of all models.
+    """
+
+    name: str
+    newer: set[str] = field(default_factory=set)
+    outdated: bool = False
 
 
 class StoreMirror:
@@ -103,19 +121,24 @@ class StoreMirror:
         self._stand_ins_lock = threading.Lock()
         self._stall_seconds = stall_seconds
         self._models: dict[str, ListedModel] = {}
-        self._prepared: dict[str, tuple[Fingerprint, Path]] = {}
-        self._error: HostError | None = None
+        self._error: HostError | None = None  # of the last listing of all models
+        self._name_error: HostError | None = None  # of the last one of a model that is not known
+        self._ignored: set[str] = set()
+        self._listings: list[_Listing] = []  # in progress, the oldest first
+        self._replaced: deque[tuple[float, Path]] = deque()  # stand-ins that a load may still read
 
     # What was listed last
 
     def check(self) -> None:
-        """Raises the error of the last listing of all models."""
-        if self._error is not None:
-            raise self._error
+        """Raises the error of the last listing of all models, or of one that is not known."""
+        error = self._error or self._name_error
+        if error is not None:
+            raise error
 
     def model_names(self) -> list[str]:
         """The sorted names of the models. Raises HostError if they could not be listed."""
-        self.check()
+        if self._error is not None:
+            raise self._error
         return sorted(self._models)
 
     def holds(self, name: str) -> bool:
@@ -124,15 +147,22 @@ class StoreMirror:
 
     def model_path(self, name: str) -> Path:
         """The stand-in of a model: a directory that is complete except for most contents."""
-        prepared = self._prepared.get(name)
-        return Path("missing", name) if prepared is None else prepared[1]
+        model = self._models.get(name)
+        directory = None if model is None else model.directory
+        return Path(os.devnull, name) if directory is None else directory
 
     def fingerprint(self, name: str) -> Fingerprint:
         """The files as they were listed, by URL. Raises HostError."""
-        model = self._models[name]
+        return self._find(name).fingerprint
+
+    def _find(self, name: str) -> ListedModel:
+        model = self._models.get(name)
+        if model is None:
+            self.check()
+            raise internal(f"model '{name}' is no longer in '{self.text}'")
         if model.error is not None:
             raise model.error
-        return model.fingerprint
+        return model
 
     def root(self, name: str) -> str:
         """What the paths in the fingerprint of a model begin with."""
@@ -162,14 +192,24 @@ class StoreMirror:
 
     async def refresh(self, name: str = "") -> None:
         """Lists all models, or one, and prepares their stand-ins. Keeps errors for later."""
-        began = time.monotonic()
+        listing = _Listing(name)
+        self._listings.append(listing)
+        try:
+            await self._refresh(listing)
+        finally:
+            self._listings.remove(listing)
+
+    async def _refresh(self, listing: _Listing) -> None:
+        name, began = listing.name, time.monotonic()
         try:
             found = await self._list(name)
         except HostError as error:
             self.counts.failures += 1
-            if name and name in self._models:
-                old = self._models[name]
-                self._models[name] = ListedModel(old.files, old.folders, old.fingerprint, error)
+            old = self._models.get(name)
+            if old is not None:
+                self._models[name] = replace(old, error=error)
+            elif name:
+                self._name_error = error
             else:
                 self._error = error
             return
@@ -182,31 +222,64 @@ class StoreMirror:
                 f"'{self.text}' is a model, expected a model repository: '{parent}'"
             )
             return
-        listed = await asyncio.to_thread(_by_model, self.text, found)
-        self._error = None
+        listed, alone = await asyncio.to_thread(_by_model, self.text, found)
         if name:
-            self._models.pop(name, None)
             listed = {one: model for one, model in listed.items() if one == name}
-            self._models.update(listed)
-        else:
-            self._models = listed
-            for gone in self._prepared.keys() - listed.keys():
-                del self._prepared[gone]
-        await self._prepare(listed)
+        prepared = await self._prepare(listed)
+        self._name_error = None
+        if not name:
+            self._error = None
+            for path in sorted(alone - self._ignored):
+                _log.warning("ignore '%s/%s', an empty object that is no folder", self.text, path)
+            self._ignored = alone
+        await asyncio.to_thread(self._remove_replaced, self._publish(listing, prepared))
+
+    def _publish(self, listing: _Listing, prepared: Mapping[str, ListedModel]) -> list[Path]:
+        """Replaces models by newer ones; returns the stand-ins that no load reads any more."""
+        names = {listing.name} if listing.name else self._models.keys() | prepared.keys()
+        for name in () if listing.outdated else names - listing.newer:
+            old, new = self._models.pop(name, None), prepared.get(name)
+            if new is not None:
+                self._models[name] = new
+            directory = None if old is None else old.directory
+            if directory is not None and (new is None or new.directory != directory):
+                self._replaced.append((time.monotonic(), directory))
+        for older in self._listings[: self._listings.index(listing)]:
+            older.newer.add(listing.name)
+            older.outdated = older.outdated or not listing.name
+        used = {model.directory for model in self._models.values()}
+        removable = []
+        while self._replaced and time.monotonic() - self._replaced[0][0] > _REPLACED_SECONDS:
+            removable.append(self._replaced.popleft()[1])
+        readable = used | {directory for _, directory in self._replaced}
+        removable += [
+            model.directory for model in prepared.values() if model.directory is not None
+        ]  # of a listing that is outdated
+        return [directory for directory in removable if directory not in readable]
 
     async def _list(self, name: str) -> list[StoredObject]:
-        async for reply in self._process.send(self.text, self._stall_seconds, name):
-            if reply.objects is not None:
-                return reply.objects
+        try:
+            async for reply in self._process.send(self.text, self._stall_seconds, name):
+                if reply.objects is not None:
+                    return reply.objects
+        except OSError as error:
+            raise unavailable(
+                f"failed to list '{self.text}': cannot start the process that reads object"
+                f" stores: {error.strerror or error}"
+            ) from error
         raise AssertionError("the last reply has the listing")
 
-    async def _prepare(self, listed: Mapping[str, ListedModel]) -> None:
+    async def _prepare(self, listed: Mapping[str, ListedModel]) -> dict[str, ListedModel]:
         """Makes the stand-ins of models that have changed."""
         limit = asyncio.Semaphore(_LISTINGS)
+        prepared = dict(listed)
 
         async def prepare(name: str, model: ListedModel) -> None:
-            prepared = self._prepared.get(name)
-            if model.error is not None or (prepared and prepared[0] == model.fingerprint):
+            known = self._models.get(name)
+            if model.error is not None:
+                return
+            if known and known.directory is not None and known.fingerprint == model.fingerprint:
+                prepared[name] = replace(known, error=None)
                 return
             async with limit:
                 try:
@@ -214,13 +287,16 @@ class StoreMirror:
                     path = await asyncio.to_thread(self._write_stand_in, name, model, contents)
                 except HostError as error:
                     self.counts.failures += 1
-                    self._models[name] = ListedModel(
-                        model.files, model.folders, model.fingerprint, error
-                    )
+                    prepared[name] = replace(model, error=error)
+                except OSError as error:
+                    self.counts.failures += 1
+                    text = f"failed to prepare '{self.root(name)}': {error}"
+                    prepared[name] = replace(model, error=internal(text))
                 else:
-                    self._prepared[name] = model.fingerprint, path
+                    prepared[name] = replace(model, directory=path)
 
         await run_all(prepare(name, model) for name, model in listed.items())
+        return prepared
 
     async def _read_configs(self, name: str, model: ListedModel) -> dict[str, bytes]:
         """The contents of the configuration files, from the cache if they are there."""
@@ -251,24 +327,31 @@ class StoreMirror:
 
         def write() -> None:
             folder.create()
-            fresh = path.with_name(f"{path.name}.{os.getpid()}{NEW}")
-            fresh.write_bytes(content)
-            fresh.chmod(0o444)
-            fresh.rename(path)
+            folder.write(stored, content)
 
-        await asyncio.to_thread(write)
+        try:
+            await asyncio.to_thread(write)
+        except (HostError, OSError) as error:  # a load that needs the file reads it again
+            _log.warning("failed to keep '%s/%s' in the cache: %s", self.text, stored.path, error)
         return content
 
     def _write_stand_in(self, name: str, model: ListedModel, contents: Mapping[str, bytes]) -> Path:
         with self._stand_ins_lock:
             self._stand_ins = self._stand_ins or PrivateDirectory()
-        digest = hashlib.sha256(repr(sorted(model.fingerprint)).encode()).hexdigest()[:16]
-        directory = self._stand_ins.path / digest / name
-        for folder in ("", *model.folders):
-            (directory / folder).mkdir(parents=True, exist_ok=True)
-        for path in model.files:
-            (directory / path).write_bytes(contents.get(path, b""))
+        directory = Path(tempfile.mkdtemp(dir=self._stand_ins.path)) / name
+        try:
+            for folder in ("", *model.folders):
+                (directory / folder).mkdir(parents=True, exist_ok=True)
+            for path in model.files:
+                (directory / path).write_bytes(contents.get(path, b""))
+        except OSError:
+            shutil.rmtree(directory.parent, ignore_errors=True)
+            raise
         return directory
+
+    def _remove_replaced(self, directories: Iterable[Path]) -> None:
+        for directory in directories:
+            shutil.rmtree(directory.parent, ignore_errors=True)
 
     # Fetching
 
@@ -279,12 +362,7 @@ class StoreMirror:
         Raises HostError.
         """
         for left in reversed(range(_TRIES_OF_CHANGED)):
-            model = self._models.get(name)
-            if model is None:
-                self.check()
-                raise internal(f"model '{name}' is no longer in '{self.text}'")
-            if model.error is not None:
-                raise model.error
+            model = self._find(name)
             try:
                 return await self._fetch_listed(name, model, versions)
             except ObjectChanged as error:
@@ -338,9 +416,18 @@ class StoreMirror:
         if not missing:
             return
         total = sum(stored.size for stored in missing)
-        await asyncio.to_thread(self._cache.make_room, total, folder, wanted.values())
+        self._cache.reserve(folder, total)
+        try:
+            await asyncio.to_thread(self._cache.make_room, total, folder, wanted.values())
+            await self._fetch_objects(name, folder, missing, total)
+        finally:
+            self._cache.reserve(folder, 0)
+
+    async def _fetch_objects(
+        self, name: str, folder: ModelCache, missing: Collection[StoredObject], total: int
+    ) -> None:
         transfer = self.transfers[name] = Transfer(name, total)
-        reporter = asyncio.get_running_loop().create_task(self._report(transfer, folder))
+        reporter = asyncio.get_running_loop().create_task(self._report(transfer))
         began = time.monotonic()
 
         async def fetch(stored: StoredObject) -> None:
@@ -348,6 +435,7 @@ class StoreMirror:
             url, seconds = self.text, self._stall_seconds
             async for reply in self._process.send(url, seconds, stored=stored, path=str(path)):
                 transfer.done += reply.received
+                self._cache.reserve(folder, total - transfer.done)
                 self.counts.fetched_bytes += reply.received
             self.counts.fetched_objects += 1
 
@@ -365,20 +453,14 @@ class StoreMirror:
             extra=model_fields(name),
         )  # fmt: skip
 
-    async def _report(self, transfer: Transfer, folder: ModelCache) -> None:
-        """Logs the progress of a long fetch, and tells other servers that there is some."""
-        reported, before = time.monotonic(), 0
+    async def _report(self, transfer: Transfer) -> None:
+        """Logs the progress of a long fetch."""
         while True:
-            await asyncio.sleep(1.0)
-            if transfer.done > before:
-                before = transfer.done
-                await asyncio.to_thread(folder.touch)
-            if time.monotonic() - reported >= _REPORT_SECONDS:
-                reported = time.monotonic()
-                _log.info(
-                    "fetching '%s' from '%s': %s", transfer.model, self.text, transfer,
-                    extra=model_fields(transfer.model),
-                )  # fmt: skip
+            await asyncio.sleep(_REPORT_SECONDS)
+            _log.info(
+                "fetching '%s' from '%s': %s", transfer.model, self.text, transfer,
+                extra=model_fields(transfer.model),
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,20 +583,24 @@ async def fetch_model(url: str, settings: MirrorSettings) -> Path:
         await repository.close()
 
 
-def _by_model(url: str, found: Iterable[StoredObject]) -> dict[str, ListedModel]:
-    """The models of a listing."""
+def _by_model(url: str, found: Iterable[StoredObject]) -> tuple[dict[str, ListedModel], set[str]]:
+    """The models of a listing, and the names of empty objects beside them: marks of jobs."""
     by_name: dict[str, list[StoredObject]] = {}
+    empty: set[str] = set()
     for stored in found:
         name, slash, rest = stored.path.partition("/")
-        if slash or not stored.size:
+        if not slash and not stored.size:
+            empty.add(name)  # or the mark of a folder
+        if slash:
             by_name.setdefault(name, [])
-        if slash and CACHES.isdisjoint(rest.split("/")):
-            by_name[name].append(stored)
-    return {
+            if CACHES.isdisjoint(rest.split("/")):
+                by_name[name].append(stored)
+    models = {
         name: _listed_model(f"{url}/{name}", name, objects)
         for name, objects in by_name.items()
         if not name.startswith(".") and name != "__pycache__"
     }
+    return models, empty - by_name.keys()
 
 
 def _listed_model(root: str, name: str, objects: Iterable[StoredObject]) -> ListedModel:
@@ -538,6 +624,8 @@ def _find_error(
     root: str, files: Mapping[str, StoredObject], folders: Collection[str]
 ) -> HostError | None:
     """Why the objects cannot be files of a directory."""
+    if len(root.rpartition("/")[2].encode()) > _MAX_NAME_BYTES:
+        return invalid_argument(f"'{root}' has a longer name than a folder can have")
     for path in files:
         if path in folders:
             return invalid_argument(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from host.errors import HostError
+from host.repository.object_store.cache import ModelCache, RepositoryCache
 from host.repository.object_store.credentials import read_settings
 from host.repository.object_store.location import StoreLocation, is_store_url, parse_store_url
 from host.repository.object_store.mirror import MirrorSettings, open_repository
+from host.repository.object_store.stored_object import StoredObject
+from tests.conftest import DEADLINE
 
 
 @pytest.mark.parametrize(
@@ -134,3 +139,42 @@ def test_without_the_library_the_error_says_what_to_install(
     with pytest.raises(HostError, match=r"'s3://b' needs .* pip install 'pbhost\[cloud\]'"):
         open_repository(["s3://b"], False, settings)
     assert open_repository([tmp_path], False, settings).scan().models == {}
+
+
+def test_a_server_that_has_just_taken_the_lock_of_a_model_is_waited_for(tmp_path: Path) -> None:
+    async def check() -> None:
+        cache = ModelCache(tmp_path / "m")
+        async with cache.lock(1.0):
+
+            async def wait() -> None:
+                async with cache.lock(1.0):
+                    pass
+
+            await asyncio.sleep(0)
+            os.utime(cache.path / "lock", (0, 0))
+            waiting = asyncio.create_task(wait())
+            await asyncio.wait([waiting], timeout=0.2)
+            assert not waiting.done()
+        await asyncio.wait_for(waiting, DEADLINE)
+
+    asyncio.run(check())
+
+
+def test_objects_that_vanish_while_they_are_counted_do_not_matter(tmp_path: Path) -> None:
+    cache = RepositoryCache(tmp_path, limit=10)
+    folder = cache.model("s3://b", "m")
+    folder.create()
+    (folder.objects / "gone").symlink_to("missing")  # is listed, but has no status
+    wanted = StoredObject("m/x", 5, "e", "", 0.0)
+    assert folder.find_missing({wanted.identity: wanted}) == [wanted]
+    cache.make_room(5, folder, [wanted])
+
+
+def test_a_cache_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("needs root, to give a folder to another user")
+    root = tmp_path / "cache"
+    root.mkdir()
+    os.chown(root, 12345, -1)
+    with pytest.raises(HostError, match="cache belongs to another user"):
+        RepositoryCache(root, limit=0).model("s3://b", "m").create()
