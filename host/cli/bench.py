@@ -124,12 +124,12 @@ _ALONE = {
 """Flags that other ones make useless."""
 
 
-def _check_together(options: BenchOptions) -> None:
-    """Raises InvalidInput for flags that would have no effect."""
-    default = BenchOptions()
+def check_together(options: Any) -> None:
+    """Raises InvalidInput for flags of bench or tune that would have no effect."""
+    default = type(options)()
 
     def is_given(name: str) -> bool:
-        return bool(getattr(options, name) != getattr(default, name))
+        return bool(getattr(options, name, None) != getattr(default, name, None))
 
     for name, others in _ALONE.items():
         for other in others:
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if not URL.fullmatch(url):
         _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
     try:
-        _check_together(options)
+        check_together(options)
         measured = _Bench(url.rstrip("/"), model, options).run()
     except InvalidInput as error:
         _fail(str(error), _EXIT_USAGE)

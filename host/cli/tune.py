@@ -20,7 +20,13 @@ from host.cli.arguments import (
     serve_flag,
     split_inputs,
 )
-from host.cli.bench import check_shapes, format_milliseconds, format_rate, read_shapes
+from host.cli.bench import (
+    check_shapes,
+    check_together,
+    format_milliseconds,
+    format_rate,
+    read_shapes,
+)
 from host.cli.infer import check_parameters, read_config_when_loaded, read_parameters
 from host.errors import HostError, invalid_argument
 from host.load_generator.job import Protocol
@@ -134,6 +140,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if options.yes and options.dry_run:
         _fail("give either --yes or --dry-run", _EXIT_USAGE)
     try:
+        check_together(options)
         _tune(Path(absolute_path(str(directory))), options)
     except InvalidInput as error:
         _fail(str(error), _EXIT_USAGE)

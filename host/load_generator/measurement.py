@@ -255,10 +255,10 @@ class Measuring:
         plan, workers = self._plan, self._workers
         if plan.requests:
             if plan.warmup:
-                workers.start(_jobs(load, level, replace(plan, requests=0), processes))
+                workers.start(divide(load, level, replace(plan, requests=0), processes))
                 self._wait(Progress(level, "warm-up"), plan.warmup)
             counts = self._read_counts()
-            workers.start(_jobs(load, level, plan, processes))
+            workers.start(divide(load, level, plan, processes))
             sample = self._wait(Progress(level, f"{plan.requests} requests"), math.inf)
             workers.stop()
             if sample.ended:  # without the time of connecting, and until the last look
@@ -266,7 +266,7 @@ class Measuring:
             return Measurement(
                 level, sample, True, processes, self._since(counts), self._is_interrupted()
             )
-        workers.start(_jobs(load, level, plan, processes))
+        workers.start(divide(load, level, plan, processes))
         self._wait(Progress(level, "warm-up"), plan.warmup)
         windows: list[Sample] = []
         edges = [self._read_counts()]
@@ -319,7 +319,7 @@ def _most_processes(level: Level, plan: Plan) -> int:
     return min(one for one in (_MOST_PROCESSES, level.concurrency, plan.requests) if one)
 
 
-def _jobs(load: Load, level: Level, plan: Plan, processes: int) -> list[Job]:
+def divide(load: Load, level: Level, plan: Plan, processes: int) -> list[Job]:
     """Divides a load among processes."""
     jobs = []
     for number in range(processes):

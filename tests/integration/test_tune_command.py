@@ -86,6 +86,7 @@ def test_what_cannot_be_tuned_is_told_in_a_line(repository: RepositoryBuilder) -
         ([repository.path], 1, "is a model repository, expected a model directory"),
         ([repository.path / "broken"], 1, "ValueError: no such file"),
         ([repository.path / "sleepy", "--shape=Z:1"], 2, "the model has no input 'Z'"),
+        ([repository.path / "sleepy", "--recording=x", "--shape=X:1"], 2, "--shape has no effect"),
         ([repository.path / "sleepy", "--goal=p99"], 2, "expected throughput, or a latency"),
     ]
     for arguments, expected, text in cases:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from array import array
+from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from host.load_generator.job import Protocol, Target
 from host.load_generator.measurement import (
     Level,
+    Load,
     Measurement,
+    Plan,
     ServerCounts,
     are_alike,
+    divide,
     mean,
     quantile,
     summarize,
 )
+from host.load_generator.schedule import arrival_times
 from host.load_generator.workers import Sample
 
 POSITIVE = st.floats(0.001, 1e6)
@@ -89,6 +95,26 @@ def test_failures_before_the_reported_windows_count() -> None:
     whole = summarize(windows)
     assert (whole.seconds, len(whole.latencies)) == (3.0, 3)
     assert (whole.failures, whole.messages) == ({"INTERNAL": 2}, {"INTERNAL": "why"})
+
+
+@given(st.integers(1, 50), st.integers(1, 8), st.sampled_from([1, 3, 24]))
+def test_processes_share_a_load(requests: int, processes: int, chains: int) -> None:
+    processes = min(processes, requests)
+    load = Load(Target("h", 1, False, Protocol.GRPC), [[b"%d" % n] for n in range(chains)])
+    jobs = divide(load, Level(24), Plan(requests=requests), processes)
+    assert sum(job.concurrency for job in jobs) == 24
+    assert sum(job.requests for job in jobs) == requests
+    assert all(job.requests for job in jobs)  # 0 would have no end
+    if chains == 24:
+        assert all(len(job.chains) == job.concurrency for job in jobs)
+        assert len({chain[0] for job in jobs for chain in job.chains}) == 24
+    jobs = divide(load, Level(rate=100.0, poisson=False), Plan(), processes)
+    times = sorted(
+        time
+        for job in jobs
+        for time in islice(arrival_times(job.offset, job.rate, False, job.seed), 3)
+    )
+    assert times == pytest.approx([n / 100 for n in range(3 * processes)])
 
 
 @pytest.mark.parametrize(
