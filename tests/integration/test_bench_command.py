@@ -231,23 +231,15 @@ def test_open_loop_counts_from_the_time_when_a_request_was_due(host: RunningHost
 
 
 def test_several_processes_share_a_load(host: RunningHost, seen: Path) -> None:
-    for flags in (["--concurrency=3"], ["--rate=500"]):
+    cases = [(["--concurrency=3", "--processes=2"], 25), (["--rate=500", "--processes=3"], 2)]
+    for flags, requests in cases:
         seen.write_text("")
         (level,) = levels(
-            f"grpc://{host.url}", "double", "--requests=25", "--warmup=0", "--processes=2", *flags
+            f"grpc://{host.url}", "double", f"--requests={requests}", "--warmup=0", *flags
         )
-        assert (level["requests"], level["client_processes"]) == (25, 2)
-        assert len(seen.read_text().splitlines()) == 26
-
-
-def test_there_are_no_more_processes_than_requests(host: RunningHost, seen: Path) -> None:
-    for flags in (["--concurrency=3"], ["--rate=500"]):
-        seen.write_text("")
-        (level,) = levels(
-            f"grpc://{host.url}", "double", "--requests=2", "--warmup=0", "--processes=3", *flags
-        )
-        assert (level["requests"], level["client_processes"]) == (2, 2)
-        assert len(seen.read_text().splitlines()) == 3
+        assert level["requests"] == requests
+        assert level["client_processes"] == 2  # not more than requests
+        assert len(seen.read_text().splitlines()) == requests + 1
 
 
 def test_the_time_of_a_number_of_requests_is_from_the_first_to_the_last(host: RunningHost) -> None:
