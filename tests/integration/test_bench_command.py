@@ -463,6 +463,7 @@ def test_ctrl_c_prints_what_was_measured(host: RunningHost, seen: Path) -> None:
     assert float(re.split(" {2,}", out.splitlines()[2].strip())[1]) > 0
 
 
+@pytest.mark.test_all(reason="loads a server for seconds, twice")
 def test_a_load_survives_that_connections_end_and_not_that_the_server_stops(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:

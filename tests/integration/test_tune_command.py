@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import DEADLINE, RepositoryBuilder, wait_until
 
 SLEEPY = """
@@ -78,6 +80,7 @@ def test_a_model_that_waits_gets_instances_and_its_file_keeps_the_rest(
     assert path.read_text() == CONFIG + "instance_group { count: 2 }\n"
 
 
+@pytest.mark.test_all(reason="starts the command six times")
 def test_what_cannot_be_tuned_is_told_in_a_line(repository: RepositoryBuilder) -> None:
     repository.add("sleepy", SLEEPY, CONFIG)
     repository.add("broken", "raise ValueError('no such file')\n", CONFIG)
