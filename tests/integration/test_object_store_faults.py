@@ -390,6 +390,59 @@ def test_the_least_recently_used_models_make_room(
     asyncio.run(fetch_all())
 
 
+def incomplete(cache: Path) -> set[Path]:
+    """The files that are being fetched."""
+    return set(cache.glob("*/objects/*.new"))
+
+
+def test_a_configuration_that_cannot_be_kept_in_the_cache_is_still_read(
+    s3: S3Server, prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.put_files(prefix, {"m/config.pbtxt": FILES["m/config.pbtxt"]})
+    fetch(s3.url(prefix), tmp_path)
+    (file,) = tmp_path.glob("*/objects/*")
+    file.unlink()
+    file.mkdir()
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            assert read_files(mirror.model_path("m")) == {"config.pbtxt": b'backend: "python"'}
+
+    asyncio.run(check())
+    assert "failed to keep" in caplog.text and incomplete(tmp_path) == set()
+
+
+def test_a_fetch_after_a_cancelled_one_writes_to_files_of_its_own(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    reached, released = threading.Semaphore(0), threading.Event()
+
+    def hold(*request: object) -> None:
+        reached.release()
+        released.wait(DEADLINE)
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            s3.fault = objects_only(hold)
+            written: list[set[Path]] = []
+            try:
+                for _ in range(2):
+                    fetching = asyncio.create_task(mirror.fetch("m"))
+                    assert await asyncio.to_thread(reached.acquire, timeout=DEADLINE)
+                    written.append(incomplete(tmp_path))
+                    fetching.cancel()
+                    await asyncio.wait([fetching])
+            finally:
+                released.set()
+            assert written[0] and written[1] - written[0]
+            fetched = await mirror.fetch("m")
+            assert read_files(fetched.path)["1/weights"] == FILES["m/1/weights"]
+            fetched.close()
+
+    asyncio.run(check())
+
+
 def test_a_model_in_the_cache_that_has_lost_a_file_is_completed(
     s3: S3Server, prefix: str, tmp_path: Path
 ) -> None:

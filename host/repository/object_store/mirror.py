@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -25,7 +26,7 @@ from host.repository.fingerprint import CACHES, Fingerprint
 from host.repository.object_store.cache import Lease, ModelCache, RepositoryCache
 from host.repository.object_store.client import StoreProcess, check_library
 from host.repository.object_store.location import is_store_url, parse_store_url
-from host.repository.object_store.stored_object import ObjectChanged, StoredObject
+from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
 from host.repository.repository import MirrorCounts, ModelDirectory, Repository, RepositoryScan
 from host.system.event_loop import run_all
 from host.system.files import PrivateDirectory
@@ -431,12 +432,15 @@ class StoreMirror:
         began = time.monotonic()
 
         async def fetch(stored: StoredObject) -> None:
+            # A cancelled fetch of the same object may still end in the other process.
             path = folder.object_path(stored)
+            fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}{NEW}")
             url, seconds = self.text, self._stall_seconds
-            async for reply in self._process.send(url, seconds, stored=stored, path=str(path)):
+            async for reply in self._process.send(url, seconds, stored=stored, path=str(fresh)):
                 transfer.done += reply.received
                 self._cache.reserve(folder, total - transfer.done)
                 self.counts.fetched_bytes += reply.received
+            await asyncio.to_thread(fresh.rename, path)
             self.counts.fetched_objects += 1
 
         try:

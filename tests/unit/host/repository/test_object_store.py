@@ -16,7 +16,7 @@ from host.repository.object_store.credentials import read_settings
 from host.repository.object_store.location import StoreLocation, is_store_url, parse_store_url
 from host.repository.object_store.mirror import MirrorSettings, open_repository
 from host.repository.object_store.stored_object import StoredObject
-from tests.conftest import DEADLINE
+from tests.conftest import DEADLINE, wait_until
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,22 @@ def test_a_server_that_has_just_taken_the_lock_of_a_model_is_waited_for(tmp_path
             await asyncio.wait([waiting], timeout=0.2)
             assert not waiting.done()
         await asyncio.wait_for(waiting, DEADLINE)
+
+    asyncio.run(check())
+
+
+def test_the_lock_of_a_model_is_touched_while_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("host.repository.object_store.cache._HEARTBEAT_SECONDS", 0.01)
+
+    async def check() -> None:
+        cache = ModelCache(tmp_path / "m")
+        lock = cache.path / "lock"
+        async with cache.lock(1.0):
+            for _ in range(2):
+                os.utime(lock, (0, 0))
+                await asyncio.to_thread(wait_until, lambda: os.stat(lock).st_mtime > 0, "a touch")
 
     asyncio.run(check())
 
