@@ -4,13 +4,14 @@
 
 import { randomBytes } from "node:crypto";
 import { createRequire } from "node:module";
+import { fileURLToPath } from "node:url";
 
 const folder = new URL("../examples/node_client/", import.meta.url);
 const require = createRequire(folder); // `make node-client` installs the packages there
 const grpc = require("@grpc/grpc-js");
 const { loadSync } = require("@grpc/proto-loader");
 const { inference } = grpc.loadPackageDefinition(
-  loadSync(new URL("inference.proto", folder).pathname, { keepCase: true, longs: Number }),
+  loadSync(fileURLToPath(new URL("inference.proto", folder)), { keepCase: true, longs: Number }),
 );
 const [address, model, clients, requests] = process.argv.slice(2);
 const MOST_ELEMENTS = 256;
