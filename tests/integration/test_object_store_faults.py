@@ -544,6 +544,35 @@ def test_a_listing_does_not_replace_what_a_later_one_has_found(
     asyncio.run(check())
 
 
+def test_a_failed_listing_does_not_hide_what_a_later_one_has_found(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+    reached, released = threading.Event(), threading.Event()
+
+    def hold(environ: dict[str, Any], start: Callable[..., Any], store: Application) -> Any:
+        if reached.is_set():
+            return None
+        reached.set()
+        released.wait(DEADLINE)
+        return status("403 Forbidden")(environ, start, store)
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            s3.fault = hold
+            slow = asyncio.create_task(mirror.refresh())
+            try:
+                assert await asyncio.to_thread(reached.wait, DEADLINE)
+                await mirror.refresh()
+            finally:
+                released.set()
+            await slow
+            assert mirror.counts.failures == 1
+            assert mirror.model_names() == ["m"]
+
+    asyncio.run(check())
+
+
 def test_a_model_and_its_configuration_change_together(
     s3: S3Server, prefix: str, tmp_path: Path
 ) -> None:

@@ -207,6 +207,8 @@ class StoreMirror:
         except HostError as error:
             self.counts.failures += 1
             old = self._models.get(name)
+            if listing.outdated or name in listing.newer:
+                return
             if old is not None:
                 self._models[name] = replace(old, error=error)
             elif name:
@@ -237,14 +239,16 @@ class StoreMirror:
 
     def _publish(self, listing: _Listing, prepared: Mapping[str, ListedModel]) -> list[Path]:
         """Replaces models by newer ones; returns the stand-ins that no load reads any more."""
-        names = {listing.name} if listing.name else self._models.keys() | prepared.keys()
+        models = dict(self._models)  # threads read the other one meanwhile
+        names = {listing.name} if listing.name else models.keys() | prepared.keys()
         for name in () if listing.outdated else names - listing.newer:
-            old, new = self._models.pop(name, None), prepared.get(name)
+            old, new = models.pop(name, None), prepared.get(name)
             if new is not None:
-                self._models[name] = new
+                models[name] = new
             directory = None if old is None else old.directory
             if directory is not None and (new is None or new.directory != directory):
                 self._replaced.append((time.monotonic(), directory))
+        self._models = models
         for older in self._listings[: self._listings.index(listing)]:
             older.newer.add(listing.name)
             older.outdated = older.outdated or not listing.name
