@@ -8,6 +8,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # those of another one.
 WORKERS ?= $(shell expr 5 '*' $$(nproc) / 2)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+SHOWN := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)
 
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
@@ -67,8 +68,8 @@ check-mypy:
 check-basedpyright:
 	$(BIN)/basedpyright
 
-# Lint and types use the time in which tests wait. With `+`, make shows the progress of tests at once;
-# what a check prints appears when it ends, and a failed check fails the whole after the tests.
+# Lint and types use the time in which tests wait. With `+`, make shows the progress of tests at once,
+# but also runs them with `make -n`; what a check prints appears when it ends, and a failed check fails the whole after the tests.
 test: $(VENV)/test.stamp  ## lint, types and tests in twelve minutes; some of them also with two frontend processes
 	$(AT_ONCE) $(CHECKS) run-tests
 
@@ -76,8 +77,8 @@ test-all: $(VENV)/test.stamp $(VENV)/docs.stamp  ## all tests, those that take l
 	PBHOST_TEST_ALL=1 $(AT_ONCE) $(CHECKS) run-tests FRONTEND_SAMPLE='$(FRONTEND_TESTS)'
 
 run-tests:
-	+$(PYTEST) -raR
-	+PBHOST_TEST_FRONTENDS=2 $(PYTEST) $(FRONTEND_SAMPLE)
+	$(SHOWN)$(PYTEST) -raR
+	$(SHOWN)PBHOST_TEST_FRONTENDS=2 $(PYTEST) $(FRONTEND_SAMPLE)
 
 faults: $(VENV)/test.stamp  ## all faults, many of them SCALE times (10), and how long other clients waited
 	PBHOST_FAULTS_SCALE=$(or $(SCALE),10) $(BIN)/python -m pytest -q --timeout=900 tests/faults

@@ -119,7 +119,13 @@ def _compile_test_modules(config: pytest.Config) -> None:
         for process in processes:
             process.start()
         for process in processes:
-            process.join()
+            process.join(60)
+            if process.exitcode != 0:
+                process.kill()
+                raise RuntimeError(
+                    f"a process that compiles test modules has status {process.exitcode} (None: it"
+                    " takes more than 60 s), expected 0"
+                )
 
 
 def pytest_configure(config: pytest.Config) -> None:

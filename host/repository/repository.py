@@ -267,12 +267,22 @@ class Repository:
             raise invalid_argument("--model-repository must be specified")
 
     async def refresh(self, name: str = "") -> None:
-        """Lists what is in object stores again: all models, or one by its qualified name."""
-        if self.mirrors and not self._keeps_listing:
-            space, plain = self.namespace_of(name), split_qualified_name(name)[1]
-            await asyncio.gather(
-                *(one.refresh(plain) for one in self.mirrors if space in ("", one.text))
-            )
+        """Lists what is in object stores again: all models, or one by its qualified name.
+
+        For a model in a folder no store is asked: it may not answer.
+        """
+        if not self.mirrors or self._keeps_listing:
+            return
+        if name and not self.namespaces and await asyncio.to_thread(self._in_folder, name):
+            return
+        space, plain = self.namespace_of(name), split_qualified_name(name)[1]
+        await asyncio.gather(
+            *(one.refresh(plain) for one in self.mirrors if space in ("", one.text))
+        )
+
+    def _in_folder(self, name: str) -> bool:
+        folders = (source for source in self._sources if isinstance(source, _Folder))
+        return any(folder.holds(name) for folder in folders)
 
     async def look_up(self, name: str) -> None:
         """Lists a model that was not listed; one in a second, as requests may have any name."""

@@ -128,6 +128,7 @@ def test_models_of_a_url_have_a_cache_instead_of_a_volume(tmp_path: Path) -> Non
     (container,) = pod["containers"]
     check_container(container, pod["terminationGracePeriodSeconds"])
     assert options_of(container).repository_cache_directory == "/cache"
+    assert options_of(container).repository_cache_byte_size == (5 << 30) * 9 // 10
     cache = {"name": "cache", "emptyDir": {"sizeLimit": "5Gi"}}
     assert [volume["name"] for volume in pod["volumes"]] == ["cache", "tmp"]
     assert pod["volumes"][0] == cache and pod["serviceAccountName"] == "reader"

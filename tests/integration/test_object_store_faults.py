@@ -9,10 +9,11 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
+import psutil
 import pytest
 
 from host.errors import HostError
@@ -671,3 +672,128 @@ def test_what_a_killed_fetch_has_left_makes_room(s3: S3Server, prefix: str, tmp_
     shutil.rmtree(snapshot)  # as if it had not been made yet
     assert fetch(url, tmp_path, "b", limit=1500)
     assert not list((folder / "objects").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "cause"),
+    [
+        (once(status("503 Slow Down")), ""),
+        (
+            status("403 Forbidden"),
+            "failed to read the encryption of '.*weights': HEAD returned 403",
+        ),
+        (status("500 Oh"), "failed to read the encryption of '.*' within 1 s: HEAD returned 500"),
+    ],
+    ids=["once", "refused", "always"],
+)
+def test_a_header_that_cannot_be_read_is_not_taken_for_a_damaged_object(
+    s3: S3Server, prefix: str, tmp_path: Path, spoil: Any, cause: str
+) -> None:
+    s3.put_files(prefix, FILES)
+    s3.put(f"{prefix}/m/1/weights", b"plain", {"x-amz-server-side-encryption": "aws:kms"})
+
+    def fault(
+        environ: dict[str, Any], start: Callable[..., Any], store: Application
+    ) -> Iterable[bytes] | None:
+        if not environ["PATH_INFO"].endswith("weights"):
+            return None
+        if environ["REQUEST_METHOD"] == "HEAD":
+            return cast(Iterable[bytes] | None, spoil(environ, start, store))
+        b"".join(store(environ, start))
+        return [b"other"]
+
+    s3.fault = fault
+    if cause:
+        with pytest.raises(HostError, match=cause):
+            fetch(s3.url(prefix), tmp_path)
+    else:
+        assert fetch(s3.url(prefix), tmp_path)["1/weights"] == b"other"
+
+
+def reading_process() -> psutil.Process:
+    """The process of this one that reads object stores."""
+    (found,) = [
+        child
+        for child in psutil.Process().children()
+        if "pbhost-object-store" in " ".join(child.cmdline())
+    ]
+    return found
+
+
+@asynccontextmanager
+async def fetching(
+    s3: S3Server, prefix: str, cache: Path
+) -> AsyncIterator[tuple[RepositoryMirror, asyncio.Task[Any], threading.Event]]:
+    """A mirror, a fetch that waits for the store, and what lets the store answer."""
+    s3.put_files(prefix, FILES)
+    asked, released = threading.Event(), threading.Event()
+
+    def wait(*request: object) -> None:
+        asked.set()
+        released.wait(DEADLINE)
+
+    s3.fault = objects_only(wait)
+    try:
+        async with opened(s3.url(prefix), cache) as mirror:
+            task = asyncio.get_running_loop().create_task(mirror.fetch("m"))
+            assert await asyncio.to_thread(asked.wait, DEADLINE)
+            yield mirror, task, released
+    finally:
+        released.set()
+
+
+def test_a_fetch_fails_with_the_process_that_reads_and_the_next_one_starts_it_again(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with fetching(s3, prefix, tmp_path) as (mirror, task, released):
+            reading_process().kill()
+            text = "the process that reads object stores has ended with status -9"
+            with pytest.raises(HostError, match=text):
+                await asyncio.wait_for(task, DEADLINE)
+            released.set()
+            (await mirror.fetch("m")).close()
+
+    asyncio.run(run())
+
+
+def test_a_fetch_in_progress_fails_when_the_server_disconnects(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with fetching(s3, prefix, tmp_path) as (mirror, task, _):
+            await mirror.disconnect()
+            with pytest.raises(HostError, match="the process that reads object stores has ended"):
+                await asyncio.wait_for(task, DEADLINE)
+
+    asyncio.run(run())
+
+
+def test_a_signal_to_the_process_group_does_not_end_a_fetch(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with fetching(s3, prefix, tmp_path) as (_, task, released):
+            reading_process().terminate()
+            released.set()
+            (await asyncio.wait_for(task, DEADLINE)).close()
+
+    asyncio.run(run())
+
+
+def test_the_token_of_the_environment_does_not_go_with_other_keys(
+    s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_files(prefix, FILES)
+    file = tmp_path / "credentials.json"
+    file.write_text('{"s3": {"": {"key_id": "k", "secret_key": "s"}}}')
+    monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", str(file))
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-other-keys")
+    sent: list[object] = []
+
+    def look(environ: dict[str, Any], *_: object) -> None:
+        sent.append(environ.get("HTTP_X_AMZ_SECURITY_TOKEN"))
+
+    s3.fault = look
+    assert fetch(s3.url(prefix), tmp_path / "cache")
+    assert set(sent) == {None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.util
 import itertools
 import socket
@@ -12,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
-from host.errors import ErrorCode, HostError, unavailable, unsupported
+from host.errors import ErrorCode, HostError, unsupported
 from host.repository.object_store.messages import (
     LONGEST_LINE,
     Cancel,
@@ -68,10 +69,16 @@ class StoreProcess:
         queue = self._replies[request.id] = asyncio.Queue()
         writer.write(encode_line(request))
         ended = False
+        objects: list[StoredObject] = []
         try:
             while not ended:
                 reply = await queue.get()
                 ended = reply.ended
+                if reply.objects is not None:
+                    objects += reply.objects
+                    if not ended:
+                        continue
+                    reply = dataclasses.replace(reply, objects=objects)
                 if reply.failure is not None:
                     if reply.failure.changed:
                         raise ObjectChanged(reply.failure.message)
@@ -99,19 +106,27 @@ class StoreProcess:
         return subprocess.Popen(command, stdin=connection.fileno(), stdout=subprocess.DEVNULL)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        with suppress(ConnectionError):
-            while line := await reader.readline():
-                reply = decode_reply(line)
-                queue = self._replies.get(reply.id)
-                if queue is not None:
-                    queue.put_nowait(reply)
+        try:
+            with suppress(ConnectionError):
+                while line := await reader.readline():
+                    reply = decode_reply(line)
+                    queue = self._replies.get(reply.id)
+                    if queue is not None:
+                        queue.put_nowait(reply)
+                    if reply.objects is not None:
+                        await asyncio.sleep(0)  # a listing has many, and all may be there
+        finally:  # whatever ends it: no reply comes any more
+            await self._end()
+
+    async def _end(self) -> None:
+        """Ends the process; requests that wait for a reply fail."""
         status = await asyncio.to_thread(self._end_process)
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        error = unavailable(f"the process that reads object stores has ended with status {status}")
+        text = f"the process that reads object stores has ended with status {status}"
+        failure = Failure(ErrorCode.UNAVAILABLE.name, text, False)
         for number, queue in self._replies.items():
-            failure = Failure(error.code.name, error.message, False)
             queue.put_nowait(Reply(number, ended=True, failure=failure))
 
     def _end_process(self) -> int:
@@ -128,7 +143,4 @@ class StoreProcess:
         if reading is not None:
             reading.cancel()
             await asyncio.wait([reading])
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        await asyncio.to_thread(self._end_process)
+        await self._end()

@@ -23,6 +23,15 @@ _S3_SOURCES = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
+_OTHER_PROFILES = (
+    "sso_session",
+    "sso_start_url",
+    "role_arn",
+    "source_profile",
+    "credential_process",
+)
+"""Keys of profiles whose credentials the library does not get."""
+
 _TRUE = ("1", "true", "yes")
 
 
@@ -73,25 +82,27 @@ def _entry(given: Any, location: StoreLocation) -> dict[str, str]:
 
 def _s3_settings(location: StoreLocation, given: Any, environment: Mapping[str, str]) -> Settings:
     entry = _entry(given, location)
-    profile = _read_profile(entry.get("profile") or environment.get("AWS_PROFILE"), environment)
+    has_source = _has_s3_source(environment)
+    anonymous = environment.get("AWS_SKIP_SIGNATURE", "").lower() in _TRUE
+    no_metadata = environment.get("AWS_EC2_METADATA_DISABLED", "").lower() in _TRUE
+    anonymous = anonymous or (no_metadata and not has_source)
+    name = entry.get("profile") or environment.get("AWS_PROFILE")
+    by_profile = not entry.get("key_id") and ("profile" in entry or not has_source)
+    profile = _read_profile(name, environment, by_profile and (bool(name) or not anonymous))
     keys = {
         "access_key_id": entry.get("key_id", ""),
         "secret_access_key": entry.get("secret_key", ""),
         "session_token": entry.get("session_token", ""),
         "region": entry.get("region", ""),
     }
-    if not keys["access_key_id"] and ("profile" in entry or not _has_s3_source(environment)):
+    if by_profile:
         keys.update((name, value) for name, value in profile.items() if not keys.get(name))
     if not keys["region"] and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & environment.keys():
         keys["region"] = profile.get("region", "us-east-1")
     settings: Settings = {name: value for name, value in keys.items() if value}
     if location.endpoint:
         settings["endpoint"] = location.endpoint
-    anonymous = environment.get("AWS_SKIP_SIGNATURE", "").lower() in _TRUE
-    no_metadata = environment.get("AWS_EC2_METADATA_DISABLED", "").lower() in _TRUE
-    if "access_key_id" not in settings and (
-        anonymous or (no_metadata and not _has_s3_source(environment))
-    ):
+    if "access_key_id" not in settings and anonymous:
         settings["skip_signature"] = True
     return settings
 
@@ -100,8 +111,14 @@ def _has_s3_source(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in _S3_SOURCES)
 
 
-def _read_profile(name: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """The keys and the region of a profile in the files of the AWS tools. Raises HostError."""
+def _read_profile(
+    name: str | None, environment: Mapping[str, str], required: bool
+) -> dict[str, str]:
+    """The keys and the region of a profile in the files of the AWS tools.
+
+    Raises HostError, also if `required` and the profile has credentials of another kind than keys:
+    the library would pass over them.
+    """
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     secrets = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials")
     settings = Path(environment.get("AWS_CONFIG_FILE") or home / ".aws/config")
@@ -111,14 +128,21 @@ def _read_profile(name: str | None, environment: Mapping[str, str]) -> dict[str,
         parser = configparser.RawConfigParser()
         try:
             parser.read(path)
-        except (OSError, configparser.Error) as error:
-            raise invalid_argument(f"failed to read {path}: {error}") from None
+        except (OSError, configparser.Error, UnicodeDecodeError) as error:
+            raise invalid_argument(f"failed to read {path}: {_describe(error)}") from None
         for one in (section, profile):
             if parser.has_section(one):
                 found.update(parser.items(one))
                 break
     if name and not found:
         raise invalid_argument(f"profile '{name}' is neither in {secrets} nor in {settings}")
+    kind = next(filter(found.get, _OTHER_PROFILES), None)
+    if required and kind is not None and not found.get("aws_access_key_id"):
+        raise invalid_argument(
+            f"profile '{profile}' in {settings} has credentials by '{kind}', expected"
+            " aws_access_key_id and aws_secret_access_key: get temporary ones with"
+            f" 'aws configure export-credentials --profile {profile} --format env'"
+        )
     names = {
         "access_key_id": "aws_access_key_id",
         "secret_access_key": "aws_secret_access_key",
@@ -126,6 +150,14 @@ def _read_profile(name: str | None, environment: Mapping[str, str]) -> dict[str,
         "region": "region",
     }
     return {ours: found[theirs] for ours, theirs in names.items() if found.get(theirs)}
+
+
+def _describe(error: Exception) -> str:
+    """What is wrong with a file of secrets, without its lines."""
+    line = getattr(error, "lineno", None)
+    if isinstance(error, configparser.ParsingError) and line is None:
+        line = error.errors[0][0]
+    return type(error).__name__ + ("" if line is None else f" in line {line}")
 
 
 def _gcs_settings(given: Any, environment: Mapping[str, str]) -> Settings:

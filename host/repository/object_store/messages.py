@@ -41,7 +41,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The bytes received since the last reply; in the last one, also the result or an error."""
+    """The bytes received since the last reply; in the last one, also the result or an error.
+
+    A long listing comes in several replies, so that the server decodes a part of it at a time.
+    """
 
     id: int
     received: int = 0
@@ -79,4 +82,4 @@ def decode_request(line: bytes) -> Request | Cancel:
 
 
 LONGEST_LINE = 1 << 30
-"""The most bytes of a line; a listing of 10,000 objects has about two million."""
+"""The most bytes of a line: an object may be a configuration file, or have a long name."""

@@ -10,13 +10,15 @@ import hashlib
 import os
 import random
 import re
+import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import timedelta
 from email.message import Message
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from host.errors import internal, unavailable
 from host.repository.object_store.credentials import Settings
@@ -36,6 +38,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _STATUS = re.compile(r"status code: ([0-9]{3})[^:]*")
 _ELEMENTS = re.compile(r"<(Code|Message)>([^<]*)</")
 _Result = TypeVar("_Result")
+_Parameters = ParamSpec("_Parameters")
 
 
 class Slots:
@@ -51,7 +54,7 @@ class ObjectStore:
 
     def __init__(self, location: StoreLocation, settings: Settings, stall_seconds: float) -> None:
         self.location = location
-        self._settings = settings
+        self.settings = settings
         self._stall_seconds = stall_seconds
         self._client: Any = None
         self._failure: type[Exception] = Exception  # what the library raises
@@ -66,7 +69,7 @@ class ObjectStore:
 
         stores: Any = obstore.store
         self._failure = stores.BaseError
-        location, settings, environment = self.location, self._settings, os.environ
+        location, settings, environment = self.location, self.settings, os.environ
         endpoint = settings.get("endpoint") or settings.get("base_url") or ""
         endpoint = endpoint or environment.get("AWS_ENDPOINT_URL", "")
         emulated = environment.get("AZURE_STORAGE_USE_EMULATOR") is not None
@@ -85,6 +88,12 @@ class ObjectStore:
                 return stores.GCSStore(location.bucket, config=settings, **common)
             if location.kind == AZURE:
                 return stores.AzureStore(location.bucket, config=settings, **common)
+            if {"access_key_id", "secret_access_key"} <= settings.keys():
+                # The library would add a token of the environment, which is of other keys.
+                keys = _s3_keys(settings)
+                return stores.S3Store(
+                    location.bucket, config=settings, credential_provider=lambda: keys, **common
+                )
             return stores.S3Store(location.bucket, config=settings, **common)
         except (self._failure, ValueError) as error:
             raise internal(f"cannot use '{location.url}': {_describe(error)[1]}") from error
@@ -93,12 +102,17 @@ class ObjectStore:
         """All objects, or those below a folder. Raises HostError UNAVAILABLE or INTERNAL."""
         self.open()
 
+        most = 0
+
         async def list_once(progress: Callable[[], None]) -> list[StoredObject]:
+            nonlocal most
             found: list[StoredObject] = []
             stream = self._client.list(folder or None)
             async for chunk in stream:
-                progress()
                 found += map(_stored_object, chunk)
+                if len(found) > most:  # each try begins anew: the same pages again are no progress
+                    most = len(found)
+                    progress()
             return found
 
         what = f"list '{self.location.object_url(folder) if folder else self.location.url}'"
@@ -130,23 +144,24 @@ class ObjectStore:
         `read`, or OSError.
         """
         self.open()
-        fresh = path.with_name(f"{path.name}{NEW}")
         async with slots.files:
+            # A name of its own, as a cancelled fetch of the same object may still end.
+            file, fresh = _make_file(path)
             try:
-                await self._fetch_file(stored, fresh, slots, on_bytes)
+                await self._fetch_file(stored, file, slots, on_bytes)
                 fresh.rename(path)
             finally:
                 fresh.unlink(missing_ok=True)
 
     async def _fetch_file(
-        self, stored: StoredObject, path: Path, slots: Slots, on_bytes: Callable[[int], None]
+        self, stored: StoredObject, file: int, slots: Slots, on_bytes: Callable[[int], None]
     ) -> None:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        """Writes an object to an open file, and closes it."""
         try:
             starts = range(0, stored.size, PART_BYTES)
             await run_all(self._fetch_part(stored, file, at, slots, on_bytes) for at in starts)
             if self._has_digest(stored):
-                await self._check_digest(stored, await asyncio.to_thread(_md5, file))
+                await self._check_digest(stored, await _in_thread(_md5, file))
             os.fchmod(file, 0o444)  # models of several servers may be links to it
         finally:
             os.close(file)
@@ -165,7 +180,7 @@ class ObjectStore:
         async def fetch_rest(progress: Callable[[], None]) -> None:
             nonlocal position
             async for chunk in self._stream(stored, position, end):
-                await asyncio.to_thread(os.pwrite, file, chunk, position)
+                await _in_thread(write_all, file, chunk, position)
                 position += len(chunk)
                 on_bytes(len(chunk))
                 progress()
@@ -214,14 +229,28 @@ class ObjectStore:
             )
 
     async def _is_encrypted(self, stored: StoredObject) -> bool:
-        """Whether the store encrypts an object with a key of KMS: then its ETag is no digest."""
+        """Whether the store encrypts an object with a key of KMS: then its ETag is no digest.
+
+        Raises HostError.
+        """
         import obstore
 
-        try:
-            url = await obstore.sign_async(self._client, "HEAD", stored.path, timedelta(minutes=5))
-            headers = await asyncio.to_thread(_read_headers, url, self._stall_seconds)
-        except (self._failure, OSError):  # without credentials, nothing is encrypted so
+        if self.settings.get("skip_signature"):  # such objects cannot be read without credentials
             return False
+        what = f"read the encryption of '{self.location.object_url(stored.path)}'"
+
+        async def read_once(progress: Callable[[], None]) -> Message:
+            url = await obstore.sign_async(self._client, "HEAD", stored.path, timedelta(minutes=5))
+            try:
+                return await asyncio.to_thread(_read_headers, url, self._stall_seconds)
+            except urllib.error.HTTPError as error:
+                if error.code < 500 and error.code not in _RETRIED:
+                    raise unavailable(f"failed to {what}: HEAD returned {error.code}") from None
+                raise _Incomplete(f"HEAD returned {error.code}") from None
+            except OSError as error:
+                raise _Incomplete(f"HEAD failed: {error}") from None
+
+        headers = await self._retry(what, read_once)
         return (headers.get("x-amz-server-side-encryption") or "").startswith("aws:kms")
 
     async def _retry(
@@ -261,7 +290,17 @@ class ObjectStore:
 
 
 class _Incomplete(Exception):
-    """The store sent fewer bytes than it should."""
+    """The store sent less than it should."""
+
+
+def _s3_keys(settings: Settings) -> dict[str, Any]:
+    """Keys as the library takes them from a provider of credentials."""
+    return {
+        "access_key_id": settings["access_key_id"],
+        "secret_access_key": settings["secret_access_key"],
+        "token": settings.get("session_token"),
+        "expires_at": None,
+    }
 
 
 def _stored_object(meta: Any) -> StoredObject:
@@ -303,6 +342,35 @@ def _read_headers(url: str, seconds: float) -> Message:
     with urllib.request.urlopen(request, timeout=seconds) as response:
         headers: Message = response.headers
         return headers
+
+
+async def _in_thread(
+    run: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
+) -> _Result:
+    """As `asyncio.to_thread`, but a cancellation waits for the end of the thread.
+
+    What it uses is closed afterwards, and another file may have the same number then.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(run, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+def _make_file(path: Path) -> tuple[int, Path]:
+    """Opens a new file beside `path`."""
+    file, name = tempfile.mkstemp(NEW, f"{path.name}.", path.parent)
+    return file, Path(name)
+
+
+def write_all(file: int, chunk: bytes, position: int) -> None:
+    """Writes a chunk; a full file system takes only a part of it, and fails after that."""
+    left = memoryview(chunk)
+    while left:
+        written = os.pwrite(file, left, position)
+        left, position = left[written:], position + written
 
 
 def _md5(file: int) -> str:

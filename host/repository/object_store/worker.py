@@ -19,6 +19,7 @@ if __name__ == "__main__":
 import asyncio
 import signal
 import socket
+import time
 import traceback
 from pathlib import Path
 
@@ -40,6 +41,8 @@ from host.repository.object_store.store import ObjectStore, Slots
 from host.repository.object_store.stored_object import ObjectChanged
 
 _FLUSH_SECONDS = 0.2
+_LISTED_AT_ONCE = 500  # objects in a reply
+_SETTINGS_SECONDS = 1.0  # until credentials are read again, which may be rotated
 _PARTS_ARGUMENT = 1
 
 
@@ -50,6 +53,7 @@ class Worker:
         self._writer = writer
         self._slots = Slots(parts)
         self._stores: dict[tuple[str, float], ObjectStore] = {}
+        self._settings_read: dict[tuple[str, float], float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._received: dict[int, int] = {}  # what no reply has told yet
         self._flushing: asyncio.TimerHandle | None = None
@@ -68,7 +72,7 @@ class Worker:
     async def _carry_out(self, request: Request) -> None:
         objects, content, failure = None, None, None
         try:
-            store, stored = self._find_store(request), request.stored
+            store, stored = self.find_store(request), request.stored
             if stored is None:
                 objects = await store.list(request.folder)
             elif not request.path:
@@ -90,17 +94,22 @@ class Worker:
             traceback.print_exc()
             failure = Failure(internal("").code.name, f"unexpected {error!r}", False)
         received = self._received.pop(request.id, 0)
+        while objects is not None and len(objects) > _LISTED_AT_ONCE:
+            self._send(Reply(request.id, objects=objects[:_LISTED_AT_ONCE]))
+            objects = objects[_LISTED_AT_ONCE:]
         self._send(Reply(request.id, received, True, objects, content, failure))
 
-    def _find_store(self, request: Request) -> ObjectStore:
+    def find_store(self, request: Request) -> ObjectStore:
         """The store of a request. Raises HostError."""
-        key = request.url, request.stall_seconds
+        key, now = (request.url, request.stall_seconds), time.monotonic()
         store = self._stores.get(key)
-        if store is None:
+        if store is None or now - self._settings_read[key] > _SETTINGS_SECONDS:
             location = parse_store_url(request.url)
             settings = read_settings(location, os.environ)
-            store = ObjectStore(location, settings, request.stall_seconds)
-            self._stores[key] = store
+            self._settings_read[key] = now
+            if store is None or store.settings != settings:
+                store = ObjectStore(location, settings, request.stall_seconds)
+                self._stores[key] = store
         return store
 
     def _add_received(self, request: int, count: int) -> None:
@@ -130,7 +139,9 @@ async def _run(parts: int) -> None:
 
 if __name__ == "__main__":
     setproctitle("pbhost-object-store")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
+    # The server ends it, also if a signal goes to the whole group: models are fetched until then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         asyncio.run(_run(int(sys.argv[_PARTS_ARGUMENT])))
     except ConnectionError:

@@ -6,15 +6,22 @@ import asyncio
 import json
 import os
 import sys
+import threading
+from collections.abc import AsyncIterator
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from host.errors import HostError
+from host.repository.object_store import worker
 from host.repository.object_store.cache import ModelCache, RepositoryCache
 from host.repository.object_store.credentials import read_settings
 from host.repository.object_store.location import StoreLocation, is_store_url, parse_store_url
+from host.repository.object_store.messages import Request
 from host.repository.object_store.mirror import MirrorSettings, open_repository
+from host.repository.object_store.store import ObjectStore, Slots, write_all
 from host.repository.object_store.stored_object import StoredObject
 from tests.conftest import DEADLINE, wait_until
 
@@ -119,6 +126,39 @@ def test_profiles_of_the_aws_tools_are_read(tmp_path: Path) -> None:
         settings("s3://b", AWS_PROFILE="other", **home)
 
 
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"aws_secret_access_key = TOPSECRET\n", "MissingSectionHeaderError in line 1"),
+        (b"[default]\naws_access_key_id = k\nTOPSECRET\n", "ParsingError in line 3"),
+        (b"[default]\nTOPSECRET = 1\nTOPSECRET = 2\n", "DuplicateOptionError in line 3"),
+        (b"[default]\naws_secret_access_key = TOPSECRET\xff\n", "UnicodeDecodeError"),
+    ],
+)
+def test_an_error_in_a_file_of_keys_does_not_show_them(
+    tmp_path: Path, content: bytes, cause: str
+) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    with pytest.raises(HostError) as caught:
+        settings("s3://b", AWS_SHARED_CREDENTIALS_FILE=str(file))
+    assert caught.value.message == f"failed to read {file}: {cause}"
+
+
+def test_a_profile_without_keys_says_what_it_has_instead(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text("[default]\ncredential_process = p\n[profile work]\nsso_session = s\n")
+    here = {"AWS_CONFIG_FILE": str(file)}
+    for environment, expected in (
+        ({"AWS_PROFILE": "work"}, r"profile 'work' in .* has credentials by 'sso_session', expec"),
+        ({}, r"profile 'default' in .* has credentials by 'credential_process', expected"),
+    ):
+        with pytest.raises(HostError, match=expected):
+            settings("s3://b", **here, **environment)
+    assert settings("s3://b", AWS_SKIP_SIGNATURE="true", **here)["skip_signature"]
+    assert settings("s3://b", AWS_ACCESS_KEY_ID="k", AWS_PROFILE="work", **here)
+
+
 def test_requests_are_anonymous_only_where_that_is_asked_for() -> None:
     assert "skip_signature" not in settings("s3://b")
     assert settings("s3://b", AWS_SKIP_SIGNATURE="true")["skip_signature"]
@@ -194,3 +234,113 @@ def test_a_cache_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(root, 12345, -1)
     with pytest.raises(HostError, match="cache belongs to another user"):
         RepositoryCache(root, limit=0).model("s3://b", "m").create()
+
+
+def test_rotated_credentials_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials.json"
+    monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", str(file))
+    monkeypatch.setattr(worker, "_SETTINGS_SECONDS", -1.0)
+    process = worker.Worker(cast(Any, None), parts=1)
+
+    def store_with(token: str) -> ObjectStore:
+        entry = {"key_id": "k", "secret_key": "s", "session_token": token}
+        file.write_text(json.dumps({"s3": {"": entry}}))
+        return process.find_store(Request(1, "s3://b", 1.0))
+
+    first = store_with("one")
+    assert store_with("one") is first
+    assert store_with("two").settings["session_token"] == "two"
+
+
+def test_a_cancelled_read_closes_its_file_after_the_last_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="needs pbhost[cloud]")
+    writing, released = threading.Event(), threading.Event()
+    order: list[str] = []
+    close = os.close
+
+    def write(file: int, chunk: bytes, position: int) -> int:
+        writing.set()
+        assert released.wait(DEADLINE)
+        order.append("written")
+        return len(chunk)
+
+    def close_file(file: int) -> None:
+        order.append("closed")
+        close(file)
+
+    async def stream(*_: object) -> AsyncIterator[bytes]:
+        yield b"content"
+
+    store = ObjectStore(parse_store_url("s3://b"), {"skip_signature": True}, 1.0)
+    monkeypatch.setattr(store, "_stream", stream)
+    monkeypatch.setattr(os, "pwrite", write)
+
+    async def cancel() -> None:
+        stored = StoredObject("m/x", 7, "", "", 0.0)
+        monkeypatch.setattr(os, "close", close_file)
+        fetch = asyncio.ensure_future(store.fetch(stored, tmp_path / "x", Slots(1), lambda _: None))
+        assert await asyncio.to_thread(writing.wait, 10.0)
+        fetch.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await fetch
+        monkeypatch.setattr(os, "close", close)
+
+    asyncio.run(cancel())
+    assert order == ["written", "closed"]
+    assert not list(tmp_path.iterdir())
+
+
+class FailingPages:
+    """A client whose listings have one page, and then fail."""
+
+    async def list(self, folder: str | None) -> AsyncIterator[list[dict[str, Any]]]:
+        changed = datetime.now(timezone.utc)
+        yield [{"path": "m", "size": 1, "e_tag": "", "version": "", "last_modified": changed}]
+        raise ValueError("status code: 503 Service Unavailable")
+
+
+def test_a_listing_that_always_fails_at_the_second_page_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("host.repository.object_store.store._MAX_PAUSE", 0.01)
+    listed = ObjectStore(parse_store_url("s3://b"), {}, stall_seconds=0.2)
+    monkeypatch.setattr(listed, "_client", FailingPages())
+    with pytest.raises(HostError, match=r"failed to list 's3://b' within 0\.2 s: .* returned 503"):
+        asyncio.run(asyncio.wait_for(listed.list(), 10.0))
+
+
+def test_what_a_full_disk_does_not_take_is_written_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[bytes, int]] = []
+
+    def write_two(file: int, chunk: memoryview, position: int) -> int:
+        taken.append((bytes(chunk[:2]), position))
+        return len(chunk[:2])
+
+    monkeypatch.setattr(os, "pwrite", write_two)
+    write_all(0, b"abcde", 7)
+    assert taken == [(b"ab", 7), (b"cd", 9), (b"e", 11)]
+
+
+def test_a_model_in_a_folder_is_found_without_asking_a_store(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="needs pbhost[cloud]")
+    (tmp_path / "models/local").mkdir(parents=True)
+    settings = MirrorSettings(tmp_path / "cache", limit=0, parts=1, stall_seconds=0.1)
+    repository = open_repository(
+        [tmp_path / "models", "s3://http://127.0.0.1:1/b"], False, settings
+    )
+
+    async def refresh() -> int:
+        await repository.refresh("local")
+        asked = repository.mirrors[0].counts.listings
+        await repository.close()
+        return asked
+
+    assert asyncio.run(refresh()) == 0
+    assert repository.find_model_directory("local").path == tmp_path / "models/local"
