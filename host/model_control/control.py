@@ -358,7 +358,7 @@ class ModelControl:
     async def index(self, ready: bool) -> list[IndexEntry]:
         """The models on disk with their versions, or only the ready ones. Raises HostError."""
         self._raise_unless_serving()
-        await self._repository.refresh()
+        await self._repository.refresh_soon()
         scan = await asyncio.to_thread(self._repository.scan)
         entries: list[IndexEntry] = []
         for known, directory in scan.models.items():

@@ -86,6 +86,7 @@ def _check(key: str, expected: str, directory: Path) -> None:
 _log = logging.getLogger("pbhost")
 
 _LOOK_UP_SECONDS = 1.0
+_SOON_SECONDS = 5.0  # the most that an index waits for a store
 
 _NOT_UNIQUE = "not unique across all model repositories"
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
@@ -262,6 +263,7 @@ class Repository:
         self.namespaces = namespaces
         self._sources: list[RepositorySource] = [*map(_Folder, sorted(set(paths))), *self.mirrors]
         self._keeps_listing = False
+        self._listing: asyncio.Task[None] | None = None
         self._looked_up = -_LOOK_UP_SECONDS
         if not self._sources:
             raise invalid_argument("--model-repository must be specified")
@@ -279,6 +281,15 @@ class Repository:
         await asyncio.gather(
             *(one.refresh(plain) for one in self.mirrors if space in ("", one.text))
         )
+
+    async def refresh_soon(self) -> None:
+        """As `refresh`, but does not wait for long: then what was listed last counts."""
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.get_running_loop().create_task(self.refresh())
+        listing = self._listing
+        done, _ = await asyncio.wait([listing], timeout=_SOON_SECONDS)
+        if done:
+            listing.result()
 
     def _in_folder(self, name: str) -> bool:
         folders = (source for source in self._sources if isinstance(source, _Folder))
@@ -310,6 +321,9 @@ class Repository:
 
     async def close(self) -> None:
         """Closes the mirrors."""
+        if self._listing is not None:
+            self._listing.cancel()
+            await asyncio.wait([self._listing])
         for mirror in self.mirrors:
             await mirror.close()
 

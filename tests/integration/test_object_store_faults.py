@@ -797,3 +797,39 @@ def test_the_token_of_the_environment_does_not_go_with_other_keys(
     s3.fault = look
     assert fetch(s3.url(prefix), tmp_path / "cache")
     assert set(sent) == {None}
+
+
+def test_an_index_has_the_models_of_the_last_listing_if_the_store_is_silent(
+    s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("host.repository.repository._SOON_SECONDS", 0.05)
+    s3.put_files(prefix, FILES)
+    released = threading.Event()
+
+    def hold(*request: object) -> None:
+        released.wait(DEADLINE)
+
+    async def run() -> None:
+        settings = MirrorSettings(tmp_path, 0, parts=4, stall_seconds=DEADLINE)
+        repository = open_repository([s3.url(prefix)], False, settings)
+        await repository.refresh()
+        s3.fault = hold
+        try:
+            for _ in range(2):
+                await repository.refresh_soon()
+                assert list(repository.scan().models) == ["m"]
+            assert sum("list-type" in one for one in s3.requests) == 2, "a listing for both"
+            released.set()
+            s3.fault = None
+            await repository.refresh()
+            s3.put(f"{prefix}/new/1/x", "new")
+            monkeypatch.setattr("host.repository.repository._SOON_SECONDS", DEADLINE)
+            await repository.refresh_soon()  # the one that was held may be meant
+            await repository.refresh_soon()
+            assert list(repository.scan().models) == ["m", "new"]
+        finally:
+            released.set()
+            await repository.close()
+
+    s3.objects_read()
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
