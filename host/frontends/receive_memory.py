@@ -6,6 +6,7 @@ Without a limit, a few clients with large requests could make the kernel kill th
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -196,7 +197,7 @@ class FilledMessage:
         return self._message
 
 
-class Placer:
+class Placer(ABC):
     """Fills a message of `size` bytes, whose large tensors go to blocks of shared memory.
 
     They are not joined to a message and copied out of it again, and are aligned for any library.
@@ -211,8 +212,9 @@ class Placer:
         self._placing = False
         self._view = memoryview(b"")  # what is left to write of the part that arrives now
 
+    @abstractmethod
     def _begin_part(self) -> None:
-        raise NotImplementedError
+        """Says what follows."""
 
     def _keep(self, size: int) -> None:
         """The next `size` bytes are not placed."""

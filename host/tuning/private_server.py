@@ -64,7 +64,7 @@ class PrivateServer:
         )
         try:
             ports = self._wait_for_ports()
-        except BaseException:
+        except BaseException:  # also if interrupted, as nothing else owns the process yet
             self.close()
             raise
         self.url = f"grpc://127.0.0.1:{ports['GRPCInferenceService']}"
