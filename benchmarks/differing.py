@@ -7,16 +7,20 @@ sends that many requests of a load to a server and prints seconds and latencies 
 
 from __future__ import annotations
 
+import atexit
 import json
 import queue
 import random
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +29,13 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from benchmarks.servers import RunningServer
+from tests.triton_tools.languages import LANGUAGES
 
 TIMEOUT = 60.0  # seconds
 _WARM_UP = 400  # requests
 _MOST_ELEMENTS = 256
 _NODE_CLIENT = str(Path(__file__).with_name("differing_node.mjs"))  # after `make node-client`
+_GO_CLIENT = Path(__file__).with_name("differing.go")
 
 ID, DEADLINE, TRACE, SHAPE, PARAMETERS, PROXY = (
     *("id", "deadline", "trace", "shape"),
@@ -44,10 +50,10 @@ class DifferingLoad:
 
     `parts`: the id, the deadline (over gRPC only), the header field `traceparent`, the shape,
     parameters, or the header fields that a proxy adds. `door`: `grpc`, `stream` (one for each
-    thread), `http` with binary tensors, `json`, or `node`: gRPC by Node's client. The loop is
-    closed: each of `threads` clients sends its next request after a response. With a `rate`, it is
-    open: requests are due at fixed times, that many per second, and a latency counts from the time
-    when the request was due.
+    thread), `http` with binary tensors, `json`, or `node` and `go`: gRPC by their clients. The
+    loop is closed: each of `threads` clients sends its next request after a response. With a
+    `rate`, it is open: requests are due at fixed times, that many per second, and a latency counts
+    from the time when the request was due.
     """
 
     parts: Sequence[str] = ()
@@ -72,6 +78,7 @@ DIFFERING_LOADS = {
     "all of these, to a model with BLS": DifferingLoad(ALL, "bls_identity"),
     "all of these, to an ensemble of three": DifferingLoad(ALL, "ensemble_identity"),
     "all of these, by Node's gRPC client": DifferingLoad(ALL, door="node"),
+    "all of these, by Go's gRPC client": DifferingLoad(ALL, door="go"),
 }
 """Loads by the name of their row in the table."""
 
@@ -107,12 +114,23 @@ def measure_differing(
 def _send(address: str, name: str, requests: int) -> Any:
     load = DIFFERING_LOADS[name]
     command = [sys.executable, "-m", "benchmarks.differing", address, name, str(requests)]
-    if load.door == "node":
-        command = ["node", _NODE_CLIENT, address, load.model, str(load.threads), str(requests)]
+    if load.door in ("node", "go"):
+        client = ["node", _NODE_CLIENT] if load.door == "node" else _go_client()
+        command = [*client, address, load.model, str(load.threads), str(requests)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name}:\n{done.stdout}\n{done.stderr}")
     return json.loads(done.stdout)
+
+
+@cache
+def _go_client() -> list[str]:
+    go = LANGUAGES["Go"]
+    if not go.is_installed():
+        raise SystemExit(f"apt-get install {go.packages}")
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    return go.command(_GO_CLIENT, folder)
 
 
 @dataclass

@@ -17,18 +17,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from google.protobuf import descriptor_pb2
-from tritonclient.grpc import model_config_pb2, service_pb2
 
 from benchmarks.__main__ import REPOSITORY
 from benchmarks.peer import Peer
 from benchmarks.servers import free_port, theirs
 from tests.conftest import DEADLINE, ROOT, Serve
 from tests.stories import blocks, comparable, pattern, steps
+from tests.triton_tools.languages import LANGUAGES
 
 PAGE = ROOT / "docs" / "how-to" / "tools.md"
 PROGRAMS = ROOT / "tests" / "triton_tools"
@@ -41,7 +39,7 @@ MODELS = (
     *("identity_fp32", "identity_batched", "identity_bytes", "identity_sequence"),
     *("ensemble_identity", "bls_identity", "repeat", "repeat_text", "embed_text"),
 )
-JARS = Path("/usr/share/java")
+CLIENTS = {"Go": "client.go", "C++": "client.cc", "Java": "Client.java"}
 SHORT_WINDOWS = (
     "measurement-mode: time_windows, measurement-interval: 300, stability-percentage: 999, "
     "max-trials: 3"
@@ -56,50 +54,6 @@ error 5 Request for unknown model: 'missing' is not found
 """What the clients in Go, C++ and Java print."""
 
 
-@dataclass(frozen=True)
-class Language:
-    """How to build and run a client."""
-
-    packages: str
-    needs: tuple[str, ...]
-    build: str
-    run: tuple[str, ...]
-
-
-JAVA_PLUGIN = "/usr/bin/grpc_java_plugin"
-PROTOC = "protoc --descriptor_set_in=triton.protoset grpc_service.proto model_config.proto"
-GO_NAMES = "Mgrpc_service.proto=triton/inference,Mmodel_config.proto=triton/inference"
-LANGUAGES = {
-    "Go": Language(
-        "golang-go golang-google-grpc-dev protoc-gen-go-1-5 protoc-gen-go-grpc",
-        ("/usr/bin/protoc-gen-go-grpc", "/usr/share/gocode/src/google.golang.org/protobuf"),
-        f"""
-        {PROTOC} --go_out=out --go_opt={GO_NAMES} --go-grpc_out=out --go-grpc_opt={GO_NAMES}
-        mkdir src && mv out/triton src
-        export GO111MODULE=off GOCACHE=$PWD/cache GOPATH=$PWD:/usr/share/gocode
-        go build -o client {{programs}}/client.go
-        """,
-        ("{folder}/client",),
-    ),
-    "C++": Language(
-        "g++ pkg-config libgrpc++-dev protobuf-compiler-grpc",
-        ("/usr/include/grpcpp/grpcpp.h", "/usr/bin/grpc_cpp_plugin"),
-        f"""
-        {PROTOC} --cpp_out=out --grpc_out=out --plugin=protoc-gen-grpc=/usr/bin/grpc_cpp_plugin
-        g++ -Iout {{programs}}/client.cc out/*.cc -o client $(pkg-config --libs grpc++ protobuf)
-        """,
-        ("{folder}/client",),
-    ),
-    "Java": Language(
-        "default-jdk-headless protobuf-compiler-grpc-java-plugin libgrpc-java libnetty-java",
-        (f"{JARS}/grpc-netty.jar", f"{JARS}/netty-all.jar", JAVA_PLUGIN),
-        f"""
-        {PROTOC} --java_out=out --grpc-java_out=out --plugin=protoc-gen-grpc-java={JAVA_PLUGIN}
-        javac -nowarn -cp "out:{JARS}/*" -d out {{programs}}/Client.java out/inference/*.java
-        """,
-        ("java", "-cp", f"{{folder}}/out:{JARS}/*", "Client"),
-    ),
-}
 SERVERS = ["pbhost", pytest.param("triton", marks=pytest.mark.test_all(reason="the other server"))]
 needs_tools = pytest.mark.skipif(not TOOLS.exists(), reason="make triton-tools")
 needs_analyzer = pytest.mark.skipif(
@@ -333,21 +287,13 @@ def test_kserves_sdk_is_served(ports: Ports) -> None:
     }
 
 
-@pytest.fixture(scope="session", params=LANGUAGES)
+@pytest.fixture(scope="session", params=CLIENTS)
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command of a client whose code `protoc` has generated."""
-    language: Language = LANGUAGES[request.param]
-    if not all(Path(each).exists() for each in language.needs):
+    language = LANGUAGES[request.param]
+    if not language.is_installed():
         pytest.skip(f"apt-get install {language.packages}")
-    folder = tmp_path_factory.mktemp("client")
-    described = descriptor_pb2.FileDescriptorSet()
-    for module in (model_config_pb2, service_pb2):
-        module.DESCRIPTOR.CopyToProto(described.file.add())
-    (folder / "triton.protoset").write_bytes(described.SerializeToString())
-    build = f"set -e; cd {folder}; mkdir out\n" + language.build.format(programs=PROGRAMS)
-    done = subprocess.run(["bash", "-c", build], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [part.format(folder=folder) for part in language.run]
+    return language.command(PROGRAMS / CLIENTS[request.param], tmp_path_factory.mktemp("client"))
 
 
 @pytest.mark.test_all(reason="compiles for a minute")
