@@ -13,24 +13,19 @@ if TYPE_CHECKING:
 
 INVALID, BOOL, BYTES, BF16 = 0, 1, 13, 14
 
-NAMES = (
-    "INVALID",
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "BYTES",
-    "BF16",
+NAMES: dict[int, str] = dict(
+    enumerate(
+        (
+            *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+            *("FP16", "FP32", "FP64", "BYTES", "BF16"),
+        ),
+        BOOL,
+    )
 )
-"""The name of each data type in the client protocol; the index is the code."""
+"""The name of each data type in the client protocol by its code."""
+
+CODES: dict[str, int] = {name: code for code, name in NAMES.items()}
+"""The code of each data type by its name (docs/reference/model-module.md, "Constants")."""
 
 TRITON_STRING_TO_NUMPY: dict[str, type[np.generic | bool]] = {
     "TYPE_BOOL": bool,
@@ -67,6 +62,11 @@ STORAGE: tuple[np.dtype[Any], ...] = tuple(
 
 Elements of BF16 are stored as 16-bit integers.
 """
+
+SIZES: dict[str, int] = {
+    name: STORAGE[code].itemsize for name, code in CODES.items() if code != BYTES
+}
+"""Bytes per element; BYTES is absent because its elements vary in length."""
 
 _CODES: dict[np.dtype[Any], int] = {STORAGE[code]: code for code in range(BOOL, BYTES)}
 

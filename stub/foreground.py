@@ -26,6 +26,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence  # noqa: E402
 import pb_utils  # noqa: E402
 from pb_utils import testing  # noqa: E402
 from pb_utils._api_modules import report_to  # noqa: E402
+from pb_utils._datatypes import CODES  # noqa: E402
 from pb_utils._model_code import find_mismatches  # noqa: E402
 from pb_utils._text_form import (  # noqa: E402
     InvalidInput,
@@ -34,7 +35,6 @@ from pb_utils._text_form import (  # noqa: E402
 )
 from stub.bls_models import BlsModels  # noqa: E402
 from stub.imports import isolate_modules  # noqa: E402
-from stub.wire.datatypes import CODES  # noqa: E402
 
 SUCCEEDED, FAILED, BAD_USAGE = 0, 1, 2
 """Exit statuses: success; an error response, or an exception of the model; invalid arguments."""

@@ -89,19 +89,20 @@ ONE_PLACE = {
             f"host.ray.{name}"
             for name in (
                 "applications",
+                "model_connection",
+                "model_replicas",
                 "replica",
                 "replica_channels",
                 "replica_port",
                 "sequence_router",
             )  # fmt: skip
         ),
-        *(f"host.ray.per_model.{name}" for name in ("model_connection", "replicas")),
     },
     "redis": {"host.cache.redis_store"},
     "obstore": {"host.repository.object_store.store"},
     "httptools": {"host.frontends.http1.parser", "host.load_generator.http1_connection"},
     "orjson": {"host.frontends.http.json_text"},
-    "prometheus_client": {"host.metrics.open_metrics"},
+    "prometheus_client": {"host.metrics.exposition"},
     "onnxruntime": {"stub.backends.onnxruntime.onnx_session"},
     "tensorflow": {"stub.backends.tensorflow.graph"},
     "tensorrt": {f"stub.backends.tensorrt.{name}" for name in ("library", "model", "runner")},

@@ -18,8 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from host.cli.server_client import HttpAnswer, ServerClient, read_headers
 from host.errors import HostError, internal, invalid_argument, unavailable, unsupported
 from pb_utils import InferenceResponse, Tensor, TritonError
-from pb_utils._datatypes import NAMES, STORAGE
-from stub.wire.datatypes import CODES, SIZES
+from pb_utils._datatypes import CODES, NAMES, SIZES, STORAGE
 
 Parameter = bool | int | float | str
 

@@ -19,7 +19,7 @@ from host.ray.deployment_options import (
     read_options,
     read_requirements,
 )
-from host.ray.per_model.deployments import model_deployments
+from host.ray.model_deployments import model_deployments
 from host.repository.object_store.location import is_store_url
 from stub.wire.paths import absolute_path
 

@@ -23,7 +23,7 @@ from host.client.signature import LARGE, EncodedTensor, Signature, TensorSpec, V
 from host.config.json_form import to_dict
 from host.errors import ErrorCode, HostError, internal, invalid_argument, unsupported
 from host.inference.request import Parameter, Result
-from stub.wire.datatypes import SIZES
+from pb_utils._datatypes import SIZES
 
 _UNKNOWN_MODEL = "Request for unknown model"  # how errors about models that are not loaded begin
 _UNKNOWN_REGION = "Unable to find shared memory region"

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from host.errors import HostError, internal, invalid_argument
 from pb_utils import Tensor
-from pb_utils._datatypes import BF16, BYTES, NAMES, STORAGE, code_of, encode
+from pb_utils._datatypes import BF16, BYTES, CODES, NAMES, SIZES, STORAGE, code_of, encode
 from pb_utils._text_form import _to_bfloat16_bits
-from stub.wire.datatypes import CODES, SIZES
 
 LARGE = 1 << 20
 """Bytes of a tensor that is worth a place in shared memory."""

@@ -36,8 +36,8 @@ from host.recording.recording import (
     snapshot_tensors,
     to_valid_text,
 )
+from pb_utils._datatypes import CODES
 from pb_utils._text_form import format_tensor
-from stub.wire.datatypes import CODES
 
 _MAX_REQUESTS = 32
 _FIRST_LINE_OF_STACKS = "Fatal Python error: "

@@ -19,6 +19,7 @@ import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from host.frontend_processes import frontend_messages as m
 from host.frontend_processes.core_link import CoreLink, end_without_memory
 from host.frontend_processes.core_proxy import CoreProxy
 from host.frontend_processes.exchanged_memory import FrontendMemory
-from host.frontend_processes.forwarding import Forwarder
 from host.frontend_processes.frontend_link import FrontendSpawn, SharedReceiveBudget
 from host.frontends.client_endpoints import (
     ClientEndpoints,
@@ -38,12 +38,115 @@ from host.frontends.client_endpoints import (
     http_tls,
     make_grpc_service,
 )
+from host.frontends.grpc.grpc_admin import ADMIN_METHODS
+from host.frontends.grpc.methods import RpcContext, Services, UnaryMethod
 from host.frontends.http.inference_app import InferenceApp
+from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message, Receive, Send
 from host.frontends.request_headers import HeaderForwarding
 from host.instances.arenas import HOST_ARENA
 from host.instances.busy_polling import no_connection_hook
 from host.options.options import Options
 from stub.wire.messages import BlockRelease, CloseArena
+
+_log = logging.getLogger("pbhost")
+
+
+ExchangeMessage = m.ReceiveBody | m.SendHead | m.SendBody | m.EndExchange
+
+
+class Forwarder:
+    """Passes gRPC calls and HTTP requests on to the core. Belongs to the event loop."""
+
+    def __init__(self, link: CoreLink) -> None:
+        self._link = link
+        self._exchanges: dict[int, asyncio.Queue[ExchangeMessage]] = {}
+
+    def services(self) -> Services:
+        """The gRPC methods that the core answers."""
+        return {
+            service: [
+                UnaryMethod(name, partial(self._call_rpc, service, name), category)
+                for name, category in methods.items()
+            ]
+            for service, methods in ADMIN_METHODS.items()
+        }
+
+    async def _call_rpc(self, service: str, method: str, data: bytes, context: RpcContext) -> bytes:
+        number = next(self._link.numbers)
+        authorization = context.metadata("authorization")
+        return await self._link.ask(m.CallRpc(number, service, method, data, authorization), number)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Lets the core answer one HTTP request; an ASGI 3 application."""
+        number = next(self._link.numbers)
+        commands = self._exchanges[number] = asyncio.Queue[ExchangeMessage]()
+        ended = False
+        try:
+            self._link.send(
+                m.OpenExchange(
+                    number,
+                    scope["method"],
+                    scope["raw_path"],
+                    scope.get("query_string", b""),
+                    scope["headers"],
+                    scope.get("extensions", {}).get(RAW_HEADER_NAMES),
+                )
+            )
+            try:
+                while not ended:
+                    ended = await self._obey(await commands.get(), receive, send)
+            except asyncio.CancelledError:
+                # The client has gone, or this process stops; the core may still send an error.
+                self._link.send(m.Cancel(number))
+                while not ended:
+                    ended = await self._obey(await commands.get(), receive, send)
+        finally:
+            del self._exchanges[number]
+            if not ended:  # this process has failed
+                self._link.send(m.Cancel(number))
+                while not commands.empty():
+                    self._decline(commands.get_nowait())
+
+    async def _obey(self, command: ExchangeMessage, receive: Receive, send: Send) -> bool:
+        """Does what the application in the core asks for; returns whether that was the last."""
+        number = command.number
+        if isinstance(command, m.EndExchange):
+            return True
+        if isinstance(command, m.ReceiveBody):
+            part = await receive()
+            gone = part["type"] != "http.request"
+            body, more = part.get("body", b""), part.get("more_body", False)
+            self._link.send(m.ExchangeBody(number, body, more, gone))
+            return False
+        try:
+            if isinstance(command, m.SendHead):
+                headers = command.headers
+                await send(
+                    {"type": "http.response.start", "status": command.status, "headers": headers}
+                )
+            else:
+                await send(
+                    {"type": "http.response.body", "body": command.body, "more_body": command.more}
+                )
+        finally:  # the core waits for as many as it has sent
+            self._link.send(m.ExchangeSent(number))
+        return False
+
+    def handle(self, message: ExchangeMessage) -> None:
+        """Takes a message about an HTTP request; that may have ended."""
+        commands = self._exchanges.get(message.number)
+        if commands is not None:
+            commands.put_nowait(message)
+        else:
+            self._decline(message)
+
+    def _decline(self, command: ExchangeMessage) -> None:
+        """Answers the application in the core as if the client had gone, so that it ends."""
+        if isinstance(command, m.ReceiveBody):
+            self._link.send(m.ExchangeBody(command.number, b"", False, True))
+        elif not isinstance(command, m.EndExchange):
+            self._link.send(m.ExchangeSent(command.number))
+
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -162,8 +265,6 @@ def _filter(machine: _Machine) -> bytes:
     ]
     return b"".join(struct.pack("<HBBI", *step) for step in steps)
 
-
-_log = logging.getLogger("pbhost")
 
 _PR_SET_PDEATHSIG = 1
 _START_SECONDS = 30.0  # until the core has sent the options

@@ -20,7 +20,7 @@ from host.inference.request import (
     copy_from_shared_memory,
     refuse_if_too_large,
 )
-from stub.wire.datatypes import CODES, NAMES, SIZES
+from pb_utils._datatypes import CODES, NAMES, SIZES
 
 _LENGTH = struct.Struct("<I")
 _NUMPY_THRESHOLD = 64  # elements; a loop is faster than numpy for fewer

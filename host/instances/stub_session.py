@@ -24,10 +24,10 @@ from host.instances.stub_link import Link, ReclaimedFrame
 from host.instances.stub_log import StubLog
 from host.instances.transfer import WORK, TensorTransfer
 from host.lane import results_reader
+from pb_utils._datatypes import NAMES
 from pb_utils._model_texts import NOT_RESCHEDULED
 from stub.wire import messages as m
 from stub.wire.arena import ArenaFull, Block
-from stub.wire.datatypes import NAMES
 from stub.wire.messages import INLINE_ALWAYS, WireRequest
 from stub.wire.session import TRANSITIONS, ProtocolError, Session, State
 

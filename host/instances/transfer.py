@@ -14,8 +14,8 @@ from host.inference.request import (
 )
 from host.instances.arenas import ArenaFile, Arenas, ProcessMemory, arena_full_error
 from host.instances.regions import is_in_place
+from pb_utils._datatypes import CODES, NAMES
 from stub.wire.arena import ArenaFull, Block
-from stub.wire.datatypes import CODES, NAMES
 from stub.wire.messages import (
     INLINE_ALWAYS,
     INLINE_LIMIT,

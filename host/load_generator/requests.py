@@ -29,8 +29,8 @@ from host.load_generator.http2_connection import frame_message
 from host.load_generator.job import Protocol, Target
 from host.recording.recording import RecordingReader
 from pb_utils import Tensor
+from pb_utils._datatypes import CODES, SIZES
 from pb_utils._text_form import InvalidInput, read_inputs
-from stub.wire.datatypes import CODES, SIZES
 
 MOST_BYTES = 1 << 30
 """The bytes of all requests of a load, which stay in memory."""

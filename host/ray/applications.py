@@ -9,9 +9,9 @@ from typing import Any
 from ray import serve
 
 from host.ray.deployment_options import DEPLOYMENT, derive_options, read_options, read_requirements
-from host.ray.per_model.deployments import INGRESS, ingress_settings, model_deployments
-from host.ray.per_model.model_connection import LOAD_SECONDS
-from host.ray.per_model.replicas import Ingress, ModelReplica
+from host.ray.model_connection import LOAD_SECONDS
+from host.ray.model_deployments import INGRESS, ingress_settings, model_deployments
+from host.ray.model_replicas import Ingress, ModelReplica
 from host.ray.replica import Replica
 from host.ray.serve_config import Proxies
 

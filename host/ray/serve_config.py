@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from host.ray.deployment_options import DEPLOYMENT, derive_options, read_options, read_requirements
-from host.ray.per_model.deployments import INGRESS, ingress_settings, model_deployments
+from host.ray.model_deployments import INGRESS, ingress_settings, model_deployments
 from host.ray.servicer import GRPC_FUNCTION
 
 

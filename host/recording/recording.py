@@ -20,7 +20,7 @@ import msgspec
 
 from host.errors import HostError, invalid_argument, not_found
 from host.inference.request import Buffer, InferRequest, Parameter, Tensor, read_bytes
-from stub.wire.datatypes import CODES, SIZES
+from pb_utils._datatypes import CODES, SIZES
 
 FORMAT = "pbhost recording 1"
 MAX_LINE_BYTES = 16 << 20

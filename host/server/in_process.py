@@ -18,7 +18,7 @@ from host.inference.request import (
     Tensor,
     read_bytes,
 )
-from stub.wire.datatypes import CODES, NAMES
+from pb_utils._datatypes import CODES, NAMES
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Arrays by input name. BYTES are object arrays of bytes or str."""

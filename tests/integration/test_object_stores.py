@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from host.options.options import Options
 from host.ray.deployment_options import read_requirements
-from host.ray.per_model.deployments import model_deployments
+from host.ray.model_deployments import model_deployments
 from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
 from tests.object_stores import ENVIRONMENT, S3Server
 

@@ -48,7 +48,7 @@ def make_probe(arguments: dict[str, Any], model: str, began: Path) -> Any:
     """
     from ray import serve
 
-    from host.ray.per_model.replicas import ModelReplica
+    from host.ray.model_replicas import ModelReplica
 
     class Probe:
         async def __init__(self, *others: object) -> None:  # type: ignore[misc]

@@ -12,7 +12,6 @@ from urllib.parse import quote_from_bytes
 from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
 from host.core import Core
 from host.errors import internal
-from host.frontends.http import api_page as page
 from host.frontends.http import routes
 from host.frontends.http.admin import AdminHandler, SettingsHandler, SharedMemoryHandler
 from host.frontends.http.diagnostics import DiagnosticsHandler, RecordingHandler
@@ -20,7 +19,7 @@ from host.frontends.http.http_exchange import Handler, HttpExchange, answer_exch
 from host.frontends.http.inference_app import InferenceEndpoints
 from host.frontends.http.metrics_endpoint import load_report
 from host.frontends.http.routes import Endpoint, Route, find_route
-from host.frontends.http.web_page import DASHBOARD, DASHBOARD_ROUTES, DashboardHandler
+from host.frontends.http.web_pages import WebPages
 from host.frontends.http1.cycle import App, Header, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler
 from host.frontends.openai.openai_app import OpenAIApp
@@ -87,23 +86,13 @@ class HttpApp:
             if openai
             else None
         )
-        api_page_handler = page.ApiPageHandler(
-            core,
-            restrictions,
-            self._openai.describe_paths if self._openai is not None else None,
-            dashboard,
-        )
-        self._page_routes = {
-            **(page.ROUTES if api_page else {}),
-            **(DASHBOARD_ROUTES if dashboard else {}),
-        }
+        describe_others = self._openai.describe_paths if self._openai is not None else None
+        pages = WebPages(core, restrictions, describe_others, api_page, dashboard)
+        self._page_routes = pages.routes
         self._handlers: dict[Endpoint, Handler] = {
             **inference.handlers,
             **_administration_handlers(core, max_input_size, recording),
-            page.ROOT: api_page_handler.root,
-            page.DOCS: api_page_handler.docs,
-            page.OPENAPI: api_page_handler.openapi,
-            DASHBOARD: DashboardHandler(api_page).dashboard,
+            **pages.handlers,
         }
 
     @property

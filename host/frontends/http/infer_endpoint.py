@@ -1,5 +1,7 @@
 """The infer endpoint: reads a request, whose tensors are views of its body, and answers it.
 
+Large tensors are written to shared memory as they arrive.
+
 The rules are in docs/reference/http.md, "Inference request" and "Raw binary request".
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from math import prod
 
@@ -42,7 +44,6 @@ from host.frontends.http.inference_header import (
     InputHeader,
 )
 from host.frontends.http.json_text import SlowText, error_body
-from host.frontends.http.placed_body import BodyPlacer, PlacedBody
 from host.frontends.http.routes import INFER, Route, find_route
 from host.frontends.http.tensors import (
     ALL_NAMES,
@@ -54,13 +55,65 @@ from host.frontends.http.tensors import (
 from host.frontends.http1.cycle import STATUS_LINES
 from host.frontends.http1.parser import Body, FastHandler, ResponseCallback
 from host.frontends.inference_core import InferenceCore, OpenRequests, RegionLookup
-from host.frontends.receive_memory import StartFilling
+from host.frontends.receive_memory import MIN_PLACED_BYTES, Placer, ReserveBlock, StartFilling
 from host.frontends.request_headers import HeaderForwarding
 from host.inference.call import Call
 from host.inference.request import Buffer, Classification, InferRequest, InferResponse, Tensor
 from host.inference.tensor_spec import wire_name
 from host.models.registry import parse_version
-from stub.wire.datatypes import SIZES
+from pb_utils._datatypes import SIZES
+from stub.wire.arena import Block
+
+_log = logging.getLogger("pbhost")
+
+
+ReadSizes = Callable[[bytes], Sequence[int]]
+"""Returns the sizes of the binary tensors that follow a JSON part; as many as it can read."""
+
+
+class PlacedBody(bytes):
+    """The bytes of a body without the tensors that are in blocks.
+
+    `blocks`: one for each binary tensor, None for those that are in these bytes.
+    """
+
+    blocks: list[Block | None]
+
+
+class BodyPlacer(Placer):
+    """Takes the bytes of a body of `size` bytes that begins with a JSON part, as they arrive."""
+
+    def __init__(
+        self, size: int, header_length: int, read_sizes: ReadSizes, reserve: ReserveBlock
+    ) -> None:
+        """Raises MemoryError."""
+        super().__init__(size, reserve)
+        self._header_length = header_length
+        self._read_sizes = read_sizes
+        self._sizes: Iterator[int] | None = None  # once the JSON part has arrived
+        self._blocks: list[Block | None] = []
+        self._keep(header_length)
+
+    def _begin_part(self) -> None:
+        if self._sizes is None:
+            self._sizes = iter(self._read_sizes(bytes(self._rest.memory[: self._header_length])))
+        size = next(self._sizes, None)
+        if size is None:  # more than the JSON part tells of: that is an error later
+            self._keep(self._left)
+        elif MIN_PLACED_BYTES < size <= self._left:
+            self._blocks.append(self._place(size))
+        else:
+            self._keep(min(size, self._left))
+            self._blocks.append(None)
+
+    def finish(self) -> bytes:
+        """The body: without its blocks, if some tensors were placed."""
+        if not any(self._blocks):
+            return self._rest.finish()
+        body = PlacedBody(self._rest.memory[: self._rest.size])
+        body.blocks = self._blocks
+        return body
+
 
 _MIN_VIEW_BYTES = 8192  # bytes of a body; below that, copying a slice is cheaper than a memoryview
 
@@ -192,7 +245,6 @@ def _error_without_id(text: str) -> HostError:
 _Answer = tuple[bytes, Sequence[Body]]
 """The head of a response, without its empty last line, and the parts of its body."""
 
-_log = logging.getLogger("pbhost")
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _HEADER_LENGTH_NAME = b"inference-header-content-length"
 _HEAD_TEMPLATE = b"%bcontent-type: %b\r\ncontent-length: "

@@ -24,7 +24,7 @@ from host.frontends.http.json_text import (
     wrong_type,
 )
 from host.inference.request import Buffer, InferResponse, Tensor, read_bytes
-from stub.wire.datatypes import CODES
+from pb_utils._datatypes import CODES
 
 _Result = TypeVar("_Result")
 

@@ -23,7 +23,7 @@ from host.inference.call import Call, CallHolder, CallState
 from host.inference.request import InferRequest, InferResponse, SharedMemoryBytes, Tensor
 from host.scheduling.ordering import OrderedCall
 from host.system.files import read_file
-from stub.wire.datatypes import NAMES, SIZES
+from pb_utils._datatypes import NAMES, SIZES
 
 START, END = 1, 2
 """Flags of requests."""

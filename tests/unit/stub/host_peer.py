@@ -19,10 +19,10 @@ import numpy.typing as npt
 import zmq
 
 import pb_utils
+from pb_utils._datatypes import CODES
 from stub.thread_worker import ThreadWorker
 from stub.wire import messages as m
 from stub.wire.arena import Arena, ArenaReader, Block, create_arena_file
-from stub.wire.datatypes import CODES
 from stub.wire.messages import WireRequest, WireResponse, WireTensor
 from stub.wire.ring import (
     BLS_RING,

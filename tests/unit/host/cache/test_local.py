@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.cache.local import LocalStore
-from host.cache.responses import CachedOutputs
+from host.cache.responses import CachedOutputs, LocalStore
 from host.errors import ErrorCode, HostError
 from host.inference.request import Tensor
 from host.metrics.families import MetricsSnapshot

@@ -11,9 +11,9 @@ import pytest
 
 from host.frontend_processes.core_connection import FrontendConnection
 from host.frontend_processes.core_link import CoreLink
-from host.frontend_processes.forwarding import Forwarder
 from host.frontend_processes.frontend_link import BudgetFile
 from host.frontend_processes.frontend_messages import EndExchange
+from host.frontend_processes.frontend_process import Forwarder
 from host.frontends.http1.cycle import Message, Receive, Send
 from host.instances.arenas import Arenas
 from tests.unit.host.frontends.grpc.echo_core import EchoCore

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from host.inference.request import ExecutionTimes, Tensor
 from host.instances import stub_session
 from host.lane import results_reader, state
+from pb_utils._datatypes import NAMES
 from stub.wire import messages as m
-from stub.wire.datatypes import NAMES
 from stub.wire.messages import WireError, WireResponse, WireTensor
 from tests.unit.host.instances.test_stub_session import Tracked, done, output
 from tests.unit.host.lane.test_lane import DAMAGE, damaged

@@ -29,11 +29,14 @@ from host.ray.channel_messages import (
     unpack_response,
     unpack_version,
 )
-from host.ray.per_model.deployments import INGRESS
-from host.ray.per_model.waiting_requests import WaitingRequests
+from host.ray.model_deployments import INGRESS
 from host.ray.replica_channels import ReplicaChannels
+from host.ray.waiting_requests import WaitingRequests
 from host.remote import RemoteVersion, ResponseStream
 from pb_utils import _model_texts as texts
+
+_log = logging.getLogger("pbhost")
+
 
 DESCRIBE_MODEL = ReplicaMethod[list[PackedVersion] | Refusal](
     "describe_model", tuple[()], list[PackedVersion] | Refusal
@@ -51,8 +54,6 @@ MODEL_STATISTICS = ReplicaMethod[list[ModelStatistics] | Refusal](
 REFRESH_MODEL = ReplicaMethod[None]("refresh_model", tuple[str], None)
 UNLOAD_FOR_CLIENT = ReplicaMethod[Refusal | None]("unload_for_client", tuple[bool], Refusal | None)
 
-
-_log = logging.getLogger("pbhost")
 
 _QUESTION_SECONDS = 10.0
 LOAD_SECONDS = 600.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from host.ray.deployment_options import read_options
-from host.ray.per_model.deployments import ingress_settings, model_deployments
+from host.ray.model_deployments import ingress_settings, model_deployments
 from tests.conftest import RepositoryBuilder
 from tests.integration.ensemble_models import CHAIN
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from host.ray.per_model.waiting_requests import WaitingRequests
+from host.ray.waiting_requests import WaitingRequests
 from tests.waiting import eventually
 
 

@@ -27,8 +27,7 @@ from host.ray.channel_messages import (
     pack_version,
     unpack_request,
 )
-from host.ray.per_model.deployments import keep_one_gpu
-from host.ray.per_model.model_connection import (
+from host.ray.model_connection import (
     DESCRIBE_MODEL,
     INDEX_ENTRIES,
     IS_READY,
@@ -39,6 +38,7 @@ from host.ray.per_model.model_connection import (
     Connection,
     RoutedModelControl,
 )
+from host.ray.model_deployments import keep_one_gpu
 from host.ray.replica import INFER_PATH, ServerReplica
 from host.server.server import Server
 

@@ -1,1 +1,0 @@
-"""An application with one deployment for each model."""
