@@ -114,7 +114,7 @@ class LoadedModel(Model, Protocol):
         """Whether unloading the model now would end or delay work: calls, holds, sequences."""
 
 
-class SplitModel(LoadedModel, Protocol):
+class SplitModel(Model, Protocol):
     """Stands for a model whose requests are split between its versions."""
 
     stable: LoadedModel
@@ -196,7 +196,7 @@ class Registry:
         self._remote: dict[str, ModelEntry] = {}
         self.failures: dict[str, LoadFailure] = {}
         self._ready: dict[tuple[str, int], LoadedModel] = {}
-        self.served = self._ready
+        self.served: Mapping[tuple[str, int], Model] = self._ready
         """The models that requests find, by name and version; -1 is the highest ready one."""
         self.on_demand: set[str] = set()
         """The qualified names of models that the next request loads if they are not loaded."""
@@ -210,7 +210,7 @@ class Registry:
         Takes a qualified name and the ready versions, ascending. None: the highest one gets all.
         """
 
-    def find(self, name: str, version: int = -1) -> LoadedModel:
+    def find(self, name: str, version: int = -1) -> Model:
         """The model for a request; version -1 is the highest ready one.
 
         Raises NotServedError with the texts of docs/reference/protocol.md, "Model lookup".
@@ -347,7 +347,7 @@ class Registry:
     def state_changed(self) -> None:
         """Updates the look-up tables after the state of a version was changed in place."""
         ready: dict[tuple[str, int], LoadedModel] = {}
-        splits: dict[tuple[str, int], LoadedModel] = {}
+        splits: dict[tuple[str, int], Model] = {}
         for name, entry in (*self._remote.items(), *self._entries.items()):
             versions = {
                 number: version.model

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from host.access.api_keys import ApiKeys
 from host.bls import BlsTargets
-from host.cache.responses import ResponseStore, open_store
+from host.cache.local import open_store
+from host.cache.responses import ResponseStore
 from host.config.model_config import AdaptConfig
 from host.core import VERSION, CollectStatistics, Core
 from host.crashes.records import CrashRecords

@@ -9,7 +9,7 @@ import msgspec
 
 from host.cache.responses import CacheHit
 from host.config.parameters import TrafficSettings, TrafficShare, is_percentage, traffic_settings
-from host.errors import HostError, invalid_argument
+from host.errors import invalid_argument
 from host.inference.call import Call
 from host.inference.request import InferRequest
 from host.metrics.families import MetricsSnapshot, labels_of
@@ -37,7 +37,6 @@ class SplitModel:
         self.config = stable.config
         self.metrics = stable.metrics
         self.extensions = stable.extensions
-        self.quarantine = stable.quarantine
 
     def infer(self, request: InferRequest) -> Call:
         """Starts a request. Raises HostError if it is invalid for the version that gets it."""
@@ -76,41 +75,6 @@ class SplitModel:
     async def why_not_ready(self) -> str:
         """The reason why the stable version is not ready, "" if it is."""
         return await self.stable.why_not_ready()
-
-    def acquire(self) -> None:
-        """Holds the stable version."""
-        self.stable.acquire()
-
-    def release(self) -> None:
-        """Ends a hold of the stable version."""
-        self.stable.release()
-
-    async def drain(self, sequences: bool = False) -> None:
-        """Drains the stable version."""
-        await self.stable.drain(sequences)
-
-    def abort(self, error: HostError) -> None:
-        """Ends every call in progress of the stable version."""
-        self.stable.abort(error)
-
-    async def stop(self, grace: float, finalize: float) -> None:
-        """Stops the stable version; `grace` and `finalize` in seconds."""
-        await self.stable.stop(grace, finalize)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of calls in progress of the stable version."""
-        return self.stable.in_flight
-
-    @property
-    def unfinished(self) -> int:
-        """Number of calls in progress, or of open sequences, of the stable version."""
-        return self.stable.unfinished
-
-    @property
-    def in_use(self) -> bool:
-        """Whether unloading the stable version now would end or delay work."""
-        return self.stable.in_use
 
 
 def split_versions(split: TrafficSplit, versions: Mapping[int, LoadedModel]) -> SplitModel | None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.cache.responses import CachedOutputs, LocalStore
+from host.cache.local import LocalStore
+from host.cache.responses import CachedOutputs
 from host.errors import ErrorCode, HostError
 from host.inference.request import Tensor
 from host.metrics.families import MetricsSnapshot

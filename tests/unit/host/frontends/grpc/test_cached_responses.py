@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from host.cache.responses import CacheHit, LocalStore, ResponseCache
+from host.cache.local import LocalStore
+from host.cache.responses import CacheHit, ResponseCache
 from host.errors import HostError
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
 from host.frontends.grpc.infer_response import encode_infer_response
