@@ -757,6 +757,25 @@ def test_a_fetch_fails_with_the_process_that_reads_and_the_next_one_starts_it_ag
     asyncio.run(run())
 
 
+def test_a_process_that_hangs_is_killed_and_the_next_fetch_starts_it_again(
+    s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("host.repository.object_store.client._SILENT_BEATS", 2)
+
+    async def run() -> None:
+        async with fetching(s3, prefix, tmp_path) as (mirror, task, released):
+            hanging = reading_process()
+            hanging.suspend()
+            text = "the process that reads object stores did not respond for 2 s, and was killed"
+            with pytest.raises(HostError, match=text):
+                await asyncio.wait_for(task, DEADLINE)
+            assert not hanging.is_running()
+            released.set()
+            (await mirror.fetch("m")).close()
+
+    asyncio.run(run())
+
+
 def test_a_fetch_in_progress_fails_when_the_server_disconnects(
     s3: S3Server, prefix: str, tmp_path: Path
 ) -> None:

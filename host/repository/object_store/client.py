@@ -15,6 +15,7 @@ from pathlib import Path
 
 from host.errors import ErrorCode, HostError, unsupported
 from host.repository.object_store.messages import (
+    BEAT_SECONDS,
     LONGEST_LINE,
     Cancel,
     Failure,
@@ -25,6 +26,7 @@ from host.repository.object_store.messages import (
 )
 from host.repository.object_store.stored_object import ObjectChanged, StoredObject
 
+_SILENT_BEATS = 30  # after which the process counts as hanging
 _ENTRY = str(Path(__file__).with_name("worker.py"))
 
 
@@ -50,6 +52,8 @@ class StoreProcess:
         self._reading: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._replies: dict[int, asyncio.Queue[Reply]] = {}
+        self._heard = False
+        self._fault = ""  # why the process was killed
         self._ids = itertools.count(1)
 
     async def send(
@@ -106,9 +110,11 @@ class StoreProcess:
         return subprocess.Popen(command, stdin=connection.fileno(), stdout=subprocess.DEVNULL)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
+        watching = asyncio.get_running_loop().create_task(self._watch())
         try:
             with suppress(ConnectionError):
                 while line := await reader.readline():
+                    self._heard = True
                     reply = decode_reply(line)
                     queue = self._replies.get(reply.id)
                     if queue is not None:
@@ -116,7 +122,21 @@ class StoreProcess:
                     if reply.objects is not None:
                         await asyncio.sleep(0)  # a listing has many, and all may be there
         finally:  # whatever ends it: no reply comes any more
+            watching.cancel()
             await self._end()
+
+    async def _watch(self) -> None:
+        """Kills the process when it is silent for long while requests wait."""
+        silent = 0  # beats, and not seconds: this process may have been stopped itself
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            silent = 0 if self._heard or not self._replies else silent + 1
+            self._heard = False
+            if silent >= _SILENT_BEATS and self._process is not None:
+                seconds = silent * BEAT_SECONDS
+                self._fault = f"did not respond for {seconds:g} s, and was killed"
+                self._process.kill()
+                return
 
     async def _end(self) -> None:
         """Ends the process; requests that wait for a reply fail."""
@@ -124,7 +144,8 @@ class StoreProcess:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        text = f"the process that reads object stores has ended with status {status}"
+        fault, self._fault = self._fault or f"has ended with status {status}", ""
+        text = f"the process that reads object stores {fault}"
         failure = Failure(ErrorCode.UNAVAILABLE.name, text, False)
         for number, queue in self._replies.items():
             queue.put_nowait(Reply(number, ended=True, failure=failure))

@@ -43,6 +43,7 @@ class Failure:
 class Reply:
     """The bytes received since the last reply; in the last one, also the result or an error.
 
+    One with `SIGN_OF_LIFE` as its `id` belongs to no request.
     A long listing comes in several replies, so that the server decodes a part of it at a time.
     """
 
@@ -59,6 +60,9 @@ class Cancel:
     """Ends a request; no reply follows."""
 
     cancelled: int
+
+
+SIGN_OF_LIFE = 0
 
 
 def encode_line(message: Request | Cancel | Reply) -> bytes:
@@ -80,6 +84,9 @@ def decode_request(line: bytes) -> Request | Cancel:
     """A request, or its cancellation, from a line."""
     return (_cancels if line.startswith(b'{"cancelled"') else _requests).decode(line)
 
+
+BEAT_SECONDS = 1.0
+"""The time between two signs of life of the process that reads, while it has requests."""
 
 LONGEST_LINE = 1 << 30
 """The most bytes of a line: an object may be a configuration file, or have a long name."""

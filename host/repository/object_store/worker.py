@@ -29,7 +29,9 @@ from host.errors import HostError, internal
 from host.repository.object_store.credentials import read_settings
 from host.repository.object_store.location import parse_store_url
 from host.repository.object_store.messages import (
+    BEAT_SECONDS,
     LONGEST_LINE,
+    SIGN_OF_LIFE,
     Cancel,
     Failure,
     Reply,
@@ -57,6 +59,7 @@ class Worker:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._received: dict[int, int] = {}  # what no reply has told yet
         self._flushing: asyncio.TimerHandle | None = None
+        self._beating: asyncio.TimerHandle | None = None
 
     def take(self, message: Request | Cancel) -> None:
         """Starts or ends a request."""
@@ -68,6 +71,8 @@ class Worker:
         task = asyncio.get_running_loop().create_task(self._carry_out(message))
         self._tasks[message.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(message.id))
+        if self._beating is None:
+            self._beat()
 
     async def _carry_out(self, request: Request) -> None:
         objects, content, failure = None, None, None
@@ -123,6 +128,13 @@ class Worker:
         received, self._received = self._received, {}
         for request, count in received.items():
             self._send(Reply(request, count))
+
+    def _beat(self) -> None:
+        """Shows, while there are requests, that this process runs."""
+        self._beating = None
+        if self._tasks:
+            self._send(Reply(SIGN_OF_LIFE))
+            self._beating = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
     def _send(self, reply: Reply) -> None:
         self._writer.write(encode_line(reply))
