@@ -141,7 +141,10 @@ async def fetch_by_host(endpoint: str, folder: Path, parallel: int) -> None:
     repository = open_repository([f"s3://{endpoint}/{BUCKET}"], False, settings)
     try:
         await repository.refresh()
-        (await repository.mirrors[0].fetch(MODEL)).close()
+        stored = repository.find_model_directory(MODEL).stored
+        assert stored is not None
+        fetched, _ = await stored.fetch()
+        fetched.close()
     finally:
         await repository.close()
 

@@ -7,12 +7,19 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from host.cli.arguments import parse_texts, serve_flag
 from host.errors import HostError, invalid_argument
-from host.lint.model_folder import CheckedModel, LintSettings, check_ensembles, check_model
+from host.lint.model_folder import (
+    CheckedModel,
+    LintSettings,
+    check_ensembles,
+    check_model,
+    choose_files,
+)
 from host.lint.problem import Problem
 from host.logs.formats import Colour, paint, shows_colours
 from host.models.backends import Backends
@@ -94,7 +101,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _scan(places: Sequence[str], options: CheckOptions) -> RepositoryScan:
-    """Lists the models to check, and fetches those of object stores.
+    """Lists the models to check, and fetches what the check reads of those in object stores.
 
     Raises HostError unless all places are repositories.
     """
@@ -108,17 +115,22 @@ def _scan(places: Sequence[str], options: CheckOptions) -> RepositoryScan:
                 f" '{Path(absolute_path(str(path))).parent}'"
             )
     settings = Options(repository_cache_directory=options.repository_cache_directory)
-    return asyncio.run(fetch_models(places, settings.mirror_settings))
+    choose = partial(choose_files, settings=_lint_settings(options))
+    return asyncio.run(fetch_models(places, settings.mirror_settings, choose))
 
 
-def _problems(scan: RepositoryScan, options: CheckOptions) -> list[Problem]:
-    """Returns all problems, sorted and without duplicates."""
-    settings = LintSettings(
+def _lint_settings(options: CheckOptions) -> LintSettings:
+    return LintSettings(
         Backends(Path(options.backend_directory)),
         strict=options.disable_auto_complete_config,
         config_name=options.model_config_name or None,
         variables=read_variables(options.template_assignments, options.template_files),
     )
+
+
+def _problems(scan: RepositoryScan, options: CheckOptions) -> list[Problem]:
+    """Returns all problems, sorted and without duplicates."""
+    settings = _lint_settings(options)
     problems = [Problem(place, failure.message) for place, failure in scan.failures.items()]
     models: dict[str, CheckedModel] = {}
     for name, directory in scan.models.items():
@@ -136,10 +148,10 @@ def _problems(scan: RepositoryScan, options: CheckOptions) -> list[Problem]:
 
 def _place(problem: Problem, directory: ModelDirectory) -> Problem:
     """The problem with the URL of its file instead of the path in the cache."""
-    mirror, path = directory.mirror, str(problem.path)
-    if mirror is None or not path.startswith(str(directory.path)):
+    stored, path = directory.stored, str(problem.path)
+    if stored is None or not path.startswith(str(directory.path)):
         return problem
-    root, cached = mirror.root(directory.name), str(directory.path)
+    root, cached = stored.root, str(directory.path)
     return replace(
         problem,
         path=path.replace(cached, root, 1),

@@ -6,15 +6,27 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
-from host.config.defaults import find_versions
+from google.protobuf import text_format
+
+from host.config.defaults import (
+    apply_version_policy,
+    find_versions,
+    is_version,
+)
 from host.config.findings import ConfigSource, Finding, Position
-from host.config.model_config import LoadedConfig, config_file, iterate_findings, read_config_text
+from host.config.model_config import (
+    LoadedConfig,
+    config_file,
+    iterate_findings,
+    read_config_text,
+    read_unchecked_config,
+)
 from host.config.pbtxt import fill_known_variables, parse_pbtxt
 from host.config.schema import ModelConfig, closest_choice, is_ensemble, new_config
 from host.config.validate import check_tensors
@@ -142,6 +154,8 @@ def _advise(name: str, path: Path) -> str:
     return "put the model's file there, or name another file"
 
 
+_SMALL_BYTES = 1 << 20
+_TEXTS = (".py", ".json", ".jinja")
 _LOG = logging.getLogger("pbhost")
 _OPTIONS = Options()
 _FIRST_PART = re.compile(r"\w*(\[\d+\])?")
@@ -197,6 +211,33 @@ class CheckedModel:
             yield
         except HostError as error:
             self.add(error.message, field, advice)
+
+
+def choose_files(directory: ModelDirectory, settings: LintSettings) -> Callable[[str, int], bool]:
+    """Returns whether the check reads a file, by its path in the model and its size. Blocks.
+
+    These are small files, text of known kinds, and what the configuration names, but not the
+    weights, and not versions that the version policy leaves out. Raises HostError.
+    """
+    try:
+        config = read_unchecked_config(directory.path, settings.config_name, settings.variables)
+    except HostError:  # the check reports it
+        config = new_config()
+        config.version_policy.all.SetInParent()
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    versions = set(apply_version_policy(config, find_versions(directory.path)))
+    config.ClearField("default_model_filename")
+    config.ClearField("cc_model_filenames")
+    named = text_format.MessageToString(config, as_utf8=True)
+
+    def reads(path: str, size: int) -> bool:
+        top, name = path.partition("/")[0], Path(path).name
+        if is_version(top) and int(top) not in versions:
+            return False
+        return size <= _SMALL_BYTES or name.endswith(_TEXTS) or name in named
+
+    return reads
 
 
 def check_model(directory: ModelDirectory, settings: LintSettings) -> CheckedModel:

@@ -286,11 +286,11 @@ class ModelLifecycle:
         for number in made:
             if number not in plan.serving:
                 self._registry.set_version(name, ModelVersion(number, VersionState.LOADING))
-        files = None if plan.state is None else plan.state.fingerprint
         async with AsyncExitStack() as stack:
             try:
                 plan = await self.planner.fetch(planned, plan)
                 stack.push_async_callback(self._release_files, plan.files)
+                files = None if plan.state is None else plan.state.fingerprint
                 settle = await self._admit(plan, files, len(made), stack)
             except HostError as error:
                 for number in made:

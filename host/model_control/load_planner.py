@@ -29,7 +29,7 @@ from host.repository.fingerprint import Fingerprint, FingerprintFunction
 from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import (
     Repository,
-    RepositoryMirror,
+    StoredModel,
     list_served_versions,
     model_file_path,
     run_agents,
@@ -56,9 +56,16 @@ class FileState:
         return frozenset(
             entry
             for entry in self.fingerprint
-            for top in (entry[0].removeprefix(f"{self.root}/").split("/", 1)[0],)
+            for top in (self._part(entry[0]),)
             if top == str(version) or not (top.isdecimal() or top == self.config)
         )
+
+    def changed_parts(self, other: FileState) -> set[str]:
+        """The files and folders in the model directory that differ in another state of it."""
+        return {self._part(entry[0]) for entry in self.fingerprint ^ other.fingerprint}
+
+    def _part(self, path: str) -> str:
+        return path.removeprefix(f"{self.root}/").split("/", 1)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +205,7 @@ class PlannedModel:
         files: The directory that versions are loaded from; None if it could not be found.
         state: The state of the repository's files; None if a client uploaded all of them.
         override: The override in force, from this load or from an earlier one.
-        mirror: What fetches the contents of the files; None if they are in the directory.
+        stored: The model in its object store; None if the contents are in the directory.
         loaded: The configuration; None if it was not read, as the model need not be loaded.
         available: The versions on disk that the model may serve.
         step_models: Of an ensemble, the qualified names of its step models by name.
@@ -213,7 +220,7 @@ class PlannedModel:
     files: ModelFiles | None = None
     state: FileState | None = None
     override: Override | None = None
-    mirror: RepositoryMirror | None = None
+    stored: StoredModel | None = None
     loaded: LoadedConfig | None = None
     available: Sequence[int] = ()
     step_models: Mapping[str, str] = field(default_factory=dict)
@@ -399,13 +406,13 @@ class LoadPlanner:
                 return dataclasses.replace(planned, files=files, override=override)
             await self._repository.refresh(name)
             found = await asyncio.to_thread(self._repository.find_model_directory, name)
-            path, mirror = found.path, found.mirror
+            path, stored = found.path, found.stored
             fingerprint = await asyncio.to_thread(found.fingerprint, name, self._fingerprint)
             config = config_file(path, self._settings.config_name).relative_to(path).parts[0]
-            root = str(path) if mirror is None else mirror.root(found.name)
+            root = str(path) if stored is None else stored.root
             state = FileState(root, fingerprint, config)
             return dataclasses.replace(
-                planned, files=ModelFiles(path), state=state, override=override, mirror=mirror
+                planned, files=ModelFiles(path), state=state, override=override, stored=stored
             )
         except HostError as error:
             raise RepositoryReadError(error.code, error.message) from error
@@ -429,7 +436,7 @@ class LoadPlanner:
                 adapt=self._settings.adapt_config,
             )
             loaded = dataclasses.replace(loaded, namespace=self._repository.namespace_of(name))
-            if planned.mirror is None:
+            if planned.stored is None:
                 run_agents(loaded.config, files.path, self._settings.agents)
             available = list_served_versions(files.path, loaded.config)
             steps = {step.model_name for step in loaded.config.ensemble_scheduling.step}
@@ -487,15 +494,15 @@ class LoadPlanner:
         )
 
     async def fetch(self, planned: PlannedModel, plan: VersionPlan) -> VersionPlan:
-        """The plan with a directory that has the contents of the files.
+        """The plan with a directory that has the contents of the files, and with its state.
 
         The caller releases it. Of a model in an object store, what the cache lacks is fetched.
         Raises HostError.
         """
-        if planned.mirror is None:
+        if planned.stored is None or plan.state is None:
             plan.files.acquire()
             return plan
-        fetched = await planned.mirror.fetch(self._registry.name_of(plan.name), plan.chosen)
+        fetched, fingerprint = await planned.stored.fetch(plan.chosen)
         files = ModelFiles(fetched.path, fetched.close)
         config, agents = plan.loaded.config, self._settings.agents
         try:
@@ -503,7 +510,11 @@ class LoadPlanner:
         except BaseException:  # also if cancelled
             fetched.close()
             raise
-        return dataclasses.replace(plan, files=files)
+        state = dataclasses.replace(plan.state, fingerprint=fingerprint)
+        fresh = {str(number) for number in plan.chosen if number not in plan.in_place}
+        if not plan.state.changed_parts(state) <= fresh:
+            state = plan.state  # versions that stay, or that are not planned, need another load
+        return dataclasses.replace(plan, files=files, state=state)
 
     def note_on_demand(self, planned: PlannedModel) -> None:
         """Enters into the registry whether the model loads on demand."""

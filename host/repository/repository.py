@@ -7,11 +7,11 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from host.config.defaults import (
     apply_version_policy,
@@ -115,14 +115,11 @@ class RepositorySource(Protocol):
     def check(self) -> None:
         """Raises HostError unless the repository can be read."""
 
-    def model_names(self) -> list[str]:
-        """The sorted names of the models."""
+    def models(self) -> list[ModelDirectory]:
+        """The models, sorted by name."""
 
-    def holds(self, name: str) -> bool:
-        """Whether there is a model of this name, which may be any text."""
-
-    def model_path(self, name: str) -> Path:
-        """The directory of a model."""
+    def find(self, name: str) -> ModelDirectory | None:
+        """The model of this name, which may be any text; None if there is none."""
 
 
 @dataclass(slots=True)
@@ -138,6 +135,30 @@ class MirrorCounts:
     failures: int = 0
 
 
+class StoredModel(Protocol):
+    """A model in an object store, as it was when it was listed."""
+
+    @property
+    def root(self) -> str:
+        """The place of the model, with which the paths in the fingerprint begin."""
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The files as they were listed. Raises HostError if they cannot be a model directory."""
+
+    async def fetch(
+        self,
+        versions: Collection[int] | None = None,
+        reads: Callable[[str, int], bool] | None = None,
+    ) -> tuple[FetchedDirectory, Fingerprint]:
+        """Returns a directory with the contents of these versions, or of all, and what is in it.
+
+        `reads`: whether the content of a file is needed, by its path in the model and its size;
+        other files are there without it. An object that has changed since is listed again: the
+        fingerprint returned is that of the directory. Raises HostError.
+        """
+
+
 class RepositoryMirror(RepositorySource, Protocol):
     """A repository elsewhere: what it had when it was listed last, and its models in a cache.
 
@@ -146,17 +167,8 @@ class RepositoryMirror(RepositorySource, Protocol):
 
     counts: MirrorCounts
 
-    def fingerprint(self, name: str) -> Fingerprint:
-        """The files as they were listed; their paths begin with `root`. Raises HostError."""
-
-    def root(self, name: str) -> str:
-        """The place of a model."""
-
     async def refresh(self, name: str = "") -> None:
         """Lists all models again, or one. An error is kept for the methods above."""
-
-    async def fetch(self, name: str, versions: Collection[int] | None = None) -> FetchedDirectory:
-        """Returns a directory with the contents of these versions, or of all. Raises HostError."""
 
     def describe_fetch(self, name: str) -> str:
         """How far the fetch of a model is, "" if there is none."""
@@ -181,45 +193,41 @@ class _Folder:
         if not self.path.is_dir():
             raise invalid_argument("repository path is not a valid directory")
 
-    def model_names(self) -> list[str]:
-        return _subdirectories(self.path)
+    def models(self) -> list[ModelDirectory]:
+        return [ModelDirectory(name, self.path / name) for name in _subdirectories(self.path)]
 
-    def holds(self, name: str) -> bool:
+    def find(self, name: str) -> ModelDirectory | None:
         if not name or name != Path(name).name:
-            return False
+            return None
         # The answer is no for a name that no file can have.
-        return _may_be_model(name) and os.path.isdir(self.path / name)
-
-    def model_path(self, name: str) -> Path:
-        return self.path / name
+        found = _may_be_model(name) and os.path.isdir(self.path / name)
+        return ModelDirectory(name, self.path / name) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
     """The directory of a model.
 
-    `duplicated`: several repositories contain the model. `mirror`: what fetches the contents; None
-    if they are in the directory.
+    `duplicated`: several repositories contain the model. `stored`: the model in its object store;
+    None if the contents are in the directory.
     """
 
     name: str
     path: Path
     duplicated: bool = False
-    mirror: RepositoryMirror | None = None
+    stored: StoredModel | None = None
 
     def fingerprint(self, known: str, compute: FingerprintFunction) -> Fingerprint:
         """The fingerprint, by `compute` if the files are in the directory; `known`: the model.
 
         Blocks. Raises HostError.
         """
-        if self.mirror is not None:
-            return self.mirror.fingerprint(self.name)
-        return compute(known, self.path)
+        return compute(known, self.path) if self.stored is None else self.stored.fingerprint
 
     def check(self) -> None:
         """Raises HostError if its files could not be listed, or its configuration not be read."""
-        if self.mirror is not None:
-            self.mirror.fingerprint(self.name)
+        if self.stored is not None:
+            self.stored.fingerprint  # noqa: B018  # raises the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +301,11 @@ class Repository:
 
     def _in_folder(self, name: str) -> bool:
         folders = (source for source in self._sources if isinstance(source, _Folder))
-        return any(folder.holds(name) for folder in folders)
+        return any(folder.find(name) is not None for folder in folders)
 
     async def look_up(self, name: str) -> None:
         """Lists a model that was not listed; one in a second, as requests may have any name."""
-        known = any(mirror.holds(name) for mirror in self.mirrors)
+        known = any(mirror.find(name) is not None for mirror in self.mirrors)
         now = time.monotonic()
         if known or now - self._looked_up < _LOOK_UP_SECONDS or name != Path(name).name:
             return
@@ -338,21 +346,22 @@ class Repository:
         failures: dict[str, HostError] = {}
         for source in self._sources:
             try:
-                names = source.model_names()
+                models = source.models()
             except HostError as error:
                 message = f"failed to poll model repository '{source.text}': {error.message}"
                 failures[source.text] = HostError(error.code, message)
                 continue
-            for name in names:
+            for model in models:
+                name = model.name
                 if self.namespaces:
                     if not is_valid_model_name(name):
                         _log.warning("ignore model directory '%s' which has '::' in its name", name)
                         continue
-                    found[qualified_name(source.text, name)] = _directory(source, name)
+                    found[qualified_name(source.text, name)] = model
                 elif name in found:
                     found[name] = replace(found[name], duplicated=True)
                 else:
-                    found[name] = _directory(source, name)
+                    found[name] = model
         return RepositoryScan({name: found[name] for name in sorted(found)}, failures)
 
     def qualified_names(self, name: str) -> list[str]:
@@ -364,7 +373,7 @@ class Repository:
         return [
             qualified_name(source.text, name)
             for source in self._sources
-            if is_valid_model_name(name) and source.holds(name)
+            if is_valid_model_name(name) and source.find(name) is not None
         ]
 
     def namespace_of(self, known: str) -> str:
@@ -395,13 +404,13 @@ class Repository:
         space = self.namespace_of(known)
         name = split_qualified_name(known)[1] if self.namespaces else known
         sources = [source for source in self._sources if not space or source.text == space]
-        holders = [source for source in sources if source.holds(name)]
-        if self.namespaces and not space and len(holders) == 1:
-            holders = []  # with namespaces, that repository is known
-        if len(holders) > 1:
+        found = [model for source in sources if (model := source.find(name)) is not None]
+        if self.namespaces and not space and len(found) == 1:
+            found = []  # with namespaces, that repository is known
+        if len(found) > 1:
             raise internal(f"failed to poll model '{name}': {_NOT_UNIQUE}")
-        if holders:
-            return _directory(holders[0], name)
+        if found:
+            return found[0]
         for source in sources:
             try:
                 source.check()
@@ -410,11 +419,6 @@ class Repository:
                     f"failed to poll model repository '{source.text}': {error.message}"
                 ) from None
         raise internal(f"failed to poll model '{name}': model not found in any model repository.")
-
-
-def _directory(source: RepositorySource, name: str) -> ModelDirectory:
-    mirror = None if isinstance(source, _Folder) else cast(RepositoryMirror, source)
-    return ModelDirectory(name, source.model_path(name), mirror=mirror)
 
 
 def _may_be_model(name: str) -> bool:

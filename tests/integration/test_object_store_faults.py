@@ -17,9 +17,15 @@ import psutil
 import pytest
 
 from host.errors import HostError
+from host.repository.fingerprint import Fingerprint
 from host.repository.object_store import mirror as mirror_module
 from host.repository.object_store.mirror import MirrorSettings, open_repository
-from host.repository.repository import RepositoryMirror
+from host.repository.repository import (
+    FetchedDirectory,
+    ModelDirectory,
+    Repository,
+    RepositoryMirror,
+)
 from tests.conftest import DEADLINE
 from tests.object_stores import BUCKET, ENVIRONMENT, Application, S3Server
 
@@ -61,6 +67,33 @@ async def opened(url: str, cache: Path, limit: int = 0) -> AsyncIterator[Reposit
         await repository.close()
 
 
+def find(mirror: RepositoryMirror, name: str) -> ModelDirectory:
+    """A model as it was listed last. Raises HostError if the listing failed."""
+    found = mirror.find(name)
+    if found is None:
+        mirror.check()
+        raise LookupError(name)
+    return found
+
+
+def names(mirror: RepositoryMirror) -> list[str]:
+    return [model.name for model in mirror.models()]
+
+
+def fingerprint(mirror: RepositoryMirror, name: str) -> Fingerprint:
+    stored = find(mirror, name).stored
+    assert stored is not None
+    return stored.fingerprint
+
+
+async def fetch_from(mirror: RepositoryMirror, name: str) -> FetchedDirectory:
+    """A model in the cache. Raises HostError."""
+    stored = find(mirror, name).stored
+    assert stored is not None
+    fetched, _ = await stored.fetch()
+    return fetched
+
+
 def read_files(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -74,7 +107,7 @@ def fetch(url: str, cache: Path, name: str = "m", limit: int = 0) -> dict[str, b
 
     async def run() -> dict[str, bytes]:
         async with opened(url, cache, limit) as mirror:
-            fetched = await mirror.fetch(name)
+            fetched = await fetch_from(mirror, name)
             found = read_files(fetched.path)
             fetched.close()
             return found
@@ -333,7 +366,7 @@ def test_thousands_of_objects_are_listed_in_pages(
 
     async def count_files() -> int:
         async with opened(s3.url(prefix), tmp_path) as mirror:
-            fetched = await mirror.fetch("m")  # empty objects are not read
+            fetched = await fetch_from(mirror, "m")  # empty objects are not read
             return len(read_files(fetched.path))
 
     assert asyncio.run(count_files()) == count
@@ -354,7 +387,7 @@ def test_two_servers_that_fetch_the_same_model_read_it_once(
 
     async def fetch_one() -> dict[str, bytes]:
         async with opened(s3.url(prefix), tmp_path) as mirror:
-            fetched = await mirror.fetch("m")
+            fetched = await fetch_from(mirror, "m")
             return read_files(fetched.path)
 
     one, other = run_both([fetch_one(), fetch_one()])
@@ -376,15 +409,15 @@ def test_the_least_recently_used_models_make_room(
 
     async def fetch_all() -> None:
         async with opened(s3.url(prefix), tmp_path, limit) as mirror:
-            used = await mirror.fetch("a")
-            (await mirror.fetch("b")).close()
-            (await mirror.fetch("c")).close()  # b makes room, as a is used
+            used = await fetch_from(mirror, "a")
+            (await fetch_from(mirror, "b")).close()
+            (await fetch_from(mirror, "c")).close()  # b makes room, as a is used
             assert cached(tmp_path) == {"a", "c"}
-            second = await mirror.fetch("c")
+            second = await fetch_from(mirror, "c")
             with pytest.raises(HostError, match="no room for 1000 bytes in .* of the 2500 of"):
-                await mirror.fetch("b")
+                await fetch_from(mirror, "b")
             used.close()
-            (await mirror.fetch("b")).close()
+            (await fetch_from(mirror, "b")).close()
             second.close()
             assert cached(tmp_path) == {"b", "c"}
 
@@ -407,7 +440,7 @@ def test_a_configuration_that_cannot_be_kept_in_the_cache_is_still_read(
 
     async def check() -> None:
         async with opened(s3.url(prefix), tmp_path) as mirror:
-            assert read_files(mirror.model_path("m")) == {"config.pbtxt": b'backend: "python"'}
+            assert read_files(find(mirror, "m").path) == {"config.pbtxt": b'backend: "python"'}
 
     asyncio.run(check())
     assert "failed to keep" in caplog.text and incomplete(tmp_path) == set()
@@ -429,7 +462,7 @@ def test_a_fetch_after_a_cancelled_one_writes_to_files_of_its_own(
             written: list[set[Path]] = []
             try:
                 for _ in range(2):
-                    fetching = asyncio.create_task(mirror.fetch("m"))
+                    fetching = asyncio.create_task(fetch_from(mirror, "m"))
                     assert await asyncio.to_thread(reached.acquire, timeout=DEADLINE)
                     written.append(incomplete(tmp_path))
                     fetching.cancel()
@@ -437,7 +470,7 @@ def test_a_fetch_after_a_cancelled_one_writes_to_files_of_its_own(
             finally:
                 released.set()
             assert written[0] and written[1] - written[0]
-            fetched = await mirror.fetch("m")
+            fetched = await fetch_from(mirror, "m")
             assert read_files(fetched.path)["1/weights"] == FILES["m/1/weights"]
             fetched.close()
 
@@ -464,8 +497,8 @@ def test_a_model_whose_name_no_folder_can_have_fails_alone(
     async def check() -> None:
         async with opened(s3.url(prefix), tmp_path) as mirror:
             with pytest.raises(HostError, match="a longer name than a folder can have"):
-                mirror.fingerprint(name)
-            assert mirror.model_path("m").is_dir()
+                fingerprint(mirror, name)
+            assert find(mirror, "m").path.is_dir()
 
     asyncio.run(check())
 
@@ -479,8 +512,8 @@ def test_a_model_whose_stand_in_cannot_be_written_fails_alone(
     async def check() -> None:
         async with opened(s3.url(prefix), tmp_path) as mirror:
             with pytest.raises(HostError, match=r"failed to prepare '\S+/deep': .*too long"):
-                mirror.fingerprint("deep")
-            assert mirror.model_path("m").is_dir()
+                fingerprint(mirror, "deep")
+            assert find(mirror, "m").path.is_dir()
 
     asyncio.run(check())
 
@@ -493,7 +526,7 @@ def test_an_empty_object_beside_the_models_is_no_model(
     async def check() -> None:
         async with opened(s3.url(prefix), tmp_path) as mirror:
             await mirror.refresh()
-            assert mirror.model_names() == ["m"]
+            assert names(mirror) == ["m"]
 
     asyncio.run(check())
     assert len(re.findall("ignore '.*/_SUCCESS', an empty object", caplog.text)) == 1
@@ -535,12 +568,12 @@ def test_a_listing_does_not_replace_what_a_later_one_has_found(
                 s3.put_files(prefix, {"new/1/x": "new", "m/1/weights": "changed"})
                 await mirror.refresh("new")
                 await mirror.refresh("m")
-                changed = mirror.fingerprint("m")
+                changed = fingerprint(mirror, "m")
             finally:
                 released.set()
             await slow
-            assert mirror.model_names() == ["m", "new"]
-            assert mirror.fingerprint("m") == changed
+            assert names(mirror) == ["m", "new"]
+            assert fingerprint(mirror, "m") == changed
 
     asyncio.run(check())
 
@@ -569,7 +602,7 @@ def test_a_failed_listing_does_not_hide_what_a_later_one_has_found(
                 released.set()
             await slow
             assert mirror.counts.failures == 1
-            assert mirror.model_names() == ["m"]
+            assert names(mirror) == ["m"]
 
     asyncio.run(check())
 
@@ -586,18 +619,18 @@ def test_a_model_and_its_configuration_change_together(
 
     async def check() -> None:
         async with opened(s3.url(prefix), tmp_path) as mirror:
-            before = mirror.fingerprint("m"), mirror.model_path("m")
+            before = fingerprint(mirror, "m"), find(mirror, "m").path
             s3.put(f"{prefix}/m/config.pbtxt", "max_batch_size: 8")
             s3.fault = objects_only(hold, "config.pbtxt")
             refresh = asyncio.create_task(mirror.refresh())
             try:
                 assert await asyncio.to_thread(reached.wait, DEADLINE)
-                assert (mirror.fingerprint("m"), mirror.model_path("m")) == before
+                assert (fingerprint(mirror, "m"), find(mirror, "m").path) == before
             finally:
                 released.set()
             await refresh
-            assert mirror.fingerprint("m") != before[0]
-            config = mirror.model_path("m") / "config.pbtxt"
+            assert fingerprint(mirror, "m") != before[0]
+            config = find(mirror, "m").path / "config.pbtxt"
             assert config.read_text() == "max_batch_size: 8"
             assert before[1].is_dir(), "a load may still read it"
 
@@ -615,9 +648,26 @@ def test_stand_ins_that_were_replaced_are_removed_later(
             for content in "abc":
                 s3.put(f"{prefix}/m/1/x", content)
                 await mirror.refresh()
-                paths.append(mirror.model_path("m"))
+                paths.append(find(mirror, "m").path)
             await mirror.refresh()
             assert [path.exists() for path in paths] == [False, False, True]
+
+    asyncio.run(check())
+
+
+def test_a_model_that_was_looked_up_stays_as_it_was_listed(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+
+    async def check() -> None:
+        async with opened(s3.url(prefix), tmp_path) as mirror:
+            found = Repository([], mirrors=[mirror]).find_model_directory("m")
+            before = found.fingerprint("m", lambda *_: frozenset())
+            s3.put(f"{prefix}/m/config.pbtxt", "max_batch_size: 8")
+            await mirror.refresh()
+            assert found.fingerprint("m", lambda *_: frozenset()) == before
+            assert (found.path / "config.pbtxt").read_text() == FILES["m/config.pbtxt"]
 
     asyncio.run(check())
 
@@ -631,7 +681,7 @@ def test_a_failed_listing_of_an_unknown_model_leaves_the_others(
         async with opened(s3.url(prefix), tmp_path) as mirror:
             s3.fault = status("403 Forbidden")
             await mirror.refresh("other")
-            assert mirror.model_names() == ["m"]
+            assert names(mirror) == ["m"]
             with pytest.raises(HostError, match="failed to list .*/other'"):
                 mirror.check()
 
@@ -656,7 +706,7 @@ def test_models_that_are_fetched_at_the_same_time_share_the_room(
 
     async def check() -> list[BaseException | object]:
         async with opened(s3.url(prefix), tmp_path, 1500) as mirror:
-            both = (mirror.fetch(name) for name in "ab")
+            both = (fetch_from(mirror, name) for name in "ab")
             return await asyncio.gather(*both, return_exceptions=True)
 
     failed = [one for one in asyncio.run(check()) if isinstance(one, HostError)]
@@ -735,7 +785,7 @@ async def fetching(
     s3.fault = objects_only(wait)
     try:
         async with opened(s3.url(prefix), cache) as mirror:
-            task = asyncio.get_running_loop().create_task(mirror.fetch("m"))
+            task = asyncio.get_running_loop().create_task(fetch_from(mirror, "m"))
             assert await asyncio.to_thread(asked.wait, DEADLINE)
             yield mirror, task, released
     finally:
@@ -752,7 +802,7 @@ def test_a_fetch_fails_with_the_process_that_reads_and_the_next_one_starts_it_ag
             with pytest.raises(HostError, match=text):
                 await asyncio.wait_for(task, DEADLINE)
             released.set()
-            (await mirror.fetch("m")).close()
+            (await fetch_from(mirror, "m")).close()
 
     asyncio.run(run())
 
@@ -771,7 +821,7 @@ def test_a_process_that_hangs_is_killed_and_the_next_fetch_starts_it_again(
                 await asyncio.wait_for(task, DEADLINE)
             assert not hanging.is_running()
             released.set()
-            (await mirror.fetch("m")).close()
+            (await fetch_from(mirror, "m")).close()
 
     asyncio.run(run())
 

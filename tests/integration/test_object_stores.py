@@ -142,6 +142,19 @@ def test_a_load_fetches_only_what_has_changed(
         client.load_model("scale")
         assert s3.objects_read() == [f"{prefix}/scale/2/factor"]
         assert [ask(client, "scale", version) for version in ("1", "2")] == [2, 5]
+
+        def change(environ: dict[str, Any], *_: object) -> None:
+            if environ["PATH_INFO"].endswith("2/factor"):
+                s3.fault = None
+                s3.put(f"{prefix}/scale/2/factor", "7")
+
+        s3.put(f"{prefix}/scale/2/factor", "6")
+        s3.fault = change
+        client.load_model("scale")
+        assert ask(client, "scale", "2") == 7
+        stubs = [stub.pid for stub in host.stubs()]  # also one that ends
+        client.load_model("scale")
+        assert {stub.pid for stub in host.stubs()} <= set(stubs), "the same files again"
         with pytest.raises(InferenceServerException, match="failed to load 'other'"):
             client.load_model("other")
 
@@ -275,7 +288,8 @@ def test_the_served_version_goes_on_while_the_store_fails(
 
 def test_subcommands_take_urls(s3: S3Server, prefix: str, tmp_path: Path) -> None:
     config = 'backend: "python"\nmax_batch_sise: 4\n'
-    s3.put_files(f"{prefix}/scale", scale(2))
+    weights: dict[str, bytes | str] = {"2/weights": b"w" * (2 << 20)}
+    s3.put_files(f"{prefix}/scale", {**scale(5), **scale(2, version=2), **weights})
     s3.put_files(f"{prefix}/wrong", {**scale(2), "config.pbtxt": config})
     cache = f"--repository-cache-directory={tmp_path / 'cache'}"
 
@@ -287,6 +301,8 @@ def test_subcommands_take_urls(s3: S3Server, prefix: str, tmp_path: Path) -> Non
     checked = run("check", s3.url(prefix))
     assert checked.returncode == 1
     assert checked.stdout.startswith(f"{s3.url(prefix)}/wrong/config.pbtxt:2:1: error: ")
+    read = sorted(key for key in s3.objects_read() if "/scale/" in key)
+    assert read == [f"{prefix}/scale/2/{name}" for name in ("factor", "model.py")]
     shown = run("config", f"{s3.url(prefix)}/scale")
     assert (shown.returncode, 'name: "scale"' in shown.stdout) == (0, True), shown
     ran = run("run", f"{s3.url(prefix)}/scale", "--input", "X=[21]")

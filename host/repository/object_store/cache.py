@@ -173,10 +173,11 @@ class ModelCache:
         name: str,
         files: Mapping[str, StoredObject],
         folders: Iterable[str],
+        unread: Iterable[str],
     ) -> Lease:
         """Makes a model directory of objects that are complete; the caller holds the lock. Blocks.
 
-        Raises HostError.
+        `unread`: files whose contents are not needed; they are empty. Raises HostError.
         """
         fresh, final = self.path / f"{snapshot}{NEW}", self.path / snapshot
         try:
@@ -185,11 +186,14 @@ class ModelCache:
                 (fresh / name / folder).mkdir(parents=True, exist_ok=True)
             for path, stored in files.items():
                 os.link(self.object_path(stored), fresh / name / path)
+            for path in unread:
+                (fresh / name / path).touch(0o444, exist_ok=False)
             shutil.rmtree(final, ignore_errors=True)  # one that has lost files
             fresh.rename(final)
         except FileExistsError as error:
             raise internal(
-                f"two objects of model '{name}' are the same file in {self.path}: {error.filename2}"
+                f"two objects of model '{name}' are the same file in {self.path}:"
+                f" {error.filename2 or error.filename}"
                 " (its file system does not tell upper from lower case)"
             ) from error
         except OSError as error:

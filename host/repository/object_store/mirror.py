@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,13 +27,22 @@ from host.repository.object_store.cache import Lease, ModelCache, RepositoryCach
 from host.repository.object_store.client import StoreProcess, check_library
 from host.repository.object_store.location import is_store_url, parse_store_url
 from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
-from host.repository.repository import MirrorCounts, ModelDirectory, Repository, RepositoryScan
+from host.repository.repository import (
+    MirrorCounts,
+    ModelDirectory,
+    Repository,
+    RepositoryScan,
+    StoredModel,
+)
 from host.system.event_loop import run_all
 from host.system.files import PrivateDirectory
 from host.system.resources import format_bytes
 
 StrPath = str | os.PathLike[str]
 """A path, or the URL of a place in an object store."""
+
+Reads = Callable[[str, int], bool]
+"""Whether the content of a file is needed, by its path in the model and its size."""
 
 _log = logging.getLogger("pbhost")
 
@@ -79,11 +88,40 @@ class ListedModel:
     `error`: why it cannot be made a directory. `directory`: its stand-in, if that could be made.
     """
 
+    mirror: StoreMirror
+    name: str
     files: Mapping[str, StoredObject]
     folders: frozenset[str]
-    fingerprint: Fingerprint
+    listed: Fingerprint
     error: HostError | None = None
     directory: Path | None = None
+
+    @property
+    def root(self) -> str:
+        """What the paths in the fingerprint begin with."""
+        return f"{self.mirror.text}/{self.name}"
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The files as they were listed, by URL. Raises HostError."""
+        if self.error is not None:
+            raise self.error
+        return self.listed
+
+    @property
+    def model_directory(self) -> ModelDirectory:
+        """The stand-in: a directory that is complete except for most contents."""
+        path = Path(os.devnull, self.name) if self.directory is None else self.directory
+        return ModelDirectory(self.name, path, stored=self)
+
+    async def fetch(
+        self, versions: Collection[int] | None = None, reads: Reads | None = None
+    ) -> tuple[Lease, Fingerprint]:
+        """Returns a directory in the cache, whose lease the caller closes, and what is in it.
+
+        See `StoredModel`. Only what the cache does not have is fetched. Raises HostError.
+        """
+        return await self.mirror.fetch(self, versions, reads)
 
 
 @dataclass(eq=False, slots=True)
@@ -136,38 +174,16 @@ class StoreMirror:
         if error is not None:
             raise error
 
-    def model_names(self) -> list[str]:
-        """The sorted names of the models. Raises HostError if they could not be listed."""
+    def models(self) -> list[ModelDirectory]:
+        """The models, sorted by name. Raises HostError if they could not be listed."""
         if self._error is not None:
             raise self._error
-        return sorted(self._models)
+        return [model.model_directory for _, model in sorted(self._models.items())]
 
-    def holds(self, name: str) -> bool:
-        """Whether the repository has a model of this name."""
-        return name in self._models
-
-    def model_path(self, name: str) -> Path:
-        """The stand-in of a model: a directory that is complete except for most contents."""
+    def find(self, name: str) -> ModelDirectory | None:
+        """The model of this name, if the repository has one."""
         model = self._models.get(name)
-        directory = None if model is None else model.directory
-        return Path(os.devnull, name) if directory is None else directory
-
-    def fingerprint(self, name: str) -> Fingerprint:
-        """The files as they were listed, by URL. Raises HostError."""
-        return self._find(name).fingerprint
-
-    def _find(self, name: str) -> ListedModel:
-        model = self._models.get(name)
-        if model is None:
-            self.check()
-            raise internal(f"model '{name}' is no longer in '{self.text}'")
-        if model.error is not None:
-            raise model.error
-        return model
-
-    def root(self, name: str) -> str:
-        """What the paths in the fingerprint of a model begin with."""
-        return f"{self.text}/{name}"
+        return None if model is None else model.model_directory
 
     async def disconnect(self) -> None:
         """Ends the process that reads the store; what was listed stays."""
@@ -225,7 +241,7 @@ class StoreMirror:
                 f"'{self.text}' is a model, expected a model repository: '{parent}'"
             )
             return
-        listed, alone = await asyncio.to_thread(_by_model, self.text, found)
+        listed, alone = await asyncio.to_thread(_by_model, self, found)
         if name:
             listed = {one: model for one, model in listed.items() if one == name}
         prepared = await self._prepare(listed)
@@ -283,19 +299,19 @@ class StoreMirror:
             known = self._models.get(name)
             if model.error is not None:
                 return
-            if known and known.directory is not None and known.fingerprint == model.fingerprint:
+            if known and known.directory is not None and known.listed == model.listed:
                 prepared[name] = replace(known, error=None)
                 return
             async with limit:
                 try:
-                    contents = await self._read_configs(name, model)
-                    path = await asyncio.to_thread(self._write_stand_in, name, model, contents)
+                    contents = await self._read_configs(model)
+                    path = await asyncio.to_thread(self._write_stand_in, model, contents)
                 except HostError as error:
                     self.counts.failures += 1
                     prepared[name] = replace(model, error=error)
                 except OSError as error:
                     self.counts.failures += 1
-                    text = f"failed to prepare '{self.root(name)}': {error}"
+                    text = f"failed to prepare '{model.root}': {error}"
                     prepared[name] = replace(model, error=internal(text))
                 else:
                     prepared[name] = replace(model, directory=path)
@@ -303,16 +319,16 @@ class StoreMirror:
         await run_all(prepare(name, model) for name, model in listed.items())
         return prepared
 
-    async def _read_configs(self, name: str, model: ListedModel) -> dict[str, bytes]:
+    async def _read_configs(self, model: ListedModel) -> dict[str, bytes]:
         """The contents of the configuration files, from the cache if they are there."""
-        folder = self._cache.model(self.text, name)
+        folder = self._cache.model(self.text, model.name)
         contents = {}
         for path, stored in model.files.items():
             if not _is_config(path):
                 continue
             if stored.size > _MAX_CONFIG_BYTES:
                 raise invalid_argument(
-                    f"'{self.root(name)}/{path}' has {stored.size} bytes, too many for a"
+                    f"'{model.root}/{path}' has {stored.size} bytes, too many for a"
                     " configuration file"
                 )
             contents[path] = await self._read_small(folder, stored)
@@ -340,10 +356,10 @@ class StoreMirror:
             _log.warning("failed to keep '%s/%s' in the cache: %s", self.text, stored.path, error)
         return content
 
-    def _write_stand_in(self, name: str, model: ListedModel, contents: Mapping[str, bytes]) -> Path:
+    def _write_stand_in(self, model: ListedModel, contents: Mapping[str, bytes]) -> Path:
         with self._stand_ins_lock:
             self._stand_ins = self._stand_ins or PrivateDirectory()
-        directory = Path(tempfile.mkdtemp(dir=self._stand_ins.path)) / name
+        directory = Path(tempfile.mkdtemp(dir=self._stand_ins.path)) / model.name
         try:
             for folder in ("", *model.folders):
                 (directory / folder).mkdir(parents=True, exist_ok=True)
@@ -360,35 +376,37 @@ class StoreMirror:
 
     # Fetching
 
-    async def fetch(self, name: str, versions: Collection[int] | None = None) -> Lease:
-        """The directory of a model, complete for these versions; the caller closes the lease.
-
-        Only what the cache does not have is fetched. Without `versions`, it has all of them.
-        Raises HostError.
-        """
+    async def fetch(
+        self, model: ListedModel, versions: Collection[int] | None, reads: Reads | None
+    ) -> tuple[Lease, Fingerprint]:
+        """See `ListedModel.fetch`."""
         for left in reversed(range(_TRIES_OF_CHANGED)):
-            model = self._find(name)
+            fingerprint = model.fingerprint
             try:
-                return await self._fetch_listed(name, model, versions)
+                return await self._fetch_listed(model, versions, reads), fingerprint
             except ObjectChanged as error:
-                _log.warning("%s", error.message, extra=model_fields(name))
-                configs = _configs(model)
-                await self.refresh(name)
-                listed = self._models.get(name)
-                if not left or listed is None or _configs(listed) != configs:
+                _log.warning("%s", error.message, extra=model_fields(model.name))
+                await self.refresh(model.name)
+                listed = self._models.get(model.name)
+                if not left or listed is None or _configs(listed) != _configs(model):
                     raise
+                model = listed
         raise AssertionError("the last try returns or raises")
 
     async def _fetch_listed(
-        self, name: str, model: ListedModel, versions: Collection[int] | None
+        self, model: ListedModel, versions: Collection[int] | None, reads: Reads | None
     ) -> Lease:
+        name = model.name
         files = {
             path: stored
             for path, stored in model.files.items()
             if _is_needed(path.split("/", 1)[0], versions)
         }
         folders = [one for one in model.folders if _is_needed(one.split("/", 1)[0], versions)]
-        snapshot = _snapshot_name(files, folders)
+        unread = [path for path, one in files.items() if reads and not reads(path, one.size)]
+        for path in unread:
+            del files[path]
+        snapshot = _snapshot_name(files, folders, unread)
         folder = self._cache.model(self.text, name)
         lease = await asyncio.to_thread(folder.find, snapshot, name, files)
         if lease is not None:
@@ -399,7 +417,9 @@ class StoreMirror:
                 lease = await asyncio.to_thread(folder.find, snapshot, name, files)
                 if lease is None:
                     await self._fetch_missing(name, folder, files)
-                    lease = await asyncio.to_thread(folder.assemble, snapshot, name, files, folders)
+                    lease = await asyncio.to_thread(
+                        folder.assemble, snapshot, name, files, folders, unread
+                    )
                 else:
                     self.counts.cached_objects += len(files)
                 return lease
@@ -409,7 +429,7 @@ class StoreMirror:
         except OSError as error:
             self.counts.failures += 1
             raise internal(
-                f"failed to write '{self.root(name)}' to {folder.path}: {error.strerror or error}"
+                f"failed to write '{model.root}' to {folder.path}: {error.strerror or error}"
             ) from error
 
     async def _fetch_missing(
@@ -540,36 +560,48 @@ def _run_apart(work: Coroutine[Any, Any, None]) -> None:
         executor.submit(asyncio.run, work).result()
 
 
-async def fetch_models(places: Iterable[StrPath], settings: MirrorSettings) -> RepositoryScan:
-    """All models, with their contents in the cache for as long as this process runs.
+async def fetch_models(
+    places: Iterable[StrPath],
+    settings: MirrorSettings,
+    choose: Callable[[ModelDirectory], Reads],
+) -> RepositoryScan:
+    """All models, with the contents of chosen files in the cache for as long as this process runs.
 
-    Raises HostError if a repository cannot be read. A model that cannot be fetched has the error in
-    `failures`, by its URL.
+    `choose`: which files of a model; its configuration can be read. It may block. Raises HostError
+    if a repository cannot be read. A model that cannot be fetched has the error in `failures`, by
+    its URL.
     """
     repository = open_repository(places, False, settings)
     try:
         await repository.refresh()
         repository.check_paths()
-        return await _with_contents(repository.scan())
+        return await _with_contents(repository.scan(), choose)
     finally:
         await repository.close()
 
 
-async def _with_contents(scan: RepositoryScan) -> RepositoryScan:
+async def _with_contents(
+    scan: RepositoryScan, choose: Callable[[ModelDirectory], Reads]
+) -> RepositoryScan:
 
-    async def fetch(known: str, directory: ModelDirectory) -> None:
-        mirror = directory.mirror
-        assert mirror is not None
+    async def fetch(known: str, directory: ModelDirectory, stored: StoredModel) -> None:
         try:
-            fetched = await mirror.fetch(directory.name)
+            directory.check()
+            reads = await asyncio.to_thread(choose, directory)
+            fetched, _ = await stored.fetch(reads=reads)
         except HostError as error:
-            scan.failures[mirror.root(directory.name)] = error
+            scan.failures[stored.root] = error
             del scan.models[known]
         else:
             scan.models[known] = replace(directory, path=fetched.path)
 
-    work = [fetch(*item) for item in scan.models.items() if item[1].mirror is not None]
-    await run_all(work)
+    await run_all(
+        [
+            fetch(known, directory, directory.stored)
+            for known, directory in scan.models.items()
+            if directory.stored is not None
+        ]
+    )
     return scan
 
 
@@ -583,15 +615,17 @@ async def fetch_model(url: str, settings: MirrorSettings) -> Path:
     try:
         await repository.refresh(name)
         found = await asyncio.to_thread(repository.find_model_directory, name)
-        assert found.mirror is not None
-        fetched = await found.mirror.fetch(name)
+        assert found.stored is not None
+        fetched, _ = await found.stored.fetch()
         fetched.keep()
         return fetched.path
     finally:
         await repository.close()
 
 
-def _by_model(url: str, found: Iterable[StoredObject]) -> tuple[dict[str, ListedModel], set[str]]:
+def _by_model(
+    mirror: StoreMirror, found: Iterable[StoredObject]
+) -> tuple[dict[str, ListedModel], set[str]]:
     """The models of a listing, and the names of empty objects beside them: marks of jobs."""
     by_name: dict[str, list[StoredObject]] = {}
     empty: set[str] = set()
@@ -604,14 +638,15 @@ def _by_model(url: str, found: Iterable[StoredObject]) -> tuple[dict[str, Listed
             if CACHES.isdisjoint(rest.split("/")):
                 by_name[name].append(stored)
     models = {
-        name: _listed_model(f"{url}/{name}", name, objects)
+        name: _listed_model(mirror, name, objects)
         for name, objects in by_name.items()
         if not name.startswith(".") and name != "__pycache__"
     }
     return models, empty - by_name.keys()
 
 
-def _listed_model(root: str, name: str, objects: Iterable[StoredObject]) -> ListedModel:
+def _listed_model(mirror: StoreMirror, name: str, objects: Iterable[StoredObject]) -> ListedModel:
+    root = f"{mirror.text}/{name}"
     files = {stored.path.removeprefix(f"{name}/"): stored for stored in objects}
     folders = {path[:end] for path in files for end, letter in enumerate(path) if letter == "/"}
     # Tools mark a folder by an empty object; the library removes the slash at the end of its key.
@@ -623,9 +658,8 @@ def _listed_model(root: str, name: str, objects: Iterable[StoredObject]) -> List
     fingerprint.update(
         (f"{root}/{path}", int(stored.identity, 16), stored.size) for path, stored in files.items()
     )
-    return ListedModel(
-        files, frozenset(folders), frozenset(fingerprint), _find_error(root, files, folders)
-    )
+    error = _find_error(root, files, folders)
+    return ListedModel(mirror, name, files, frozenset(folders), frozenset(fingerprint), error)
 
 
 def _find_error(
@@ -661,9 +695,12 @@ def _is_needed(top: str, versions: Collection[int] | None) -> bool:
     return versions is None or not is_version(top) or int(top) in versions
 
 
-def _snapshot_name(files: Mapping[str, StoredObject], folders: Iterable[str]) -> str:
+def _snapshot_name(
+    files: Mapping[str, StoredObject], folders: Iterable[str], unread: Iterable[str]
+) -> str:
     parts = sorted((path, stored.identity) for path, stored in files.items())
-    return hashlib.sha256(repr((parts, sorted(folders))).encode()).hexdigest()[:32]
+    whole = (parts, sorted(folders), sorted(unread))
+    return hashlib.sha256(repr(whole).encode()).hexdigest()[:32]
 
 
 def _read_complete(path: Path, size: int) -> bytes | None:
