@@ -64,10 +64,9 @@ moved there, imports it.
 ONE_PLACE = {
     "zmq": {"host.instances.host_channel", "stub.stub_channel"},
     "grpc": {
-        "host.cli.inference_clients",
         "host.client.aio",
-        "host.client.blocking",
         "host.client.channel",
+        "host.client.grpc_transport",
         "host.frontends.grpc.grpcio_engine",
         "host.ray.replica_port",
         "host.ray.servicer",

@@ -16,21 +16,11 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from host.cli.arguments import check_inputs, parse_texts, split_inputs
-from host.cli.infer import (
-    URL,
-    check_parameters,
-    read_config_when_loaded,
-    read_parameters,
-)
-from host.cli.inference_clients import (
-    GrpcInferenceClient,
-    HttpInferenceClient,
-    Inference,
-    InferenceClient,
-)
-from host.cli.server_client import HEADER_HELP, check_headers, read_headers
+from host.cli.infer import URL, check_parameters, read_parameters
+from host.cli.model_client import ModelClient, TlsOptions, with_port
+from host.cli.server_client import HEADER_HELP, ServerClient, check_headers, read_headers
 from host.errors import HostError, invalid_argument, unsupported
-from host.load_generator.job import Protocol
+from host.load_generator.job import Protocol, Target
 from host.load_generator.measurement import (
     QUANTILES,
     Level,
@@ -184,7 +174,7 @@ _measuring = FlagGroup("Measuring")
 
 
 @dataclass
-class BenchOptions:
+class BenchOptions(TlsOptions):
     """The flags of `pbhost bench`."""
 
     concurrency: str = _load(
@@ -269,7 +259,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
         _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
     try:
         check_together(options)
-        measured = _Bench(url.rstrip("/"), model, options).run()
+        url = with_port(url.rstrip("/"))
+        with ModelClient(url, options.header, options.timeout, options) as client:
+            measured = _Bench(url, model, options, client).run()
     except InvalidInput as error:
         _fail(str(error), _EXIT_USAGE)
     except HostError as error:
@@ -305,12 +297,10 @@ class _Interrupt:
 class _Bench:
     """Measures all levels."""
 
-    def __init__(self, url: str, model: str, options: BenchOptions) -> None:
-        self._url, self._model, self._options = url, model, options
+    def __init__(self, url: str, model: str, options: BenchOptions, client: ModelClient) -> None:
+        self._url, self._model, self._options, self._client = url, model, options, client
         self._version = "" if options.version is None else str(options.version)
         self._headers = read_headers(options.header)
-        connect = GrpcInferenceClient if url.startswith("grpc") else HttpInferenceClient
-        self._client: InferenceClient = connect(url, options.header, options.timeout)
         self._first_id = random.randrange(1, _MOST_ID)
 
     def run(self) -> list[Measurement]:
@@ -355,7 +345,7 @@ class _Bench:
         """Returns the load of a level, after one request has shown that it works."""
         if self._options.api != "infer":
             return self._prepare_v1()
-        config = read_config_when_loaded(self._client, self._model, self._version)
+        config = self._client.read_config(self._model, self._version)
         options = self._options
         decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         http = not self._url.startswith("grpc")
@@ -375,18 +365,22 @@ class _Bench:
             read_parameters(options.parameter),
         )  # fmt: skip
         inferences = make_inferences(config, self._model, self._version, inputs)
-        target = make_target(self._url, protocol, self._headers)
+        target = self._target(protocol)
         if "sequence_batching" in config and "sequence_id" not in inputs.parameters:
             return self._make_sequence_load(target, inferences, protocol), protocol
         self._try(inferences[0], protocol)
         load = Load(target, [self._encode(inferences, protocol)])
         return lambda level: load, protocol
 
-    def _encode(self, inferences: Sequence[Inference], protocol: Protocol) -> list[bytes]:
+    def _target(self, protocol: Protocol) -> Target:
+        certificates = self._options.ca_file, self._options.certificate_file, self._options.key_file
+        return make_target(self._url, protocol, self._headers, certificates)
+
+    def _encode(self, inferences: Sequence[Any], protocol: Protocol) -> list[bytes]:
         return encode_chain(inferences, self._url, protocol, self._headers)
 
     def _make_sequence_load(
-        self, target: Any, inferences: Sequence[Inference], protocol: Protocol
+        self, target: Target, inferences: Sequence[Any], protocol: Protocol
     ) -> Callable[[Level], Load]:
         length = self._options.sequence_length
         if self._options.rate:
@@ -403,7 +397,7 @@ class _Bench:
 
         return make_load
 
-    def _try(self, inference: Inference, protocol: Protocol) -> None:
+    def _try(self, inference: Any, protocol: Protocol) -> None:
         """Sends one request. Raises HostError with the server's error."""
         for response in self._client.infer(inference, protocol is Protocol.GRPC_STREAM):
             error = response.error()
@@ -419,10 +413,10 @@ class _Bench:
             options.stream, options.input_data,
         )  # fmt: skip
         chain = prompts.encode(self._url, self._headers)
-        assert isinstance(self._client, HttpInferenceClient)
         body = chain[0].partition(b"\r\n\r\n")[2]
-        self._client.post(prompts.path, body, {"Content-Type": "application/json"})
-        load = Load(make_target(self._url, prompts.protocol, self._headers), [chain])
+        client = ServerClient(self._url, options.header, options.timeout, self._client.tls)
+        client.post(prompts.path, body, {"Content-Type": "application/json"})
+        load = Load(self._target(prompts.protocol), [chain])
         return lambda level: load, prompts.protocol
 
     def _read_counts(self) -> Callable[[], ServerCounts | None]:

@@ -10,24 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import numpy as np
-
 from host.cli.arguments import check_inputs, parse_texts, split_inputs
-from host.cli.inference_clients import (
-    GrpcInferenceClient,
-    HttpInferenceClient,
-    Inference,
-    InferenceClient,
-    Parameter,
-)
+from host.cli.model_client import ModelClient, TlsOptions
 from host.cli.server_client import HEADER_HELP, check_headers
-from host.errors import ErrorCode, HostError
+from host.client.messages import add_input, new_request
+from host.client.signature import encode_tensor
+from host.errors import HostError
+from host.inference.request import Parameter
 from host.options.flags import SIZE, FlagGroup, InvalidValue
 from pb_utils import Tensor
 from pb_utils._text_form import InvalidInput, format_response, read_inputs
 
 _EXIT_OK, _EXIT_FAILED, _EXIT_USAGE = 0, 1, 2
-_UNKNOWN = "Request for unknown model"  # how errors about models that are not loaded begin
 URL = re.compile(r"(https?|grpcs?)://[^/]+/?")
 
 _ABOUT = """\
@@ -89,7 +83,7 @@ _group = FlagGroup("Request")
 
 
 @dataclass
-class InferOptions:
+class InferOptions(TlsOptions):
     """The flags of `pbhost infer`."""
 
     input: list[str] = _group(
@@ -120,10 +114,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
     if not URL.fullmatch(url):
         _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
-    connect = GrpcInferenceClient if url.startswith("grpc") else HttpInferenceClient
     try:
-        client: InferenceClient = connect(url, options.header, options.timeout)
-        failed = _infer(client, model, options)
+        with ModelClient(url, options.header, options.timeout, options) as client:
+            failed = _infer(client, model, options)
     except InvalidInput as error:
         _fail(str(error), _EXIT_USAGE)
     except HostError as error:
@@ -133,22 +126,19 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(_EXIT_FAILED if failed else _EXIT_OK)
 
 
-def _infer(client: InferenceClient, model: str, options: InferOptions) -> bool:
+def _infer(client: ModelClient, model: str, options: InferOptions) -> bool:
     """Sends the request and prints the responses; returns whether one of them is an error.
 
     Raises HostError and InvalidInput.
     """
     version = "" if options.version is None else str(options.version)
-    config = read_config_when_loaded(client, model, version)
+    config = client.read_config(model, version)
     values = read_inputs(split_inputs(options.input), config)
-    inputs = [
-        value if isinstance(value, Tensor) else Tensor(name, value)
-        for name, value in values.items()
-    ]
-    request = Inference(
-        model, version, options.request_id, inputs, options.output,
-        read_parameters(options.parameter),
-    )  # fmt: skip
+    parameters = read_parameters(options.parameter)
+    request = new_request(model, version, options.request_id, options.output, parameters)
+    for name, value in values.items():
+        tensor = value if isinstance(value, Tensor) else Tensor(name, value)
+        add_input(request, encode_tensor(tensor))
     decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
     count, failed = 0, False
     started = time.perf_counter()
@@ -166,63 +156,6 @@ def _infer(client: InferenceClient, model: str, options: InferOptions) -> bool:
     if not failed:
         sys.stdout.write(f"done in {1000 * (time.perf_counter() - started):.3f} ms\n")
     return failed
-
-
-def read_config_when_loaded(client: InferenceClient, model: str, version: str) -> dict[str, Any]:
-    """Returns the inputs of a model in the form of its configuration. Raises HostError.
-
-    A model that loads on demand is loaded by a request that it refuses.
-    """
-    try:
-        return _read_config(client, model, version)
-    except HostError as error:
-        if not error.message.startswith(_UNKNOWN):
-            raise
-        refusal = error
-    try:
-        unknown_input = Tensor("an input that no model has", np.zeros(1, np.int32))
-        for _ in client.infer(Inference(model, version, "", [unknown_input]), False):
-            pass
-    except HostError as error:
-        refusal = error
-    try:
-        return _read_config(client, model, version)
-    except HostError:
-        raise refusal from None
-
-
-def _read_config(client: InferenceClient, model: str, version: str) -> dict[str, Any]:
-    """Returns the inputs of a model in the form of its configuration. Raises HostError.
-
-    A server that does not show configurations shows metadata, which name the same inputs.
-    """
-    try:
-        config = client.read_config(model, version)
-    except HostError as error:
-        if error.code is ErrorCode.UNAVAILABLE:
-            raise
-        config = _to_config(client.read_metadata(model, version))
-    # The server applies `reshape`: the client sends the shape before it.
-    entries = [
-        {key: value for key, value in entry.items() if key != "reshape"}
-        | {"dims": [int(size) for size in entry["dims"]]}  # 64-bit numbers may be texts
-        for entry in config.get("input", [])
-    ]
-    return {**config, "input": entries, "max_batch_size": config.get("max_batch_size", 0)}
-
-
-def _to_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a configuration that metadata give."""
-    inputs = [
-        {
-            "name": entry["name"],
-            "data_type": f"TYPE_{'STRING' if entry['datatype'] == 'BYTES' else entry['datatype']}",
-            "dims": entry["shape"],
-            "optional": True,  # metadata do not say; the server refuses a request that lacks one
-        }
-        for entry in metadata.get("inputs", [])
-    ]
-    return {"input": inputs}
 
 
 def _fail(text: str, status: int) -> NoReturn:

@@ -17,19 +17,13 @@ import numpy.typing as npt
 
 from host.cli.arguments import parse_texts, serve_flag
 from host.cli.infer import URL
-from host.cli.inference_clients import (
-    GrpcInferenceClient,
-    HttpInferenceClient,
-    Inference,
-    InferenceClient,
-    content_of,
-    datatype_of,
-    received_tensor,
-    response_of,
-)
+from host.cli.model_client import ModelClient, TlsOptions, response_of
 from host.cli.run import run_recorded
 from host.cli.server_client import HEADER_HELP, check_headers
-from host.errors import ErrorCode, HostError, not_found
+from host.client.channel import NoAnswer
+from host.client.messages import add_input, new_request
+from host.client.signature import EncodedTensor, to_tensor
+from host.errors import HostError, not_found
 from host.logs.formats import escape_control_characters
 from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer, one_of
 from host.options.validators import not_negative
@@ -40,6 +34,7 @@ from host.recording.recording import (
     RecordingReader,
 )
 from pb_utils import InferenceResponse, Tensor
+from pb_utils._datatypes import BF16, NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +93,7 @@ def _compare_tensors(expected: Tensor, tensor: Tensor, tolerance: Tolerance) -> 
     shown, before = _describe_tensor(tensor), _describe_tensor(expected)
     if shown != before:
         return f"output {shown} instead of {before}"
-    if content_of(expected) == content_of(tensor):
+    if expected._wire_data() == tensor._wire_data():
         return ""
     wanted, found = _to_array(expected), _to_array(tensor)
     if np.issubdtype(wanted.dtype, np.floating):
@@ -123,13 +118,13 @@ def _compare_tensors(expected: Tensor, tensor: Tensor, tolerance: Tolerance) -> 
 
 
 def _describe_tensor(tensor: Tensor) -> str:
-    return f"'{tensor.name()}' {datatype_of(tensor)} {list(tensor.shape())}"
+    return f"'{tensor.name()}' {NAMES[tensor.triton_dtype()]} {list(tensor.shape())}"
 
 
 def _to_array(tensor: Tensor) -> npt.NDArray[Any]:
     """The elements. numpy has no BF16: it is the upper half of a FP32."""
-    if datatype_of(tensor) == "BF16":
-        halves = np.frombuffer(content_of(tensor), np.dtype("<u2")).astype(np.uint32)
+    if tensor.triton_dtype() == BF16:
+        halves = np.frombuffer(tensor._wire_data(), np.dtype("<u2")).astype(np.uint32)
         floats: npt.NDArray[Any] = (halves << np.uint32(16)).view(np.float32)
         return floats.reshape(tensor.shape())
     array: npt.NDArray[Any] = tensor.as_numpy()
@@ -202,7 +197,7 @@ class Replay:
     def __init__(
         self,
         reader: RecordingReader,
-        client: InferenceClient,
+        client: ModelClient,
         tolerance: Tolerance,
         model: str = "",
         version: str = "",
@@ -287,28 +282,27 @@ class Replay:
             with self._lock:
                 self._result.largest_delay = max(self._result.largest_delay, -delay)
 
-    def _replay(self, one: _Numbered) -> None:
+    def _replay(self, numbered: _Numbered) -> None:
         """Sends a request and compares its responses. Raises HostError, as `run`."""
-        request = one.request
-        inference = Inference(
-            self._model or request.model,
-            self._version or request.version,
-            request.id,
-            [self._tensor(tensor) for tensor in request.inputs],
-            request.requested_outputs,
-            request.parameters,
-        )
+        request = numbered.request
+        inputs = [(one, self._reader.read_tensor(one)) for one in request.inputs]
         started = time.monotonic()
         try:
-            received = list(self._client.infer(inference, request.decoupled))
+            message = new_request(
+                self._model or request.model, self._version or request.version, request.id,
+                request.requested_outputs, request.parameters,
+            )  # fmt: skip
+            for one, content in inputs:
+                add_input(message, EncodedTensor(one.name, one.datatype, tuple(one.shape), content))
+            received = list(self._client.infer(message, request.decoupled))
         except HostError as error:
-            if error.code is ErrorCode.UNAVAILABLE and not self._latencies:
+            if isinstance(error, NoAnswer) and not self._latencies:
                 raise
             received = [response_of([], {}, error.message)]
         except (ValueError, TypeError) as error:  # what no message can contain
             received = [response_of([], {}, f"the request cannot be sent: {error}")]
         seconds = time.monotonic() - started
-        self._count(one, received, seconds)
+        self._count(numbered, received, seconds)
 
     def _count(self, one: _Numbered, received: list[InferenceResponse], seconds: float) -> None:
         request, text = one.request, ""
@@ -342,7 +336,7 @@ class Replay:
 
     def _tensor(self, tensor: RecordedTensor) -> Tensor:
         content = self._reader.read_tensor(tensor)
-        return received_tensor(tensor.name, tensor.datatype, tensor.shape, content)
+        return to_tensor(tensor.name, tensor.datatype, tensor.shape, content)
 
 
 def _latency(seconds: list[float]) -> Latency | None:
@@ -403,7 +397,7 @@ _group = FlagGroup("Replay")
 
 
 @dataclass
-class ReplayOptions:
+class ReplayOptions(TlsOptions):
     """The flags of `pbhost replay`."""
 
     against: str = _group(
@@ -480,12 +474,11 @@ def _find_request(reader: RecordingReader, number: int) -> RecordedRequest:
 
 def _send(reader: RecordingReader, options: ReplayOptions) -> ReplayResult:
     """Raises HostError."""
-    connect = GrpcInferenceClient if options.against.startswith("grpc") else HttpInferenceClient
-    client: InferenceClient = connect(options.against, options.header, options.timeout)
     version = "" if options.version is None else str(options.version)
     schedule = Schedule(_read_speed(options.speed), options.concurrency)
     tolerance = Tolerance(options.tolerance, options.absolute_tolerance)
-    return Replay(reader, client, tolerance, options.model, version).run(schedule)
+    with ModelClient(options.against, options.header, options.timeout, options) as client:
+        return Replay(reader, client, tolerance, options.model, version).run(schedule)
 
 
 def _describe_result(result: ReplayResult, form: str) -> str:

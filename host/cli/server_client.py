@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -71,11 +72,19 @@ class HttpAnswer:
 class ServerClient:
     """Asks a running server. `headers`: NAME:VALUE texts, sent with each request.
 
-    `timeout`: seconds without a byte after which the server is taken not to answer.
+    `timeout`: seconds without a byte after which the server is taken not to answer. `tls`: other
+    certificates than those of the machine.
     """
 
-    def __init__(self, url: str, headers: Sequence[str], timeout: float = _TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Sequence[str],
+        timeout: float = _TIMEOUT_SECONDS,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._url = url.rstrip("/")
+        self._tls = tls
         self._headers = read_headers(headers)
         self._timeout = timeout
 
@@ -120,7 +129,9 @@ class ServerClient:
     def _open(self, request: urllib.request.Request) -> HTTPResponse:
         check_url(self._url)
         try:
-            response: HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout)
+            response: HTTPResponse = urllib.request.urlopen(
+                request, timeout=self._timeout, context=self._tls
+            )
             return response
         except urllib.error.HTTPError as error:
             raise invalid_argument(_error_text(error)) from error

@@ -27,7 +27,7 @@ from host.cli.bench import (
     format_rate,
     read_shapes,
 )
-from host.cli.infer import check_parameters, read_config_when_loaded, read_parameters
+from host.cli.infer import check_parameters, read_parameters
 from host.errors import HostError, invalid_argument
 from host.load_generator.job import Protocol
 from host.load_generator.measurement import Load
@@ -216,7 +216,7 @@ def limits_of(start: Settings, options: TuneOptions) -> Limits:
 
 def _make_load(server: PrivateServer, model: str, options: TuneOptions) -> Load:
     """Raises HostError and InvalidInput."""
-    config = read_config_when_loaded(server.client, model, "")
+    config = server.client.read_config(model, "")
     decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
     protocol = Protocol.GRPC_STREAM if decoupled else Protocol.GRPC
     inputs = Inputs(

@@ -13,12 +13,11 @@ import grpc
 import grpc.aio
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from host.client.channel import cancelled_error, closed_error, read_settings, to_host_error
+from host.client.channel import Rpc, cancelled_error, closed_error, read_settings, to_host_error
 from host.client.exchange import (
     Exchange,
     Pause,
     RequestOptions,
-    Rpc,
     SequenceState,
     Steps,
     StreamState,

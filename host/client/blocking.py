@@ -9,25 +9,27 @@ from collections.abc import Sequence as Items
 from types import TracebackType
 from typing import Any, TypeVar
 
-import grpc
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
-
-from host.client.channel import ChannelSettings, closed_error, read_settings, to_host_error
+from host.client.channel import ChannelSettings, closed_error, read_settings
 from host.client.exchange import (
     Exchange,
     Pause,
     RequestOptions,
-    Rpc,
     SequenceState,
     Steps,
     StreamState,
 )
+from host.client.grpc_transport import GrpcStream, GrpcTransport
 from host.client.http_transport import HttpTransport
 from host.client.signature import Value
 from host.errors import HostError
 from host.inference.request import Parameter, Result
 
 _Result = TypeVar("_Result")
+
+
+def open_transport(settings: ChannelSettings) -> HttpTransport | GrpcTransport:
+    """Returns what carries out RPCs; it connects with the first one. Raises HostError."""
+    return HttpTransport(settings) if settings.over_http else GrpcTransport(settings)
 
 
 class Client:
@@ -64,11 +66,7 @@ class Client:
         )
         self._exchange = Exchange(settings, timeout, retries, shared_memory)
         self._closed = threading.Event()
-        self._transport: HttpTransport | _GrpcTransport
-        if settings.over_http:
-            self._transport = HttpTransport(settings)
-        else:
-            self._transport = _GrpcTransport(settings)
+        self._transport = open_transport(settings)
 
     def infer(
         self,
@@ -224,10 +222,10 @@ class Client:
         finally:
             steps.close()  # if this was interrupted
 
-    def _open_stream(self, state: StreamState) -> Any:
+    def _open_stream(self, state: StreamState) -> GrpcStream:
         if self._closed.is_set():
             raise closed_error()
-        assert isinstance(self._transport, _GrpcTransport)  # others have no streams
+        assert isinstance(self._transport, GrpcTransport)  # others have no streams
         return self._transport.open_stream(state.next_rpc())
 
     def __enter__(self) -> Client:
@@ -240,40 +238,6 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _GrpcTransport:
-    """Carries out RPCs over a channel."""
-
-    def __init__(self, settings: ChannelSettings) -> None:
-        options = settings.options
-        if settings.credentials is None:
-            self._channel = grpc.insecure_channel(settings.address, options, settings.compression)
-        else:
-            self._channel = grpc.secure_channel(
-                settings.address, settings.credentials, options, settings.compression
-            )
-        self._url = settings.url
-        self._service = GRPCInferenceServiceStub(self._channel)
-
-    def call(self, rpc: Rpc) -> Any:
-        """Returns the response. Raises HostError, and ValueError if the channel is closed."""
-        try:
-            return getattr(self._service, rpc.method)(
-                rpc.message, timeout=rpc.timeout, metadata=rpc.metadata
-            )
-        except grpc.RpcError as error:
-            raise to_host_error(error, self._url) from error
-
-    def open_stream(self, rpc: Rpc) -> Any:
-        """Sends the request of a stream."""
-        return self._service.ModelStreamInfer(
-            iter([rpc.message]), timeout=rpc.timeout, metadata=rpc.metadata
-        )
-
-    def close(self) -> None:
-        """Cancels what is in progress."""
-        self._channel.close()
 
 
 class ResponseStream(Iterator[Result]):
@@ -291,8 +255,6 @@ class ResponseStream(Iterator[Result]):
                 result = self._state.received(next(self._call))
             except StopIteration:
                 self._state.completed()
-            except grpc.RpcError as error:
-                self._send_again(to_host_error(error, self._client._exchange.settings.url))
             except HostError as error:
                 self._send_again(error)
             else:

@@ -1,4 +1,4 @@
-"""How to reach a server: its address, credentials and options, and the errors of RPCs."""
+"""How to reach a server: its address, credentials and options, and RPCs and their errors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,31 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from host.errors import ErrorCode, HostError, TooManyRequests, invalid_argument, unavailable
 
 Metadata = Sequence[tuple[str, str]]
+
+
+class Rpc(NamedTuple):
+    """An RPC to carry out. `timeout` in seconds; None is no limit."""
+
+    method: str
+    message: Any
+    timeout: float | None
+    metadata: Metadata
+
+
+class NoAnswer(HostError):
+    """The server is not there, or has not responded in time. `reason`: of the connection."""
+
+    def __init__(self, code: ErrorCode, message: str, reason: str) -> None:
+        super().__init__(code, message)
+        self.reason = reason
+
 
 _URL = re.compile(r"(?:(grpcs?|https?)://)?([^/:\s]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})/?")
 _OPTIONS = (
@@ -164,7 +182,7 @@ def to_host_error(error: Any, url: str) -> HostError:
     code = _CODES.get(status, ErrorCode.UNKNOWN)
     details = error.details() or f"status {status.name}"
     if code is ErrorCode.DEADLINE_EXCEEDED:
-        return timed_out(url)
+        return timed_out(url, details)
     if code is ErrorCode.UNAVAILABLE and details.startswith(_NO_CONNECTION):
         return no_answer(url, details, "gRPC")
     if code is ErrorCode.RESOURCE_EXHAUSTED:
@@ -177,14 +195,14 @@ def to_host_error(error: Any, url: str) -> HostError:
 def no_answer(url: str, reason: str, protocol: str) -> HostError:
     """The error of a server that is not there. `protocol`: gRPC or HTTP."""
     tls = "with" if url.startswith(("grpcs", "https")) else "without"
-    return unavailable(
-        f"no answer from {url}: {reason}; is it the address of the {protocol} port, {tls} TLS?"
-    )
+    text = f"no answer from {url}: {reason}; is it the address of the {protocol} port, {tls} TLS?"
+    return NoAnswer(ErrorCode.UNAVAILABLE, text, reason)
 
 
-def timed_out(url: str) -> HostError:
+def timed_out(url: str, reason: str) -> HostError:
     """The error of a call that has taken too long."""
-    return HostError(ErrorCode.DEADLINE_EXCEEDED, f"{url} has not responded within the timeout")
+    text = f"{url} has not responded within the timeout"
+    return NoAnswer(ErrorCode.DEADLINE_EXCEEDED, text, reason)
 
 
 def closed_error() -> HostError:

@@ -12,25 +12,30 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from tritonclient.grpc import service_pb2 as pb
 
-from host.client.channel import ChannelSettings, Metadata, to_metadata
+from host.client.channel import ChannelSettings, Metadata, Rpc, to_metadata
+from host.client.messages import (
+    EMPTY_FINAL,
+    UNKNOWN_MODEL,
+    add_input,
+    new_request,
+    set_parameter,
+    take_final,
+    to_result,
+    unfit_request,
+)
 from host.client.shared_memory import Region, Regions, aligned
-from host.client.signature import LARGE, EncodedTensor, Signature, TensorSpec, Value, decode
+from host.client.signature import LARGE, EncodedTensor, Signature, TensorSpec, Value
 from host.config.json_form import to_dict
 from host.errors import ErrorCode, HostError, internal, invalid_argument, unsupported
 from host.inference.request import Parameter, Result
-from pb_utils._datatypes import SIZES
 
-_UNKNOWN_MODEL = "Request for unknown model"  # how errors about models that are not loaded begin
 _UNKNOWN_REGION = "Unable to find shared memory region"
 _DECOUPLED = "doesn't support models with decoupled transaction policy"
 _SMALL_REGION = "shared memory size specified with the request for output"
-_FINAL = "triton_final_response"
-_EMPTY_FINAL = "triton_enable_empty_final_response"
 _REGION, _REGION_SIZE, _REGION_OFFSET = (
     "shared_memory_region",
     "shared_memory_byte_size",
@@ -52,15 +57,6 @@ _MAX_SIZES = 1024
 _MAX_SECONDS = 365 * 86400  # gRPC takes much longer timeouts for none at all
 _STALE_CODES = ErrorCode.INVALID_ARG, ErrorCode.NOT_FOUND
 """Errors of requests that do not fit the model."""
-
-
-class Rpc(NamedTuple):
-    """An RPC to carry out. `timeout` in seconds; None is no limit."""
-
-    method: str
-    message: Any
-    timeout: float | None
-    metadata: Metadata
 
 
 class Pause(NamedTuple):
@@ -258,7 +254,7 @@ class Exchange:
         deadline = Deadline(options.timeout)
         signature, inputs = yield from self._encode(options, values, deadline)
         message = _to_message(options, signature)
-        message.parameters[_EMPTY_FINAL].bool_param = True
+        message.parameters[EMPTY_FINAL].bool_param = True
         # With this, an error of the model has a status.
         metadata = (*self._metadata(options), ("triton_grpc_error", "true"))
         retries = self.retries(options.retried, deadline)
@@ -347,14 +343,10 @@ class Exchange:
         try:
             return (yield from self._read_signature(options, deadline, metadata))
         except HostError as error:
-            if not error.message.startswith(_UNKNOWN_MODEL):
+            if not error.message.startswith(UNKNOWN_MODEL):
                 raise
             refusal = error
-        message = pb.ModelInferRequest(
-            model_name=options.model, model_version=options.written_version
-        )
-        message.inputs.add(name="an input that no model has", datatype="INT32", shape=[1])
-        message.raw_input_contents.append(bytes(4))
+        message = unfit_request(options.model, options.written_version)
         try:
             yield from self._call("ModelInfer", message, deadline, metadata)
         except HostError as error:
@@ -444,7 +436,7 @@ class Exchange:
                     return result
                 message = _to_message(options, signature)
         for tensor in inputs:
-            _add_input(message, tensor)
+            add_input(message, tensor)
         response = yield Rpc("ModelInfer", message, deadline.left(), self._metadata(options))
         result = to_result(response)
         if self._regions.usable:
@@ -594,7 +586,7 @@ class _Places:
         for tensor in self._tensors:
             offset = self._inputs.get(tensor.name)
             if offset is None:
-                _add_input(message, tensor)
+                add_input(message, tensor)
                 continue
             region.write(offset, tensor)
             entry = message.inputs.add(
@@ -617,24 +609,15 @@ def _set_place(entry: Any, region: Region, offset: int, size: int) -> None:
         entry.parameters[_REGION_OFFSET].int64_param = offset
 
 
-def _add_input(message: Any, tensor: EncodedTensor) -> None:
-    message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    content = tensor.content
-    message.raw_input_contents.append(content if isinstance(content, bytes) else content.tobytes())
-
-
 def _to_message(options: RequestOptions, signature: Signature) -> Any:
-    message = pb.ModelInferRequest(
-        model_name=options.model, model_version=options.written_version, id=options.request_id
-    )
-    for name, value in options.parameters.items():
-        set_parameter(message, name, value)
+    message = new_request(
+        options.model, options.written_version, options.request_id, options.outputs,
+        options.parameters,
+    )  # fmt: skip
     if options.priority:
         set_parameter(message, "priority", options.priority)
     if options.queue_timeout is not None:
         set_parameter(message, "timeout", round(options.queue_timeout * 1_000_000))
-    for name in options.outputs:
-        message.outputs.add(name=name)
     if options.classes:
         if not options.outputs:
             for name in signature.outputs:
@@ -643,69 +626,6 @@ def _to_message(options: RequestOptions, signature: Signature) -> Any:
             if entry.name in options.classes:
                 entry.parameters["classification"].int64_param = options.classes[entry.name]
     return message
-
-
-def set_parameter(message: Any, name: str, value: Parameter) -> None:
-    """Sets a parameter of a request. Raises HostError INVALID_ARG for an unsupported value."""
-    parameter = message.parameters[name]
-    if isinstance(value, bool):  # before int, of which it is a subclass
-        parameter.bool_param = value
-    elif isinstance(value, int) and -(2**63) <= value < 2**63:
-        parameter.int64_param = value
-    elif isinstance(value, int) and 0 <= value < 2**64:
-        parameter.uint64_param = value
-    elif isinstance(value, float):
-        parameter.double_param = value
-    elif isinstance(value, str):
-        parameter.string_param = value
-    else:
-        raise invalid_argument(
-            f"parameter '{name}': expected a bool, an int of 64 bits, a float or a str, got"
-            f" {value!r}"
-        )
-
-
-def to_result(
-    response: Any,
-    region: Region | None = None,
-    places: Mapping[str, tuple[int, int]] = MappingProxyType({}),
-) -> Result:
-    """Returns a response; outputs with a place in the region are copied. Raises HostError."""
-    contents = response.raw_output_contents
-    raw = iter(contents)
-    # Some servers have no entry for an output in shared memory.
-    complete = len(contents) == len(response.outputs)
-    outputs = {}
-    for output in response.outputs:
-        name, datatype, shape = output.name, output.datatype, tuple(output.shape)
-        if region is not None and name in places:
-            if complete:
-                next(raw)
-            offset, space = places[name]
-            size = math.prod(shape) * SIZES.get(datatype, 0)
-            content: Any = region.read(offset, min(size, space))
-        else:
-            content = next(raw, None)
-            if content is None:
-                raise internal(f"the server sent output '{name}' not in raw form")
-        outputs[name] = decode(name, datatype, shape, content)
-    version = response.model_version
-    return Result(
-        response.model_name,
-        int(version) if version.isdigit() else -1,
-        response.id,
-        outputs,
-        parameter_values(response.parameters) if response.parameters else {},
-    )
-
-
-def parameter_values(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Returns the parameters of a message by name."""
-    return {
-        name: getattr(value, kind)
-        for name, value in parameters.items()
-        if (kind := value.WhichOneof("parameter_choice")) is not None
-    }
 
 
 class StreamState:
@@ -738,7 +658,7 @@ class StreamState:
             _Places(self._inputs).fill(self._message, self._region)
         else:
             for tensor in self._inputs:
-                _add_input(self._message, tensor)
+                add_input(self._message, tensor)
 
     def next_rpc(self) -> Rpc:
         """Returns the RPC to open the stream with."""
@@ -751,10 +671,7 @@ class StreamState:
             raise HostError(ErrorCode.UNKNOWN, answer.error_message)
         self._begun = True
         response = answer.infer_response
-        final = False
-        if _FINAL in response.parameters:
-            final = response.parameters[_FINAL].bool_param
-            del response.parameters[_FINAL]
+        final = take_final(response)
         result = to_result(response) if response.outputs or not final else None
         if final:
             self.end(self._regions.give_back)

@@ -25,12 +25,14 @@ from tritonclient.grpc import service_pb2 as pb
 from host.client.channel import (
     ChannelSettings,
     Metadata,
+    Rpc,
     cancelled_error,
     closed_error,
     no_answer,
     timed_out,
 )
-from host.client.exchange import Rpc, parameter_values, set_parameter
+from host.client.messages import parameter_values, set_parameter
+from host.client.signature import TensorSpec, encode_values
 from host.errors import ErrorCode, HostError, TooManyRequests, internal, invalid_argument
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -53,7 +55,7 @@ _CHUNK_BYTES = 1 << 20  # of a response of unknown length
 Headers = http.client.HTTPMessage
 
 
-class _Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """An HTTP request. `read`: gives the message of an answer with status 200.
 
     `refused`: the message of status 400, and of an unknown model, where that is no error.
@@ -144,7 +146,7 @@ class HttpCall:
     def run(self, rpc: Rpc) -> Any:
         """Returns the response. Raises HostError."""
         _check_headers(rpc.metadata)
-        request = _REQUESTS[rpc.method](rpc.message)
+        request = to_http(rpc.method, rpc.message)
         deadline = None if rpc.timeout is None else time.monotonic() + rpc.timeout
         status, headers, body = self._exchange(request, dict(rpc.metadata), deadline)
         if status != 200:
@@ -158,7 +160,7 @@ class HttpCall:
             raise self._unexpected_answer(status) from error
 
     def _exchange(
-        self, request: _Request, headers: dict[str, str], deadline: float | None
+        self, request: HttpRequest, headers: dict[str, str], deadline: float | None
     ) -> tuple[int, Headers, bytes | bytearray]:
         settings = self._transport.settings
         body = request.body
@@ -195,7 +197,7 @@ class HttpCall:
             encoding = response.headers.get("Content-Encoding", "")
             return response.status, response.headers, _decompress(received, encoding)
         except TimeoutError as error:
-            raise timed_out(settings.url) from error
+            raise timed_out(settings.url, str(error)) from error
         except (OSError, ValueError, http.client.HTTPException, zlib.error) as error:
             if self._cancelled or self._transport.closed:
                 raise cancelled_error() from error
@@ -218,9 +220,8 @@ class HttpCall:
 
     def _unexpected_answer(self, status: int) -> HostError:
         url = self._transport.settings.url
-        return internal(
-            f"unexpected answer (status {status}) from {url}; is it the address of the HTTP port?"
-        )
+        shown = "" if status == 200 else f" (status {status})"
+        return internal(f"unexpected answer{shown} from {url}; is it the address of the HTTP port?")
 
 
 def _check_headers(metadata: Metadata) -> None:
@@ -299,6 +300,11 @@ def _decompress(body: bytes | bytearray, encoding: str) -> bytes | bytearray:
 # The requests of each RPC
 
 
+def to_http(method: str, message: Any) -> HttpRequest:
+    """Returns an RPC as an HTTP request."""
+    return _REQUESTS[method](message)
+
+
 def _model_path(message: Any, end: str = "") -> str:
     path = f"/v2/models/{quote(message.name, safe='')}"
     return f"{path}/versions/{message.version}{end}" if message.version else f"{path}{end}"
@@ -329,16 +335,18 @@ def _read_config(headers: Headers, body: memoryview) -> Any:
     return pb.ModelConfigResponse(config=config)
 
 
-def _ready(path: str, kind: Callable[..., Any]) -> _Request:
-    return _Request("GET", path, lambda headers, body: kind(ready=True), refused=kind(ready=False))
+def _ready(path: str, kind: Callable[..., Any]) -> HttpRequest:
+    return HttpRequest(
+        "GET", path, lambda headers, body: kind(ready=True), refused=kind(ready=False)
+    )
 
 
-def _post(path: str, content: Any, read: Callable[[Headers, memoryview], Any]) -> _Request:
+def _post(path: str, content: Any, read: Callable[[Headers, memoryview], Any]) -> HttpRequest:
     body = json.dumps(content).encode()
-    return _Request("POST", path, read, [body], {"Content-Type": "application/json"})
+    return HttpRequest("POST", path, read, [body], {"Content-Type": "application/json"})
 
 
-def _control(message: Any, action: str, answer: Callable[[], Any]) -> _Request:
+def _control(message: Any, action: str, answer: Callable[[], Any]) -> HttpRequest:
     parameters: dict[str, Any] = {**parameter_values(message.parameters)}
     for name, value in message.parameters.items():
         if value.HasField("bytes_param"):
@@ -347,7 +355,7 @@ def _control(message: Any, action: str, answer: Callable[[], Any]) -> _Request:
     return _post(path, {"parameters": parameters}, _nothing(answer))
 
 
-def _region(message: Any, action: str, answer: Callable[[], Any]) -> _Request:
+def _region(message: Any, action: str, answer: Callable[[], Any]) -> HttpRequest:
     content = {}
     if action == "register":
         content = {
@@ -359,7 +367,7 @@ def _region(message: Any, action: str, answer: Callable[[], Any]) -> _Request:
     return _post(path, content, _nothing(answer))
 
 
-def _infer(message: Any) -> _Request:
+def _infer(message: Any) -> HttpRequest:
     contents = iter(message.raw_input_contents)
     parts = []
     inputs = []
@@ -389,7 +397,7 @@ def _infer(message: Any) -> _Request:
     if message.model_version:
         path = f"{path}/versions/{message.model_version}"
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(text))}
-    return _Request("POST", f"{path}/infer", _read_infer, [text, *parts], headers)
+    return HttpRequest("POST", f"{path}/infer", _read_infer, [text, *parts], headers)
 
 
 def _output(output: Any) -> dict[str, Any]:
@@ -417,19 +425,29 @@ def _read_infer(headers: Headers, body: memoryview) -> Any:
                 raise ValueError(f"{size} bytes of {len(body) - length}")
             response.raw_output_contents.append(bytes(body[length : length + size]))
             length += size
+        elif "data" in output:  # of a server without binary data
+            spec = TensorSpec(output["name"], output["datatype"], tuple(output["shape"]))
+            response.raw_output_contents.append(encode_values(spec, output["data"]))
     for name, value in header.get("parameters", {}).items():
         set_parameter(response, name, value)
     return response
 
 
-_REQUESTS: Mapping[str, Callable[[Any], _Request]] = {
+_REQUESTS: Mapping[str, Callable[[Any], HttpRequest]] = {
     "ServerReady": lambda message: _ready("/v2/health/ready", pb.ServerReadyResponse),
     "ModelReady": lambda message: _ready(_model_path(message, "/ready"), pb.ModelReadyResponse),
-    "ServerMetadata": lambda message: _Request("GET", "/v2", _read_as(pb.ServerMetadataResponse)),
-    "ModelMetadata": lambda message: _Request(
+    "ServerMetadata": lambda message: HttpRequest(
+        "GET", "/v2", _read_as(pb.ServerMetadataResponse)
+    ),
+    "ModelMetadata": lambda message: HttpRequest(
         "GET", _model_path(message), _read_as(pb.ModelMetadataResponse)
     ),
-    "ModelConfig": lambda message: _Request("GET", _model_path(message, "/config"), _read_config),
+    "ModelConfig": lambda message: HttpRequest(
+        "GET", _model_path(message, "/config"), _read_config
+    ),
+    "ModelStatistics": lambda message: HttpRequest(
+        "GET", _model_path(message, "/stats"), _read_as(pb.ModelStatisticsResponse)
+    ),
     "RepositoryIndex": lambda message: _post("/v2/repository/index", {}, _read_index),
     "RepositoryModelLoad": lambda message: _control(
         message, "load", pb.RepositoryModelLoadResponse

@@ -250,16 +250,30 @@ def _abbreviate(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def encode_values(spec: TensorSpec, value: Value) -> bytes:
+    """Returns the content of a tensor. Raises ValueError and TypeError for values that differ."""
+    array, _ = _to_array(value, spec)
+    return encode(array) if spec.datatype == "BYTES" else array.tobytes()
+
+
+def encode_tensor(tensor: Tensor) -> EncodedTensor:
+    """Returns a tensor as an input."""
+    name, datatype = tensor.name(), NAMES[tensor.triton_dtype()]
+    return EncodedTensor(name, datatype, tuple(tensor.shape()), bytes(tensor._wire_data()))
+
+
+def to_tensor(name: str, datatype: str, shape: Sequence[int], content: Any) -> Tensor:
+    """Returns a received tensor. Raises HostError if its content does not fit its shape."""
+    code = _check_content(name, datatype, shape, content)
+    return Tensor._from_wire(name, code, list(shape), memoryview(content), None)
+
+
 def decode(name: str, datatype: str, shape: Sequence[int], content: Any) -> npt.NDArray[Any]:
     """Returns a received tensor as an array with memory of its own.
 
     Raises HostError if its content does not fit its shape.
     """
-    code = CODES.get(datatype, 0)
-    size = math.prod(shape) * SIZES.get(datatype, 0)
-    if not code or (code != BYTES and size != len(content)):
-        shown = f"{len(content)} bytes for {datatype} {list(shape)}"
-        raise internal(f"the server sent an invalid output '{name}': {shown}")
+    code = _check_content(name, datatype, shape, content)
     if code not in (BYTES, BF16):
         array: npt.NDArray[Any] = np.frombuffer(content, STORAGE[code]).reshape(shape).copy()
         return array
@@ -268,3 +282,13 @@ def decode(name: str, datatype: str, shape: Sequence[int], content: Any) -> npt.
         return tensor.as_bfloat16() if code == BF16 else tensor.as_numpy()
     except ValueError as error:
         raise internal(f"the server sent an invalid output '{name}': {error}") from error
+
+
+def _check_content(name: str, datatype: str, shape: Sequence[int], content: Any) -> int:
+    """Returns the code of the data type. Raises HostError if the content does not fit the shape."""
+    code = CODES.get(datatype, 0)
+    size = math.prod(shape) * SIZES.get(datatype, 0)
+    if not code or (code != BYTES and size != len(content)):
+        shown = f"{len(content)} bytes for {datatype} {list(shape)}"
+        raise internal(f"the server sent an invalid output '{name}': {shown}")
+    return code

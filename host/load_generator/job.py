@@ -26,7 +26,8 @@ class Protocol(str, enum.Enum):
 
 class Target(msgspec.Struct, frozen=True):
     """A server. `headers`: the fields of each request over HTTP/2; with HTTP/1.1, requests have
-    them already.
+    them already. `certificates`: PEM files with the authorities to trust instead of those of the
+    machine, and with the client's certificate and key; "" for none.
     """
 
     host: str
@@ -34,6 +35,7 @@ class Target(msgspec.Struct, frozen=True):
     tls: bool
     protocol: Protocol
     headers: list[tuple[bytes, bytes]] = []
+    certificates: tuple[str, str, str] = ("", "", "")
 
     @property
     def address(self) -> str:

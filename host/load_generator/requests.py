@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-import numpy.typing as npt
 
-from host.cli.inference_clients import (
-    EMPTY_FINAL,
-    HEADER_LENGTH,
-    Inference,
-    Parameter,
-    content_of,
-    model_path,
-    received_tensor,
-    request_header,
-    to_message,
-)
-from host.errors import HostError, invalid_argument, not_found, unsupported
+from host.client.http_transport import to_http
+from host.client.messages import EMPTY_FINAL, add_input, new_request, set_parameter
+from host.client.signature import EncodedTensor, TensorSpec, encode_tensor, encode_values
+from host.errors import invalid_argument, not_found, unsupported
+from host.inference.request import Parameter
 from host.load_generator.http2_connection import frame_message
 from host.load_generator.job import Protocol, Target
 from host.recording.recording import RecordingReader
 from pb_utils import Tensor
-from pb_utils._datatypes import CODES, SIZES
+from pb_utils._datatypes import SIZES
 from pb_utils._text_form import InvalidInput, read_inputs
 
 MOST_BYTES = 1 << 30
 """The bytes of all requests of a load, which stay in memory."""
 
 _METHODS = {Protocol.GRPC: "ModelInfer", Protocol.GRPC_STREAM: "ModelStreamInfer"}
-_PORTS = {"http": 8000, "grpc": 8001, "https": 443, "grpcs": 443}
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
@@ -61,8 +54,8 @@ class Inputs:
 
 def make_inferences(
     config: Mapping[str, Any], model: str, version: str, inputs: Inputs
-) -> list[Inference]:
-    """Returns the requests to send, again and again.
+) -> list[Any]:
+    """Returns the messages of the requests to send, again and again.
 
     Raises HostError, and InvalidInput for inputs that do not match the model.
     """
@@ -77,12 +70,28 @@ def make_inferences(
             else "--batch-size: the server shows no max_batch_size above 0 for this model"
         )
     if inputs.data:
-        found = _read_data(Path(inputs.data), config, inputs.batch_size)
+        found = _read_data(Path(inputs.data), config)
     else:
         found = [_make_inputs(config, inputs)]
-    return [
-        Inference(model, version, "", tensors, parameters=inputs.parameters) for tensors in found
-    ]
+    messages = []
+    for tensors in found:
+        message = new_request(model, version, parameters=inputs.parameters)
+        for tensor in tensors:
+            if config["max_batch_size"]:
+                tensor = _to_batch(tensor, inputs.batch_size)
+            add_input(message, tensor)
+        messages.append(message)
+    return messages
+
+
+def _to_batch(tensor: EncodedTensor, size: int) -> EncodedTensor:
+    """Raises InvalidInput for an input that has another batch."""
+    batch, *shape = tensor.shape
+    if size == 1 or batch == size:
+        return tensor
+    if batch != 1:
+        raise InvalidInput(f"--batch-size: input '{tensor.name}' has a batch of {batch}")
+    return tensor._replace(shape=(size, *shape), content=size * bytes(tensor.content))
 
 
 def _with_shapes(
@@ -109,7 +118,7 @@ def _names(entries: Mapping[str, Any]) -> str:
     return f"; its inputs are {', '.join(sorted(entries))}" if entries else ""
 
 
-def _make_inputs(config: Mapping[str, Any], inputs: Inputs) -> list[Tensor]:
+def _make_inputs(config: Mapping[str, Any], inputs: Inputs) -> list[EncodedTensor]:
     """Makes one request: inputs that are not given are random, or zero. Raises InvalidInput."""
     from_metadata = "name" not in config  # which do not say what is optional
     given = dict(inputs.given)
@@ -118,38 +127,30 @@ def _make_inputs(config: Mapping[str, Any], inputs: Inputs) -> list[Tensor]:
         for entry in config["input"]
         if entry["name"] not in given and (from_metadata or not entry.get("optional"))
     }
-    values = read_inputs([*inputs.given, *made.items()], config)
-    batched = config["max_batch_size"] > 0
     tensors = []
-    for name, value in values.items():
-        tensor = value if isinstance(value, Tensor) else Tensor(name, value)
-        if name in made and not isinstance(value, Tensor):
-            if inputs.zero:
-                value = np.full_like(value, b"" if value.dtype == np.object_ else 0)
-            elif inputs.string_length and value.dtype == np.object_:
-                value = _random_texts(value.shape, inputs.string_length)
-            tensor = Tensor(name, value)
-        if batched and inputs.batch_size > 1 and not isinstance(value, Tensor):
-            tensor = Tensor(name, _to_batch(name, value, inputs.batch_size))
+    for name, value in read_inputs([*inputs.given, *made.items()], config).items():
+        tensor = encode_tensor(value if isinstance(value, Tensor) else Tensor(name, value))
+        texts = math.prod(tensor.shape) if tensor.datatype == "BYTES" else 0
+        if name in made and inputs.zero:
+            zeros = bytes(4 * texts) if texts else bytes(tensor.byte_size)
+            tensor = tensor._replace(content=zeros)
+        elif name in made and texts and inputs.string_length:
+            tensor = tensor._replace(content=_random_texts(texts, inputs.string_length))
         tensors.append(tensor)
     return tensors
 
 
-def _to_batch(name: str, value: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    if value.shape[0] not in (1, size):
-        raise InvalidInput(f"--batch-size: input '{name}' has a batch of {value.shape[0]}")
-    return value if value.shape[0] == size else np.repeat(value, size, axis=0)
-
-
-def _random_texts(shape: Sequence[int], length: int) -> npt.NDArray[Any]:
+def _random_texts(count: int, length: int) -> bytes:
     random = np.random.default_rng(0)
-    texts = np.empty(int(np.prod(shape)), np.object_)
-    for index in range(len(texts)):
-        texts[index] = bytes(random.integers(97, 123, length).astype(np.uint8))
-    return texts.reshape(shape)
+    letters = random.integers(97, 123, (count, length)).astype(np.uint8)
+    return _encode_texts([text.tobytes() for text in letters])
 
 
-def _read_data(path: Path, config: Mapping[str, Any], batch: int) -> list[list[Tensor]]:
+def _encode_texts(texts: Sequence[str | bytes]) -> bytes:
+    return encode_values(TensorSpec("", "BYTES", ()), texts)
+
+
+def _read_data(path: Path, config: Mapping[str, Any]) -> list[list[EncodedTensor]]:
     """Reads data in the form of perf_analyzer's --input-data. Raises HostError or InvalidInput."""
     entries = {entry["name"]: entry for entry in config["input"]}
     if path.is_dir():
@@ -177,7 +178,7 @@ def _read_data(path: Path, config: Mapping[str, Any], batch: int) -> list[list[T
         tensors = []
         for name, value in step.items():
             try:
-                tensors.append(_read_value(entries[name], value, config["max_batch_size"], batch))
+                tensors.append(_read_value(entries[name], value, config["max_batch_size"]))
             except (ValueError, TypeError, KeyError, OverflowError) as error:
                 raise InvalidInput(f"{place}, input '{name}': {error}") from error
         requests.append(tensors)
@@ -206,7 +207,7 @@ def _steps_of(path: Path, document: Any) -> list[Any]:
     return [step for part in data for step in (part if isinstance(part, list) else [part])]
 
 
-def _read_value(entry: Mapping[str, Any], value: Any, most_batch: int, batch: int) -> Tensor:
+def _read_value(entry: Mapping[str, Any], value: Any, most_batch: int) -> EncodedTensor:
     """Reads a list of values, or an object with `content` or `b64`, and maybe `shape`."""
     name, datatype = entry["name"], entry["data_type"].removeprefix("TYPE_")
     datatype = "BYTES" if datatype == "STRING" else datatype
@@ -216,39 +217,22 @@ def _read_value(entry: Mapping[str, Any], value: Any, most_batch: int, batch: in
         value = value if "b64" in value else value["content"]
     if isinstance(value, dict):
         content = base64.b64decode(value["b64"])
-        array = None
         size = SIZES.get(datatype, 0)
-        count = len(content) // size if size else 1
         if not size:
-            content = len(content).to_bytes(4, "little") + content
-    else:
-        flat = np.array(value, dtype=np.object_).ravel()
-        if datatype == "BYTES":
-            array = np.array([str(text).encode() for text in flat] or [b""], np.object_)
+            content, count = _encode_texts([content]), 1
+        elif len(content) % size:
+            raise ValueError(f"{len(content)} bytes for {datatype} {shape}")
         else:
-            array = flat.astype(_storage(datatype))
-        count, content = array.size, b""
-    shape = _fill(shape, count)
-    if most_batch > 0:
-        shape = [1, *shape]
-    if array is not None:
-        tensor = Tensor(name, array.reshape(shape))
+            count = len(content) // size
     else:
-        try:
-            tensor = received_tensor(name, datatype, shape, content)
-        except HostError as error:
-            raise ValueError(f"{len(content)} bytes for {datatype} {shape}") from error
-    if most_batch > 0 and batch > 1:
-        tensor = Tensor(name, np.repeat(tensor.as_numpy(), batch, axis=0))
-    return tensor
-
-
-def _storage(datatype: str) -> np.dtype[Any]:
-    from pb_utils._datatypes import STORAGE
-
-    if datatype == "BF16" or datatype not in CODES:
-        raise ValueError(f"{datatype} needs its bytes, as b64")
-    return np.dtype(STORAGE[CODES[datatype]])
+        flat = np.array(value, dtype=np.object_).ravel().tolist()
+        if datatype == "BYTES":
+            flat = [str(text) for text in flat] or [""]
+        elif datatype == "BOOL":
+            flat = [bool(one) for one in flat]
+        count, content = len(flat), encode_values(TensorSpec(name, datatype, ()), flat)
+    shape = _fill(shape, count)
+    return EncodedTensor(name, datatype, (1, *shape) if most_batch else tuple(shape), content)
 
 
 def _fill(shape: Sequence[int], count: int) -> list[int]:
@@ -264,7 +248,7 @@ def _fill(shape: Sequence[int], count: int) -> list[int]:
 
 def _read_recording(
     folder: Path, model: str, version: str, parameters: Mapping[str, Parameter]
-) -> list[Inference]:
+) -> list[Any]:
     """The requests to the model in a recording; all, if none of them is to it. Raises HostError."""
     with RecordingReader(folder) as reader:
         requests = list(reader.requests())
@@ -278,18 +262,16 @@ def _read_recording(
                     f"the recording in '{folder}' has sequences, whose order a load does not keep:"
                     " use pbhost replay"
                 )
-            tensors = [
-                received_tensor(one.name, one.datatype, one.shape, reader.read_tensor(one))
-                for one in request.inputs
-            ]
-            size += sum(one.size for one in request.inputs)
-            _check_size(size)
-            found.append(
-                Inference(
-                    model, version or request.version, "", tensors, request.requested_outputs,
-                    {**request.parameters, **parameters},
-                )
+            message = new_request(
+                model, version or request.version, "", request.requested_outputs,
+                {**request.parameters, **parameters},
             )  # fmt: skip
+            for one in request.inputs:
+                size += one.size
+                _check_size(size)
+                content = reader.read_tensor(one)
+                add_input(message, EncodedTensor(one.name, one.datatype, tuple(one.shape), content))
+            found.append(message)
     return found
 
 
@@ -302,37 +284,34 @@ def _check_size(size: int) -> None:
 
 
 def make_sequences(
-    inferences: Sequence[Inference], length: int, senders: int, first_id: int
-) -> list[list[Inference]]:
+    messages: Sequence[Any], length: int, senders: int, first_id: int
+) -> list[list[Any]]:
     """Returns a sequence for each sender, with an id of its own, which it sends again and again."""
     chains = []
     for number in range(first_id, first_id + senders):
-        steps = [inferences[index % len(inferences)] for index in range(length)]
-        chains.append(
-            [
-                replace(
-                    step,
-                    parameters={
-                        **step.parameters,
-                        "sequence_id": number,
-                        "sequence_start": index == 0,
-                        "sequence_end": index == length - 1,
-                    },
-                )
-                for index, step in enumerate(steps)
-            ]
-        )
+        chain = []
+        for index in range(length):
+            step = deepcopy(messages[index % len(messages)])
+            set_parameter(step, "sequence_id", number)
+            set_parameter(step, "sequence_start", index == 0)
+            set_parameter(step, "sequence_end", index == length - 1)
+            chain.append(step)
+        chains.append(chain)
     return chains
 
 
-def make_target(url: str, protocol: Protocol, headers: Mapping[str, str]) -> Target:
-    """Returns the target for a URL, which must be valid. Raises HostError for the headers."""
+def make_target(
+    url: str,
+    protocol: Protocol,
+    headers: Mapping[str, str],
+    certificates: tuple[str, str, str] = ("", "", ""),
+) -> Target:
+    """Returns the target for a valid URL with a port. Raises HostError for the headers."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    port = parts.port or _PORTS[parts.scheme]
+    host, port = parts.hostname or "", parts.port or 0
     tls = parts.scheme in ("https", "grpcs")
     if protocol not in _METHODS:
-        return Target(host, port, tls, protocol)
+        return Target(host, port, tls, protocol, certificates=certificates)
     fields = {
         ":method": "POST",
         ":scheme": "https" if tls else "http",
@@ -343,52 +322,28 @@ def make_target(url: str, protocol: Protocol, headers: Mapping[str, str]) -> Tar
         "user-agent": "pbhost-bench",
         **{name.lower(): value for name, value in headers.items()},
     }
-    return Target(
-        host, port, tls, protocol, [(name.encode(), text.encode()) for name, text in fields.items()]
-    )
+    encoded = [(name.encode(), text.encode()) for name, text in fields.items()]
+    return Target(host, port, tls, protocol, encoded, certificates)
 
 
 def encode_chain(
-    inferences: Sequence[Inference], url: str, protocol: Protocol, headers: Mapping[str, str]
+    messages: Sequence[Any], url: str, protocol: Protocol, headers: Mapping[str, str]
 ) -> list[bytes]:
-    """Returns requests as they are sent. Raises HostError for one that cannot be sent."""
+    """Returns requests as they are sent. Raises HostError if they are too large."""
     chain, size = [], 0
-    for inference in inferences:
-        try:
-            encoded = (
-                _encode_http(inference, url, headers)
-                if protocol is Protocol.HTTP
-                else frame_message(_encode_grpc(inference, protocol))
-            )
-        except (TypeError, ValueError) as error:
-            raise invalid_argument(f"a request cannot be sent: {error}") from error
+    for message in messages:
+        if protocol is Protocol.HTTP:
+            request = to_http("ModelInfer", message)
+            named = {**request.headers, **headers}
+            encoded = encode_post(url, request.path, b"".join(request.body), named)
+        else:
+            if protocol is Protocol.GRPC_STREAM:
+                message.parameters[EMPTY_FINAL].bool_param = True
+            encoded = frame_message(message.SerializeToString())
         size += len(encoded)
         _check_size(size)
         chain.append(encoded)
     return chain
-
-
-def _encode_grpc(inference: Inference, protocol: Protocol) -> bytes:
-    message = to_message(inference)
-    if protocol is Protocol.GRPC_STREAM:
-        message.parameters[EMPTY_FINAL].bool_param = True
-    encoded: bytes = message.SerializeToString()
-    return encoded
-
-
-def _encode_http(inference: Inference, url: str, headers: Mapping[str, str]) -> bytes:
-    contents = [content_of(tensor) for tensor in inference.inputs]
-    header = json.dumps(request_header(inference, contents)).encode()
-    return encode_post(
-        url,
-        f"{model_path(inference.model, inference.version)}/infer",
-        b"".join([header, *contents]),
-        {
-            "Content-Type": "application/octet-stream",
-            HEADER_LENGTH: str(len(header)),
-            **headers,
-        },
-    )
 
 
 def encode_post(url: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:

@@ -376,9 +376,12 @@ class Load:
 
 def _tls_context(target: Target) -> ssl.SSLContext:
     """As the clients of gRPC and of Python's HTTP have it, with their variables."""
-    context = ssl.create_default_context()
+    roots, certificate, key = target.certificates
+    context = ssl.create_default_context(cafile=roots or None)
+    if certificate:
+        context.load_cert_chain(certificate, key)
     if target.protocol in (Protocol.GRPC, Protocol.GRPC_STREAM):
-        roots = os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH")
+        roots = roots or os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "")
         if roots:
             context.load_verify_locations(roots)
         context.set_alpn_protocols(["h2"])

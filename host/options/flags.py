@@ -130,10 +130,12 @@ class FlagGroup:
 
 
 def flags_of(owner: type) -> list[Flag]:
-    """Returns the flags of a dataclass whose fields were made by groups, in their order."""
+    """Returns the flags of a dataclass whose fields were made by groups: its own, then others."""
+    bases = filter(dataclasses.is_dataclass, owner.__bases__)
+    inherited = {field.name for base in bases for field in dataclasses.fields(base)}
     return [
         dataclasses.replace(flag, field=field.name, name=flag.name or field.name.replace("_", "-"))
-        for field in dataclasses.fields(owner)
+        for field in sorted(dataclasses.fields(owner), key=lambda one: one.name in inherited)
         if (flag := field.metadata.get("flag")) is not None
     ]
 

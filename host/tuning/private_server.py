@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from host.cli.inference_clients import GrpcInferenceClient, model_path
+from host.cli.model_client import ModelClient, TlsOptions
 from host.cli.server_client import ServerClient
 from host.errors import unavailable
 from host.metrics.overview import ServerOverview
@@ -71,7 +71,7 @@ class PrivateServer:
         self._http = ServerClient(
             f"http://127.0.0.1:{ports['HTTPService']}", [], timeout=_LOAD_SECONDS
         )
-        self.client = GrpcInferenceClient(self.url, [], _LOAD_SECONDS)
+        self.client = ModelClient(self.url, [], _LOAD_SECONDS, TlsOptions())
 
     def _wait_for_ports(self) -> dict[str, int]:
         end = time.monotonic() + _START_SECONDS
@@ -99,7 +99,7 @@ class PrivateServer:
 
     def read_config(self) -> dict[str, Any]:
         """Returns the complete configuration of the model. Raises HostError."""
-        return self._http.read(f"{model_path(self._name, '')}/config", dict[str, Any])
+        return self._http.read(f"/v2/models/{quote(self._name, safe='')}/config", dict[str, Any])
 
     def read_cpu_time(self) -> int:
         """Returns the CPU time of the server process in nanoseconds. Raises HostError."""
@@ -124,4 +124,5 @@ class PrivateServer:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.client.close()
         self.close()

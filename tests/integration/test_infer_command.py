@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import trustme
 
 from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.integration.test_tls import Certificates
 from tests.waiting import UNTIL_SOURCE
 
 MIXED = """
@@ -253,30 +253,45 @@ def test_metadata_name_the_inputs_where_the_configuration_is_restricted(
         assert "  Y INT32 [2]\n    [2, 4]\n" in done.stdout
 
 
-def test_a_server_with_tls_is_asked(
+def test_a_server_with_mutual_tls_is_asked(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
 ) -> None:
     repository.add("mixed", MIXED, MIXED_CONFIG)
-    authority = trustme.CA()
-    root, pem = str(tmp_path / "root.pem"), str(tmp_path / "server.pem")
-    authority.cert_pem.write_to_path(root)
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
-    files = [
-        f"--{protocol}-server-{kind}={pem}"
+    files = Certificates.make(tmp_path)
+    root = files["root.pem"]
+    flags = [
+        flag
         for protocol in ("grpc", "http")
-        for kind in ("cert", "key")
+        for flag in (
+            f"--{protocol}-use-ssl-mutual=true",
+            f"--{protocol}-server-cert={files['server.pem']}",
+            f"--{protocol}-server-key={files['server.key']}",
+            f"--{protocol}-root-cert={root}",
+        )
     ]
-    host = serve(repository, "--grpc-use-ssl=true", "--http-use-ssl=true", *files).wait_started()
+    host = serve(repository, *flags).wait_started()
     trusted = {"SSL_CERT_FILE": root, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": root}
+    ours = (f"--certificate-file={files['client.pem']}", f"--key-file={files['client.key']}")
+    once = ("--requests=3", "--warmup=0")
     for url in (f"https://{host.http_url}", f"grpcs://{host.url}"):
-        done = infer(url, "mixed", "--input=X=1", env=trusted)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "    [[2.]]" in done.stdout
-        assert measure(url, "mixed", "--requests=3", "--warmup=0", env=trusted) == (0, "")
+        for env, ca_file in ((trusted, ()), ({}, (f"--ca-file={root}",))):
+            done = infer(url, "mixed", "--input=X=1", *ours, *ca_file, env=env)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert "    [[2.]]" in done.stdout
+            assert measure(url, "mixed", *once, *ours, *ca_file, env=env) == (0, "")
         strange = infer(url, "mixed", "--input=X=1", "--timeout=20")
         assert strange.returncode == 1
         said = strange.stderr.splitlines()[-1]  # the library of gRPC may print a line before
         assert said.startswith(f"pbhost infer: no answer from {url}: ")
+    for arguments, text in (
+        (("http://localhost:1", f"--ca-file={root}"), "certificates need TLS: use https://"),
+        (("https://localhost:1", f"--ca-file={tmp_path}/no"), f"cannot read '{tmp_path}/no'"),
+        (("https://localhost:1", ours[0]), "needs both certificate_file and key_file"),
+    ):
+        url, flag = arguments
+        wrong = infer(url, "mixed", flag)
+        assert (wrong.returncode, wrong.stdout) == (1, "")
+        assert text in wrong.stderr
 
 
 def test_a_request_that_takes_too_long_is_given_up(

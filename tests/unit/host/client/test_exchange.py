@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from host.client.channel import read_settings, to_host_error
-from host.client.exchange import Deadline, Exchange, Pause, RequestOptions, Rpc, Steps
+from host.client.channel import Rpc, read_settings, to_host_error
+from host.client.exchange import Deadline, Exchange, Pause, RequestOptions, Steps
 from host.errors import ErrorCode, HostError, TooManyRequests, internal, unavailable
 
 METADATA = pb.ModelMetadataResponse(name="m", versions=["1"])

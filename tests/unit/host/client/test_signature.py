@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from http.client import HTTPMessage as Message
 from typing import Any
 
 import numpy as np
 import pytest
 
+from host.client.http_transport import to_http
+from host.client.messages import new_request, to_result
 from host.client.signature import Signature, TensorSpec
 from host.errors import ErrorCode, HostError
 
@@ -73,3 +77,19 @@ def test_numbers_that_are_too_large_do_not_become_infinite(
 @pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64", "BF16"])
 def test_infinite_numbers_and_nan_may_be_sent(datatype: str) -> None:
     assert len(encode(datatype, [math.inf, -math.inf, math.nan, 1])) == 4
+
+
+def test_outputs_of_a_server_without_binary_data_are_read_over_http() -> None:
+    values = {"BYTES": ["a", "b\0"], "BF16": [1.5, -2], "INT64": [3, 4], "BOOL": [True, False]}
+    answer = {
+        "model_name": "m",
+        "outputs": [
+            {"name": name, "datatype": name, "shape": [2], "data": data}
+            for name, data in values.items()
+        ],
+    }
+    read = to_http("ModelInfer", new_request("m", "")).read
+    result = to_result(read(Message(), memoryview(json.dumps(answer).encode())))
+    assert result["BYTES"].tolist() == [b"a", b"b\0"]
+    assert result["BF16"].astype(float).tolist() == [1.5, -2]
+    assert [result[name].tolist() for name in ("INT64", "BOOL")] == [[3, 4], [True, False]]
