@@ -89,7 +89,7 @@ class CoreProxy:
             self._send_request(number, request, unary, confirm, new_template)
         request.inputs = []  # releases the received message; the tensors are in shared memory
         request.classification = None  # the core classifies
-        call = RemoteCall(request, number)
+        call = RemoteCall(request, number=number)
         call.holder = _RemoteHolder(self, number)
         self._calls[number] = call
         if not unary:
@@ -294,12 +294,8 @@ class CoreProxy:
 class RemoteCall(Call):
     """A call that the core has."""
 
-    __slots__ = ("number", "refused")
-
-    def __init__(self, request: InferRequest, number: int) -> None:
-        super().__init__(request)
-        self.number = number
-        self.refused = False
+    number: int = 0
+    refused: bool = False
 
 
 class _RemoteHolder(CallHolder):

@@ -124,7 +124,7 @@ class CallListener(Protocol):
         """Called once, before the last response is passed on."""
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One request in progress. A model responds; a caller awaits, iterates or subscribes.
 
     `listener` is the model. `holder` is the queue or the instance that has the call now. All
@@ -138,41 +138,27 @@ class Call:
     prepares_responses = False
     """Whether `prepare_response` does anything."""
 
-    __slots__ = (
-        "request",
-        "received_ns",
-        "queued_ns",
-        "state",
-        "failed",
-        "responded",
-        "cancellation_error",
-        "failure_reason",
-        "holder",
-        "listener",
-        "on_computed",
-        "on_response_acknowledged",
-        "_callback",
-        "_on_result",
-        "_responses",
-        "_waiter",
-    )
-
-    def __init__(self, request: InferRequest) -> None:
-        self.request = request
-        self.received_ns = self.queued_ns = time.monotonic_ns()
-        self.state = _RUNNING
-        self.failed = False  # it ended, or will end, with an error
-        self.responded = False  # a response was passed on
-        self.cancellation_error: HostError | None = None  # ends a call that no model starts
-        self.failure_reason: FailureReason | None = None  # set if it is neither BACKEND nor OTHER
-        self.holder: CallHolder | None = None
-        self.listener: CallListener | None = None
-        self.on_computed: ComputeCallback | None = None  # may be called after the last response
-        self.on_response_acknowledged: Callable[[InferResponse], None] | None = None
-        self._callback: ResponseCallback | None = None
-        self._on_result: ResultCallback | None = None  # in its place, for a unary call
-        self._responses: deque[tuple[InferResponse | None, bool]] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+    request: InferRequest
+    received_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+    queued_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+    state: CallState = _RUNNING
+    failed: bool = False
+    """Whether it ended, or will end, with an error."""
+    responded: bool = False
+    """Whether a response was passed on."""
+    cancellation_error: HostError | None = None
+    """Ends a call that no model starts."""
+    failure_reason: FailureReason | None = None
+    """Set if it is neither BACKEND nor OTHER."""
+    holder: CallHolder | None = None
+    listener: CallListener | None = None
+    on_computed: ComputeCallback | None = None
+    """May be called after the last response."""
+    on_response_acknowledged: Callable[[InferResponse], None] | None = None
+    _callback: ResponseCallback | None = None
+    _on_result: ResultCallback | None = None  # in its place, for a unary call
+    _responses: deque[tuple[InferResponse | None, bool]] | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -242,6 +228,8 @@ class Call:
                 self._callback = None
                 callback(self._end_with_exception(error), True)
             return
+        if self._responses is None:
+            self._responses = deque()
         self._responses.append((response, final))
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -390,7 +378,7 @@ class Call:
 
     def undelivered_responses(self) -> list[InferResponse]:
         """The responses that are here already, and that the caller has not taken yet."""
-        return [response for response, _ in self._responses if response is not None]
+        return [response for response, _ in self._responses or () if response is not None]
 
     async def _next(self) -> tuple[InferResponse | None, bool]:
         while not self._responses:

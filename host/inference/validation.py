@@ -122,6 +122,9 @@ class Signature:
 
         Source: docs/reference/scheduling.md, "Which requests may share a batch".
         """
+        shape = first.request.shape
+        if shape is not None and shape is other.request.shape and shape.accepted_by is self:
+            return True
         ours = first.request.inputs
         theirs = other.request.inputs
         if self._fewest < self._most and {t.name for t in ours} != {t.name for t in theirs}:

@@ -84,7 +84,8 @@ class PythonModel(DrainableModel):
             self._raise_if_unrecoverable(request)
         if self.cache is not None or request.trace is not None:
             self._copy_inspected_inputs(request)
-        call = self._new_call(request)
+        now = time.monotonic_ns()
+        call = self._new_call(request, now, now)
         if request.trace is None:
             call.listener = self
             self._calls.add(call)

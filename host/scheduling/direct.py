@@ -85,11 +85,19 @@ class DirectScheduler(InstanceQueue):
         """Gives the instance the oldest call, or keeps the instance for the next one."""
         if instance not in self._members:
             self._add_instance(instance)
-        if instance in self._ahead:
-            self._start_prefetched(instance)
-        else:
+        ahead = self._ahead.get(instance)
+        if ahead is None:
             self._free.append(instance)
             self._give_nothing_ahead(instance)
+        else:  # it starts the next prefetched call
+            started = ahead.popleft()
+            if self._with_next:
+                self._with_next.pop(instance, None)
+            if not ahead:
+                del self._ahead[instance]
+                self._without_next[instance] = None
+            if started.state is not _FINISHED:
+                started.holder = instance
         if self._queue:
             self.dispatch()
         elif self._free and self._with_next:
@@ -103,8 +111,10 @@ class DirectScheduler(InstanceQueue):
         super().instance_removed(instance)
         self._single = False
         calls = self._reclaim(instance) if self.instances else []
-        while instance in self._ahead:
-            self._start_prefetched(instance)
+        for call in self._ahead.pop(instance, ()):
+            if not call.finished:
+                call.holder = instance
+        self._with_next.pop(instance, None)
         self._give_nothing_ahead(instance)
         calls += instance.drain_prefetched()
         self._queue_again(calls)
@@ -223,17 +233,6 @@ class DirectScheduler(InstanceQueue):
             self._remove_prefetched(instance, call)
         else:
             self._without_next.pop(instance, None)
-
-    def _start_prefetched(self, instance: InstanceSlot) -> None:
-        """Called when the instance starts the next prefetched call."""
-        ahead = self._ahead[instance]
-        begun = ahead.popleft()
-        self._with_next.pop(instance, None)
-        if not ahead:
-            del self._ahead[instance]
-            self._without_next[instance] = None
-        if begun.state is not _FINISHED:
-            begun.holder = instance
 
     def _check_progress(self) -> None:
         """Reclaims the calls of instances that have started none since the last check.

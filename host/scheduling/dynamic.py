@@ -43,6 +43,8 @@ class CloseReason(enum.Enum):
     DELAY = "delay"  # its oldest call has waited for the maximum queue delay
     NO_DELAY = "no_delay"  # no other call is queued, and there is no queue delay
 
+    __hash__ = object.__hash__  # in C
+
 
 class DynamicScheduler(InstanceQueue):
     """Forms a batch from the front of the queue when an instance is free.
@@ -110,7 +112,8 @@ class DynamicScheduler(InstanceQueue):
                 self.closed[CloseReason.SIZE if wanted else CloseReason.NO_DELAY] += 1
                 start_batch(instance, [call])
                 return
-        self._enqueue(call)
+        self._queue.add(call)  # which raises an error if the call has no room
+        call.holder = self
         if self._order is not None:
             self._enter_ordering(call)
         if self._hold or (self._free and not (self._gathering and len(self._queue) < self._enough)):

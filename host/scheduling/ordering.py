@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 
+import msgspec
+
 from host.errors import HostError
 from host.inference.call import Call
-from host.inference.request import InferRequest, InferResponse
+from host.inference.request import InferResponse
 
 
 class OrderedCall(Call):
@@ -15,14 +17,11 @@ class OrderedCall(Call):
     Outside of an ordering it is an ordinary call. A cancelled call ends at once.
     """
 
-    __slots__ = ("order", "held", "answered", "_taken_early")
-
-    def __init__(self, request: InferRequest) -> None:
-        super().__init__(request)
-        self.order: ResponseOrdering | None = None
-        self.held: deque[tuple[InferResponse | None, bool]] = deque()
-        self.answered = False  # the last response is there, and may be held
-        self._taken_early = 0
+    order: ResponseOrdering | None = None
+    held: deque[tuple[InferResponse | None, bool]] = msgspec.field(default_factory=deque)
+    answered: bool = False
+    """Whether the last response is there; it may be held."""
+    _taken_early: int = 0
 
     def respond(self, response: InferResponse | None, final: bool = True) -> None:
         """Passes a response on, now or in its turn."""

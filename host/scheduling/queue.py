@@ -130,11 +130,8 @@ class FifoQueue(OrderedDict[Call, None]):
     """
 
     next_timeout = NEVER
+    add = OrderedDict.setdefault
     remove = OrderedDict.__delitem__
-
-    def add(self, call: Call) -> None:
-        """Queues the call."""
-        self[call] = None
 
     def move_to_front(self, call: Call) -> None:
         """Makes a queued call the next one."""

@@ -20,7 +20,7 @@ from typing import NoReturn
 from host.config.schema import ConfigPart, ModelConfig, pb
 from host.errors import HostError, internal, invalid_argument
 from host.inference.call import Call, CallHolder, CallState
-from host.inference.request import InferRequest, InferResponse, SharedMemoryBytes, Tensor
+from host.inference.request import InferResponse, SharedMemoryBytes, Tensor
 from host.scheduling.ordering import OrderedCall
 from host.system.files import read_file
 from pb_utils._datatypes import NAMES, SIZES
@@ -79,17 +79,13 @@ class SequenceCall(OrderedCall):
 
     prepares_responses = True
 
-    __slots__ = ("sequence", "again", "iterates", "_given", "_wanted", "_kept", "_states")
-
-    def __init__(self, request: InferRequest) -> None:
-        super().__init__(request)
-        self.sequence: Sequence | None = None
-        self.iterates = False
-        self.again = False
-        self._given = 0
-        self._wanted: list[str] = []
-        self._kept: dict[str, tuple[str, str]] = {}
-        self._states: dict[str, Tensor] = {}
+    sequence: Sequence | None = None
+    iterates: bool = False
+    again: bool = False
+    _given: int = 0
+    _wanted: list[str] = []
+    _kept: dict[str, tuple[str, str]] = {}
+    _states: dict[str, Tensor] = {}
 
     def add_controls_and_states(
         self,
@@ -155,8 +151,6 @@ class SequenceCall(OrderedCall):
 
 class PaddingCall(Call):
     """Fills the row of a slot without a request; its response is dropped."""
-
-    __slots__ = ()
 
     def respond(self, response: InferResponse | None, final: bool = True) -> None:
         """Drops the response."""

@@ -262,8 +262,6 @@ def test_rescheduled_request_of_a_model_that_cannot_reschedule_fails() -> None:
 
 def test_rescheduled_request_that_its_scheduler_takes_back_stays_open() -> None:
     class Iterating(Call):
-        __slots__ = ()
-
         def try_reschedule(self) -> bool:
             return True
 
