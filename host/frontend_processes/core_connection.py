@@ -75,7 +75,7 @@ class FrontendConnection:
             self._files.memory,
             (self._files.events[FRONTEND_RING], self._files.events[CORE_RING]),
             True,
-            self._on_frame,
+            self._on_frames,
             self._fail,
             lambda: self._memory.collect_releases(),
         )
@@ -127,13 +127,14 @@ class FrontendConnection:
         except OSError as error:  # it has ended, or it does not read
             self._fail(error)
 
-    def _on_frame(self, frame: bytes) -> None:
+    def _on_frames(self, frames: Sequence[bytes]) -> None:
         self._on_activity()
         try:
-            for message in m.decode_to_core(frame):
-                if not self._open:
-                    return
-                _HANDLERS[type(message)](self, message)
+            for frame in frames:
+                for message in m.decode_to_core(frame):
+                    if not self._open:
+                        return
+                    _HANDLERS[type(message)](self, message)
         except (msgspec.DecodeError, KeyError, ValueError, IndexError) as error:
             self._fail(error)
         except Exception as error:  # a defect of ours: messages of the frame are lost

@@ -10,7 +10,7 @@ import struct
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import msgspec
@@ -59,7 +59,7 @@ class CoreLink(MessageLink):
         on_arena: Callable[[int, int, int], None],
         collect_releases: Callable[[], BlockRelease | None],
     ) -> None:
-        super().__init__(rings, events, False, self._on_frame, self._on_error, collect_releases)
+        super().__init__(rings, events, False, self._on_frames, self._on_error, collect_releases)
         self.state = SharedState(rings)
         self.numbers = itertools.count(1)
         self._on_message = on_message
@@ -119,19 +119,20 @@ class CoreLink(MessageLink):
             raise decode_error(answer.error)
         return answer.data
 
-    def _on_frame(self, frame: bytes) -> None:
-        try:
-            messages = decode_to_frontend(frame)
-        except msgspec.DecodeError as error:
-            self._on_error(error)
-            return
-        except MemoryError:
-            end_without_memory()
-        for message in messages:
-            if self._awaited and isinstance(message, Reply) and message.number == self._awaited:
-                self._answers.append(message)
-            else:
-                self._deferred.append(message)
+    def _on_frames(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            try:
+                messages = decode_to_frontend(frame)
+            except msgspec.DecodeError as error:
+                self._on_error(error)
+                return
+            except MemoryError:
+                end_without_memory()
+            for message in messages:
+                if self._awaited and isinstance(message, Reply) and message.number == self._awaited:
+                    self._answers.append(message)
+                else:
+                    self._deferred.append(message)
         if not self._awaited and not self._handling:
             self._handle_deferred()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,7 +57,7 @@ class SharedState:
 class MessageLink:
     """One end. The messages of one turn of the event loop are sent in one frame.
 
-    `on_frame` is called with every frame of the other end, in order. `on_error` is called with a
+    `on_frames` is called with the frames of the other end, in order. `on_error` is called with a
     reason if the ring contains something else. A frame also has the blocks that `collect_releases`
     returns.
     """
@@ -67,7 +67,7 @@ class MessageLink:
         rings: int,
         events: tuple[int, int],
         in_core: bool,
-        on_frame: Callable[[bytes], None],
+        on_frames: Callable[[Sequence[bytes]], None],
         on_error: Callable[[Exception], None],
         collect_releases: Callable[[], BlockRelease | None],
     ) -> None:
@@ -81,7 +81,7 @@ class MessageLink:
         self._collect_releases = collect_releases
         self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes] = []  # encoded messages of this turn
-        self.receiver.start_reading(on_frame)
+        self.receiver.start_reading(on_frames)
 
     def send(self, message: ToCore | ToFrontend) -> None:
         """Sends a message at the end of this turn of the event loop.

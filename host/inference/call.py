@@ -481,14 +481,15 @@ class Batch(msgspec.Struct, eq=False):
     `on_released`: called if the instance can take the next batch before the end of this one.
     `on_done`: called at the end, with the batch and its times, None if it has none; and whether the
     instance can take the next batch from now on.
-    `report`: counts the batch, after its responses. `on_returned`: called if the stub returns a
-    prefetched call without running it; None if the call was not sent to be returned.
+    `report`: counts this and other batches of the stub that have ended, after their responses.
+    `on_returned`: called if the stub returns a prefetched call without running it; None if the call
+    was not sent to be returned.
     """
 
     calls: Sequence[Call]
     on_released: Callable[[], None]
     on_done: Callable[[Batch, ExecutionTimes | None, bool], None]
-    report: Callable[[Batch, ExecutionTimes], None]
+    report: Callable[[Sequence[Batch]], None]
     on_returned: Callable[[Call], None] | None = None
     number: int = 0
     instance_free: bool = False

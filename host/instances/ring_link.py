@@ -9,7 +9,7 @@ import asyncio
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from host.lane import read_record, write_record
@@ -110,16 +110,18 @@ class FrameReceiver(RingReader):
         super().__init__(memory, event, _MAX_FRAME_BYTES)
         self._on_error = on_error
         self._bytes_per_frame = bytes_per_frame
-        self._on_frame: Callable[[bytes], None] = lambda frame: None
+        self._on_frames: Callable[[Sequence[bytes]], None] = lambda frames: None
         self._on_signal: Callable[[], None] | None = None
         self._reading = False
         self._continuing = False
 
     def start_reading(
-        self, on_frame: Callable[[bytes], None], on_signal: Callable[[], None] | None = None
+        self,
+        on_frames: Callable[[Sequence[bytes]], None],
+        on_signal: Callable[[], None] | None = None,
     ) -> None:
-        """Calls `on_frame` with each frame, and before that `on_signal` when some have come."""
-        self._on_frame, self._on_signal = on_frame, on_signal
+        """Calls `on_frames` with the next frames, and before that `on_signal` when some came."""
+        self._on_frames, self._on_signal = on_frames, on_signal
         self._reading = True
         asyncio.get_running_loop().add_reader(self.event, self._deliver)
 
@@ -151,21 +153,26 @@ class FrameReceiver(RingReader):
         """Delivers frames; if there are more than `most`, the rest in a later turn of the loop."""
         if self.receive_announcements() and self._on_signal is not None:
             self._on_signal()
-        while self.announced and self._reading:
-            if most <= 0:
-                if not self._continuing:
-                    self._continuing = True
-                    asyncio.get_running_loop().call_soon(self._continue)
-                return
-            try:
+        if not self._reading:
+            return
+        frames: list[bytes] = []
+        fault: Exception | None = None
+        try:
+            while self.announced and most > 0:
                 frame = self.read_frame()
-            except (RingError, MemoryError) as error:
-                self.stop_reading()
-                self._on_error(error)
-                return
-            if frame is not None:
-                most -= 1 + len(frame) // self._bytes_per_frame
-                self._on_frame(frame)
+                if frame is not None:
+                    most -= 1 + len(frame) // self._bytes_per_frame
+                    frames.append(frame)
+        except (RingError, MemoryError) as error:
+            self.stop_reading()
+            fault = error
+        if self.announced and not fault and not self._continuing:
+            self._continuing = True
+            asyncio.get_running_loop().call_soon(self._continue)
+        if frames:
+            self._on_frames(frames)
+        if fault is not None:
+            self._on_error(fault)
 
     def _continue(self) -> None:
         self._continuing = False

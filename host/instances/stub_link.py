@@ -62,16 +62,16 @@ class Link:
             bytes_per_frame=_BYTES_PER_FRAME,
         )
         self._channel = channel
-        self._on_frame: Callable[[bytes], None] = lambda frame: None
+        self._on_frames: Callable[[Sequence[bytes]], None] = lambda frames: None
         self.dropped_frames = 0  # frames by ZeroMQ after the first one
         self._connected = False
         self._open = True
 
-    def start_reading(self, on_frame: Callable[[bytes], None]) -> None:
-        """Calls `on_frame` with every frame of the stub, in the order in which it was sent."""
-        self._on_frame = on_frame
+    def start_reading(self, on_frames: Callable[[Sequence[bytes]], None]) -> None:
+        """Calls `on_frames` with the frames of the stub, in the order in which they were sent."""
+        self._on_frames = on_frames
         self._channel.register(self.token, self._on_channel_frame)
-        self._inbox.start_reading(on_frame, self._doorbell.stub_answered)
+        self._inbox.start_reading(on_frames, self._doorbell.stub_answered)
 
     def _on_channel_frame(self, frame: bytes) -> None:
         """The first frame of a stub comes by ZeroMQ, which can send to it from then on."""
@@ -79,7 +79,7 @@ class Link:
             self.dropped_frames += 1
         else:
             self._connected = True
-            self._on_frame(frame)
+            self._on_frames([frame])
 
     def send_work(
         self, messages: Sequence[ToStub], reclaimed: ReclaimedFrame | None = None

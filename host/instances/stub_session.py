@@ -43,7 +43,7 @@ _NOT_BEGUN = "before it had begun with this request."
 
 
 class _Results(msgspec.Struct):
-    """What the messages of one frame mean, until all of them are decoded."""
+    """What messages mean, until all of a frame are decoded, or all frames of one batch each."""
 
     responses: list[tuple[Call, InferResponse | None, bool]] = []
     ended: list[Batch] = []
@@ -51,6 +51,9 @@ class _Results(msgspec.Struct):
     bls_requests: tuple[BlsRequest, ...] = ()
     released: tuple[Batch, ...] = ()
     returned: tuple[tuple[Batch, Call], ...] = ()
+
+
+_NO_RESULTS = _Results()
 
 
 class StubSession:
@@ -110,7 +113,7 @@ class StubSession:
         self._clock = clock
         self._number = 0  # of the last batch
         self._batches: dict[int, Batch] = {}  # running, or with outstanding responses
-        self._results = _Results()  # of the frame that is decoded
+        self._results = _Results()  # of the frames that are decoded
         self._prefetched: Sequence[Call] = ()
         self._on_idle: Callable[[], None] | None = None
         self._wait_allowed = True
@@ -118,7 +121,7 @@ class StubSession:
 
     def start_reading(self) -> None:
         """Acts on every frame from now on."""
-        self.link.start_reading(self.handle_frame)
+        self.link.start_reading(self.handle_frames)
 
     # Messages to the stub
 
@@ -317,39 +320,43 @@ class StubSession:
 
     # Frames of the stub
 
-    def handle_frame(self, frame: bytes) -> None:
-        """Decodes a whole frame, then acts on it.
+    def handle_frames(self, frames: Sequence[bytes]) -> None:
+        """Decodes frames and acts on them, in their order.
 
-        Messages before one that breaks the protocol take effect, so that no call is lost.
+        Usual results of several batches are acted on together, any other frame alone. A message
+        that breaks the protocol is the last one; those before it take effect, so that no call is
+        lost.
         """
         protocol = self.protocol
-        results = self._results
         try:
-            whole = None
-            if _lane is not None and protocol.state is _SERVING:
-                whole = _lane.decode_results(frame)
             try:
-                if whole is not None and self._end_batch(*whole):
-                    return
-                messages = m.decode_to_host(frame)
-                for message in messages:
-                    kind = type(message)
-                    if TRANSITIONS[protocol.state].get(kind) is not protocol.state:
-                        protocol.advance(message)
-                    self._handlers[kind](message)
+                for frame in frames:
+                    if _lane is not None and protocol.state is _SERVING and self._end_batch(frame):
+                        continue
+                    self._act_on_results()
+                    for message in m.decode_to_host(frame):
+                        kind = type(message)
+                        if TRANSITIONS[protocol.state].get(kind) is not protocol.state:
+                            protocol.advance(message)
+                        self._handlers[kind](message)
+                    self._act_on_results()
             finally:
-                self._results = _Results()  # those of this frame refer to memory of the stub
-                self._act_on(results)
+                self._act_on_results()
         except (msgspec.DecodeError, ProtocolError, KeyError, ValueError, IndexError) as error:
             self._on_fault(error)
         except Exception as error:  # a defect of ours
             self._on_failure(error)
 
-    def _end_batch(self, number: int, outputs: list[list[Tensor]], times: ExecutionTimes) -> bool:
+    def _end_batch(self, frame: bytes) -> bool:
         """Decodes the usual results of a whole batch; returns whether they are those of one.
 
         Each of the requests has one response, without error, parameters and shared memory.
         """
+        assert _lane is not None
+        whole = _lane.decode_results(frame)
+        if whole is None:
+            return False
+        number, outputs, times = whole
         batch = self._batches.get(number)
         if batch is None or batch.answered or batch.deferred or len(outputs) != len(batch.calls):
             return False
@@ -371,14 +378,19 @@ class StubSession:
         self._results.ended.append(batch)
         return True
 
-    def _act_on(self, results: _Results) -> None:
-        """Acts on the messages of a frame, in this order: what fails leaves the rest to be done.
+    def _act_on_results(self) -> None:
+        """Acts on what was decoded, in this order: what fails leaves the rest to be done.
 
-        The instance gets its next batch before a single response is delivered. Several responses
-        are delivered before that, as their callers may send calls for that batch. A response is
-        delivered before its batch is counted.
+        The instance gets its next batch before the only response of one is delivered. Several
+        responses are delivered before that, as their callers may send calls for that batch. A
+        response is delivered before its batch is counted.
         """
+        results = self._results
         ended, responses = results.ended, results.responses
+        if not ended and results == _NO_RESULTS:
+            return
+        self._results = _Results()  # these refer to memory of the stub
+        several = len(responses) > max(1, len(ended))
         for batch in ended:
             try:
                 for call in batch.calls:
@@ -386,7 +398,7 @@ class StubSession:
                         call.record_compute_times(batch.times)
             except Exception:  # a defect of ours
                 self._log_failure()
-        if len(responses) > 1:
+        if several:
             for call, response, final in responses:
                 call.respond(response, final)
         for batch in results.released:
@@ -403,15 +415,18 @@ class StubSession:
                 self._log_failure()
         if self._on_idle is not None:
             self._notify_if_idle()
-        if len(responses) == 1:
-            call, response, final = responses[0]
-            call.respond(response, final)
+        if not several:
+            for call, response, final in responses:
+                call.respond(response, final)
         for bls_request in results.bls_requests:
             self.bls_requests.start_request(bls_request)
+        if ended:
+            try:
+                ended[0].report(ended)
+            except Exception:  # a defect of ours
+                self._log_failure()
         for batch in ended:
             try:
-                if batch.times is not None:
-                    batch.report(batch, batch.times)
                 if batch.deferred or len(batch.answered) < len(batch.calls):
                     self._fail_unanswered(batch)
             except Exception:  # a defect of ours

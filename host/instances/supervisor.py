@@ -82,7 +82,7 @@ class Supervisor(InstanceSlot):
         instance: Instance,
         launch: Callable[[], Awaitable[Instance]],
         scheduler: Scheduler,
-        report: Callable[[Batch, ExecutionTimes], None],
+        report: Callable[[Sequence[Batch]], None],
         passive: bool = False,
         permit: Permit | None = None,
         on_lethal_request: Callable[[InferRequest, CrashRecord], None] = lambda *crash: None,

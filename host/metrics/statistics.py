@@ -10,6 +10,9 @@ from host.inference.metadata import BatchStatistics, Duration, InferenceStatisti
 from host.inference.request import ExecutionTimes
 from host.metrics.latency import Latencies, LatencyCounts
 
+CountedBatch = tuple[Sequence[Call], ExecutionTimes, int]
+"""Calls that are answered, the times of their batch, and the size of what else it had."""
+
 _MAX_DURATIONS = 1000  # that are put into the counts of latencies together
 
 
@@ -71,61 +74,61 @@ class InferenceCounters:
         self._latency_counts.add_latencies(self._durations)
         self._durations.clear()
 
-    def record_batch(self, calls: Sequence[Call], times: ExecutionTimes, late: int = 0) -> None:
-        """Records an execution that has ended, and its calls that did not fail.
+    def record_batches(self, batches: Sequence[CountedBatch]) -> None:
+        """Records executions that have ended, and their calls that did not fail.
 
-        Each of these calls is charged with the full times of the batch. Failed calls are recorded
-        with `record_failure`. Calls that are answered later are recorded with
-        `record_late_success`; `late` is the number of their batch elements.
+        Each of these calls is charged with the full times of its batch. Failed calls are recorded
+        with `record_failure`, calls that are answered later with `record_late_success`.
         """
-        started = times.started
-        input_ns = times.inputs_ready - started
-        infer_ns = times.outputs_begin - times.inputs_ready
-        output_ns = times.ended - times.outputs_begin
         now = time.monotonic_ns()
-        size = late
         durations = self._durations
-        answered = inferences = total_ns = queue_ns = 0
-        for call in calls:
-            elements = call.request.batch_size
-            size += elements
-            if not call.failed:
-                inferences += elements
-                answered += 1
-                took = now - call.received_ns
-                total_ns += took
-                durations.append(took)
-                waited = started - (call.queued_ns or call.received_ns)
-                if waited > 0:
-                    queue_ns += waited
-                if self.latencies is not None:
-                    self.latencies.record_success(took, waited, input_ns, infer_ns, output_ns)
-        if len(durations) > _MAX_DURATIONS:
-            self._count_durations()
+        inferences = total_ns = queue_ns = 0
+        for calls, times, size in batches:
+            started = times.started
+            input_ns = times.inputs_ready - started
+            infer_ns = times.outputs_begin - times.inputs_ready
+            output_ns = times.ended - times.outputs_begin
+            answered = 0
+            for call in calls:
+                elements = call.request.batch_size
+                size += elements
+                if not call.failed:
+                    inferences += elements
+                    answered += 1
+                    took = now - call.received_ns
+                    total_ns += took
+                    durations.append(took)
+                    waited = started - (call.queued_ns or call.received_ns)
+                    if waited > 0:
+                        queue_ns += waited
+                    if self.latencies is not None:
+                        self.latencies.record_success(took, waited, input_ns, infer_ns, output_ns)
+            self._computed += answered
+            self._input_ns += input_ns * answered
+            self._infer_ns += infer_ns * answered
+            self._output_ns += output_ns * answered
+            batch = self._batches.get(size)
+            if batch is None:
+                batch = self._batches[size] = [0, 0, 0, 0]
+            batch[0] += 1
+            batch[1] += input_ns
+            batch[2] += infer_ns
+            batch[3] += output_ns
         self._inferences += inferences
         self._success_ns += total_ns
         self._queue_ns += queue_ns
-        self._computed += answered
-        self._input_ns += input_ns * answered
-        self._infer_ns += infer_ns * answered
-        self._output_ns += output_ns * answered
-        self._last_inference = time.time_ns() // 1_000_000
-        batch = self._batches.get(size)
-        if batch is None:
-            batch = self._batches[size] = [0, 0, 0, 0]
-        batch[0] += 1
-        batch[1] += input_ns
-        batch[2] += infer_ns
-        batch[3] += output_ns
+        if batches:
+            self._last_inference = time.time_ns() // 1_000_000
+        if len(durations) > _MAX_DURATIONS:
+            self._count_durations()
 
     def record_execution(
         self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int
     ) -> None:
         """Records an execution with `batch_size` elements, without its requests."""
         inferred = input_ns + infer_ns
-        self.record_batch(
-            (), ExecutionTimes(0, input_ns, inferred, inferred + output_ns), batch_size
-        )
+        times = ExecutionTimes(0, input_ns, inferred, inferred + output_ns)
+        self.record_batches([((), times, batch_size)])
 
     def record_success(
         self,

@@ -143,7 +143,7 @@ class InstanceFactory:
         if signature.reshapes_outputs:
             stub.session.restore_shape = signature.restore_output_shape
         if not spec.passive:
-            await self._warmup.run(stub, self._model.new_call, self._model.record_batch)
+            await self._warmup.run(stub, self._model.new_call, self._model.record_batches)
 
     def start_accepting(self, made: Iterable[tuple[Instance, InstancePlan]]) -> None:
         """Lets these instances take work, except passive ones."""
@@ -211,7 +211,7 @@ class InstanceFactory:
             stub,
             launch,
             model.scheduler,
-            model.record_batch,
+            model.record_batches,
             plan.spec.passive,
             plan.permit,
             model.record_lethal_request,

@@ -20,7 +20,7 @@ from host.instances.pool import PreparedModel
 from host.instances.supervisor import InstanceState, Supervisor
 from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
-from host.metrics.statistics import InferenceCounters
+from host.metrics.statistics import CountedBatch, InferenceCounters
 from host.models.draining import DrainableModel
 from host.models.registry import Extensions
 from host.scheduling.direct import DirectScheduler
@@ -209,28 +209,27 @@ class PythonModel(DrainableModel):
         """When each request that no instance has started arrived: CLOCK_MONOTONIC nanoseconds."""
         return [call.queued_ns for call in self._calls if self._is_queued(call)]
 
-    def record_batch(self, batch: Batch, times: ExecutionTimes) -> None:
-        """Counts a batch that has ended."""
-        if self.scheduler.keeps_sequences:
-            self._record_rows(batch, times)
-            return
-        if not batch.deferred:
-            self.counters.record_batch(batch.calls, times)
-            return
-        late = [batch.calls[index] for index in batch.deferred]
-        done = [call for index, call in enumerate(batch.calls) if index not in batch.deferred]
-        self.counters.record_batch(done, times, sum(call.request.batch_size for call in late))
-        self._late.update((call, times) for call in late if not call.finished)
+    def record_batches(self, batches: Sequence[Batch]) -> None:
+        """Counts batches that have ended; those without times had not started."""
+        split = self.scheduler.keeps_sequences
+        counted: list[CountedBatch] = [
+            self._split_batch(batch, batch.times)
+            if split or batch.deferred
+            else (batch.calls, batch.times, 0)
+            for batch in batches
+            if batch.times is not None
+        ]
+        self.counters.record_batches(counted)
 
-    def _record_rows(self, batch: Batch, times: ExecutionTimes) -> None:
-        """As `record_batch`; rows without a request only count as part of the batch."""
+    def _split_batch(self, batch: Batch, times: ExecutionTimes) -> CountedBatch:
+        """Counts answered calls; of late ones, and of rows without a request, only their size."""
         late = [batch.calls[index] for index in batch.deferred]
         done = [
             call for call in batch.calls if call not in late and not isinstance(call, PaddingCall)
         ]
         others = sum(call.request.batch_size for call in batch.calls if call not in done)
-        self.counters.record_batch(done, times, others)
         self._late.update((call, times) for call in late if not call.finished)
+        return done, times, others
 
     def abort(self, error: HostError) -> None:
         """Ends every call in progress; `drain` and `stop` wait for nothing without callers."""

@@ -82,7 +82,7 @@ class Warmup:
         self,
         instance: Instance,
         new_call: Callable[[InferRequest], Call],
-        report: Callable[[Batch, ExecutionTimes], None],
+        report: Callable[[Sequence[Batch]], None],
     ) -> None:
         """Runs every sample on an initialised instance. Raises HostError if one fails."""
         for sample in self._samples:
@@ -122,7 +122,7 @@ class Warmup:
 
 
 async def _execute(
-    instance: Instance, calls: Sequence[Call], report: Callable[[Batch, ExecutionTimes], None]
+    instance: Instance, calls: Sequence[Call], report: Callable[[Sequence[Batch]], None]
 ) -> list[HostError]:
     """Runs a batch without the scheduler, to its last response; returns the errors."""
     released = asyncio.Event()

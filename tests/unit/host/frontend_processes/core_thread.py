@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from host.frontend_processes import frontend_messages as m
 from host.frontend_processes.frontend_link import MessageLink
@@ -33,14 +33,14 @@ class CoreThread:
         self._loop = asyncio.get_running_loop()
         self._closed = asyncio.Event()
         self._link = MessageLink(
-            self.files.memory, self.events, True, self._on_frame, self._on_error, lambda: None
+            self.files.memory, self.events, True, self._on_frames, self._on_error, lambda: None
         )
         self._started.set()
         await self._closed.wait()
         self._link.close()
 
-    def _on_frame(self, frame: bytes) -> None:
-        for message in m.decode_to_core(frame):
+    def _on_frames(self, frames: Sequence[bytes]) -> None:
+        for message in [message for frame in frames for message in m.decode_to_core(frame)]:
             self.received.append(message)
             if isinstance(message, (m.FindModel, m.Authorize)) and not self.silent:
                 if self.before_reply is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Peer:
             self.spawn.rings,
             (self.spawn.to_frontend, self.spawn.to_core),
             False,
-            self._on_frame,
+            self._on_frames,
             self._on_fault,
             lambda: None,
         )
@@ -80,8 +80,9 @@ class Peer:
         self.faults.append(error)
         self.changed.set()
 
-    def _on_frame(self, frame: bytes) -> None:
-        self.received += m.decode_to_frontend(frame)
+    def _on_frames(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            self.received += m.decode_to_frontend(frame)
         self.changed.set()
 
     def send(self, *messages: m.ToCore) -> None:

@@ -69,9 +69,7 @@ def execute(instance: Instance, *inputs: bytes) -> list[Call]:
     calls = [Call(InferRequest("m", [Tensor("x", "UINT8", [len(v)], v)])) for v in inputs]
     for call in calls:
         call.holder = RecordingHolder(True, instance.session.cancel_call)
-    instance.session.run_batch(
-        Batch(calls, lambda: None, lambda *end: None, lambda batch, times: None)
-    )
+    instance.session.run_batch(Batch(calls, lambda: None, lambda *end: None, lambda batches: None))
     return calls
 
 
@@ -177,7 +175,7 @@ def test_batch_of_which_nothing_fits_into_memory_is_not_sent_and_ends() -> None:
                 [call],
                 lambda: None,
                 lambda batch, times, released: events.append(("done", released)),
-                lambda batch, times: events.append("counted"),
+                lambda batches: events.append("counted"),
             )
         )
         assert events == []  # the scheduler that called `run_batch` gets no call back from inside
@@ -467,7 +465,7 @@ def test_defect_while_a_frame_is_handled_ends_the_calls_of_the_stub_with_an_inte
             *([Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")]))] if prefix else []),
         ]
         instance.session.run_batch(
-            Batch(calls, lambda: None, lambda *end: None, lambda batch, times: None)
+            Batch(calls, lambda: None, lambda *end: None, lambda batches: None)
         )
         await setup.peer.receives(m.Execute)
         response = m.Response(1, 0, WireResponse([], {}))
@@ -494,7 +492,7 @@ def test_request_that_cannot_be_encoded_fails_with_an_internal_error_and_the_oth
             Call(InferRequest("m", [Tensor("x", "UINT8", [1], b"b")])),
         ]
         instance.session.run_batch(
-            Batch(calls, lambda: None, lambda *end: None, lambda batch, times: None)
+            Batch(calls, lambda: None, lambda *end: None, lambda batches: None)
         )
         error = await refusal(calls[0])
         assert error.code is ErrorCode.INTERNAL
@@ -514,7 +512,7 @@ def test_arena_is_announced_although_no_request_of_its_batch_can_be_encoded() ->
         for inputs in ([foreign, broken], [foreign]):
             call = Call(InferRequest("m", inputs))
             instance.session.run_batch(
-                Batch([call], lambda: None, lambda *end: None, lambda batch, times: None)
+                Batch([call], lambda: None, lambda *end: None, lambda batches: None)
             )
         await setup.peer.receives(m.Execute)
         announced = [one.arena for one in setup.peer.received if isinstance(one, m.OpenArena)]

@@ -181,8 +181,10 @@ class Run(logging.Handler):
         if self.waiting:
             self.execute(self.waiting.popleft())
 
-    def report(self, batch: Batch, times: ExecutionTimes) -> None:
-        self.effects.reports.append((batch.number, times, tuple(batch.deferred)))
+    def report(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            if batch.times is not None:
+                self.effects.reports.append((batch.number, batch.times, tuple(batch.deferred)))
 
     async def finish(self) -> Effects:
         instance = self.instance

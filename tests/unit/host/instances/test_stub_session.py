@@ -87,7 +87,7 @@ class Tracked:
             calls,
             lambda: self.events.append("released"),
             self.batch_done,
-            lambda batch, times: self.events.append("counted"),
+            self.count_batches,
             on_returned,
         )
         self.session.run_batch(batch)
@@ -98,14 +98,17 @@ class Tracked:
         if released:
             self.events.append("released")
 
+    def count_batches(self, batches: Sequence[Batch]) -> None:
+        self.events += ["counted" for batch in batches if batch.times is not None]
+
     def receive(self, *messages: m.ToHost) -> None:
         """Handles a frame with these messages, which keeps to the protocol."""
-        self.session.handle_frame(m.encode(messages))
+        self.session.handle_frames([m.encode(messages)])
         assert not self.faults
 
     def refuse(self, *messages: m.ToHost) -> Exception:
         """Handles a frame that breaks the protocol; returns the fault."""
-        self.session.handle_frame(m.encode(messages))
+        self.session.handle_frames([m.encode(messages)])
         (fault,) = self.faults
         self.faults.clear()
         return fault
@@ -267,7 +270,7 @@ def test_rescheduled_request_that_its_scheduler_takes_back_stays_open() -> None:
 
     def test(t: Tracked) -> None:
         call = Iterating(InferRequest("m", []))
-        batch = Batch([call], lambda: None, lambda *end: None, lambda batch, times: None)
+        batch = Batch([call], lambda: None, lambda *end: None, lambda batches: None)
         t.session.run_batch(batch)
         t.receive(done(1, rescheduled=(0,)))
         assert not call.finished and t.logged == []
@@ -562,7 +565,7 @@ def test_batch_that_could_not_be_sent_ends_and_frees_the_instance() -> None:
                 [call],
                 lambda: None,
                 done,
-                lambda batch, times: t.events.append("counted"),
+                t.count_batches,
             )
         )
         assert call.failed and t.events == []
@@ -681,5 +684,24 @@ def test_only_requests_without_references_to_memory_can_be_reclaimed() -> None:
         assert not t.session.accepts_reclaimable(call(1))
         t.session.runs_coroutines, t.session.decoupled = False, True
         assert not t.session.accepts_reclaimable(call(1))
+
+    tracked(test)
+
+
+def test_frames_that_came_together_take_effect_up_to_one_that_breaks_the_protocol() -> None:
+    def test(t: Tracked) -> None:
+        for name in "abcd":
+            t.batch(name)
+        frames: list[list[m.ToHost]] = [
+            [m.Response(1, 0, output(b"1")), done(1)],
+            [m.Response(2, 0, output(b"2")), done(2)],
+            [m.Response(3, 0, output(b"3"))],
+            [done(3), m.Hello()],
+            [m.Response(4, 0, output(b"4")), done(4)],
+        ]
+        t.session.handle_frames([m.encode(messages) for messages in frames])
+        assert [t.values(name) for name in "abcd"] == [[b"1"], [b"2"], [b"3"], []]
+        assert t.events.count("done") == t.events.count("counted") == 3
+        assert len(t.faults) == 1
 
     tracked(test)

@@ -57,7 +57,7 @@ def test_stub_that_has_exited_accepts_no_prefetch(fast: bool) -> None:
     async def test(pool: StubPool, launcher: PeerLauncher) -> None:
         instance = await pool.start_instance(Label("m", 1, "m_0"))
         await instance.initialize(initialize_message())
-        supervisor = Supervisor(instance, launch, DirectScheduler(), lambda batch, times: None)
+        supervisor = Supervisor(instance, launch, DirectScheduler(), lambda batches: None)
         call = Call(InferRequest("m", []))
 
         def accepts() -> bool:

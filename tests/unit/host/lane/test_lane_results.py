@@ -193,7 +193,7 @@ def effects(frames: Sequence[bytes]) -> list[object]:
             t = Tracked(pool)
             batch, calls = t.batch("a", "b")
             for frame in frames:
-                t.session.handle_frame(frame)
+                t.session.handle_frames([frame])
             found.extend([t.responses, t.events, t.logged, t.sent, list(map(repr, t.faults))])
             found.extend([batch.times, batch.answered, t.session.idle, t.failures])
             found.extend((call.state, call.failed) for call in calls)

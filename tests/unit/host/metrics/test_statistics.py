@@ -39,7 +39,7 @@ def test_all_counters_start_at_zero() -> None:
 
 def test_every_request_is_charged_with_the_full_times_of_its_batch() -> None:
     counters = InferenceCounters("m", "1")
-    counters.record_batch([call(2), call(3, received=1_010)], TIMES)
+    counters.record_batches([([call(2), call(3, received=1_010)], TIMES, 0)])
     assert counters.snapshot() == ModelStatistics(
         name="m",
         version="1",
@@ -60,7 +60,7 @@ def test_every_request_is_charged_with_the_full_times_of_its_batch() -> None:
 def test_batch_sizes_are_listed_in_ascending_order() -> None:
     counters = InferenceCounters("m", "1")
     for size in (4, 1, 4):
-        counters.record_batch([call(size)], TIMES)
+        counters.record_batches([([call(size)], TIMES, 0)])
     stats = counters.snapshot()
     assert [(b.batch_size, b.compute_infer) for b in stats.batch_stats] == [
         (1, Duration(1, 200)),
@@ -71,7 +71,7 @@ def test_batch_sizes_are_listed_in_ascending_order() -> None:
 
 def test_failed_calls_of_a_batch_count_as_executed_but_not_as_success() -> None:
     counters = InferenceCounters("m", "1")
-    counters.record_batch([call(2), call(3, failed=True)], TIMES)
+    counters.record_batches([([call(2), call(3, failed=True)], TIMES, 0)])
     counters.record_failure(900)
     stats = counters.snapshot()
     assert (stats.inference_count, stats.execution_count) == (2, 1)
@@ -93,7 +93,7 @@ def test_queue_time_without_a_queue_starts_when_the_call_is_received() -> None:
     counters = InferenceCounters("m", "1")
     direct = call()
     direct.queued_ns = 0
-    counters.record_batch([direct], TIMES)
+    counters.record_batches([([direct], TIMES, 0)])
     assert counters.snapshot().inference_stats.queue == Duration(1, 100)
 
 
@@ -126,8 +126,8 @@ def test_the_time_of_a_cache_miss_is_added_to_its_success() -> None:
 
 def test_a_snapshot_does_not_change_later() -> None:
     counters = InferenceCounters("m", "1")
-    counters.record_batch([call()], TIMES)
+    counters.record_batches([([call()], TIMES, 0)])
     before = counters.snapshot()
-    counters.record_batch([call()], TIMES)
+    counters.record_batches([([call()], TIMES, 0)])
     assert before.execution_count == 1
     assert before.batch_stats[0].compute_infer.count == 1
