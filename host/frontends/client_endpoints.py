@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
 from host.errors import HostError, ServiceStartError
@@ -14,7 +14,7 @@ from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.frontend import H2Frontend, create_h2_tls
 from host.frontends.grpc.methods import GrpcOptions, Services
 from host.frontends.grpc.service import GrpcService
-from host.frontends.http1.cycle import Header, Message, Receive, Send
+from host.frontends.http1.cycle import Message, Receive, Send
 from host.frontends.http1.http1_connection import Timeouts
 from host.frontends.http1.listener import HttpListener
 from host.frontends.http1.parser import FastHandler
@@ -47,7 +47,7 @@ class InferenceHttpApp(Protocol):
         Returns whether all were answered.
         """
 
-    def fast_path(self, method: str, url: bytes, headers: Sequence[Header]) -> FastHandler | None:
+    def fast_path(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
         """The handler of a request without a task."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

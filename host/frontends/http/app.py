@@ -6,7 +6,7 @@ specification, version 3, with its lifespan and HTTP parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote_from_bytes
 
 from host.access.api_keys import CATEGORY_WITHOUT_KEY, ApiKeys
@@ -20,7 +20,7 @@ from host.frontends.http.inference_app import InferenceEndpoints
 from host.frontends.http.metrics_endpoint import load_report
 from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.web_pages import WebPages
-from host.frontends.http1.cycle import App, Header, Message, Receive, Send
+from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler
 from host.frontends.openai.openai_app import OpenAIApp
 from host.frontends.openai.openai_routes import find_openai_route
@@ -100,11 +100,11 @@ class HttpApp:
         """The number of inference requests without a complete response."""
         return self._open_requests.count
 
-    def fast_path(self, method: str, url: bytes, headers: Sequence[Header]) -> FastHandler | None:
+    def fast_path(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
         """Returns the handler of a request without a task (`host.frontends.http1.parser`)."""
-        handler = self._find_infer_handler(method, url, headers)
+        handler = self._find_infer_handler(url, headers)
         if handler is None and self._openai is not None:
-            handler = self._openai.fast_path(method, url, headers)
+            handler = self._openai.fast_path(url, headers)
         return handler
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 
@@ -285,22 +285,19 @@ class InferHandler:
 
     # Without a task
 
-    def find_handler(
-        self, method: str, url: bytes, headers: Sequence[Header]
-    ) -> FastHandler | None:
+    def find_handler(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
         """Returns the handler of requests with this head; None if they need a task."""
-        if self._needs_task or method != "POST":
+        if self._needs_task:
             return None
         route = find_route(url.partition(b"?")[0])
         if route is None or route.endpoint is not INFER:
             return None
-        known = dict(reversed(headers))
-        if known.get(b"content-encoding", b"identity") not in (b"", b"identity"):
+        if headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             return None
-        if choose_encoding(known.get(b"accept-encoding", b"")):
+        if choose_encoding(headers.get(b"accept-encoding", b"")):
             return None
-        length = int(known[b"content-length"])
-        header_length = known.get(_HEADER_LENGTH_NAME, b"%d" % length)
+        length = int(headers[b"content-length"])
+        header_length = headers.get(_HEADER_LENGTH_NAME, b"%d" % length)
         if (
             length > min(self._max_input_size, MAX_INLINE_BYTES)  # more comes in parts anyway
             or not header_length.isdigit()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from host.frontends.http import routes
 from host.frontends.http.generate import GenerateHandler, LoadReport
-from host.frontends.http.http_exchange import Handler, Header, HttpExchange, answer_exchange
+from host.frontends.http.http_exchange import Handler, HttpExchange, answer_exchange
 from host.frontends.http.infer_endpoint import InferHandler
 from host.frontends.http.metrics_endpoint import LOAD_REPORT_HEADER
 from host.frontends.http.routes import Endpoint, Route, find_route
@@ -86,9 +86,9 @@ class InferenceApp:
         """The number of inference requests without a complete response."""
         return self._open_requests.count
 
-    def fast_path(self, method: str, url: bytes, headers: Sequence[Header]) -> FastHandler | None:
+    def fast_path(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
         """Returns the handler of a request without a task (`host.frontends.http1.parser`)."""
-        return self._find_infer_handler(method, url, headers)
+        return self._find_infer_handler(url, headers)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answers one request; an ASGI 3 application."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.http import json_text as json
@@ -16,10 +17,8 @@ from host.frontends.http.tensors import ALL_NAMES, JsonInputLimit, read_tensor
 from host.inference.request import Parameter, RequestShape, checked_correlation_text
 from host.instances.regions import RegionPart
 
-_CACHE_SIZE = 2048  # JSON parts; a client often repeats the same one
-
 MAX_CACHED_BYTES = 1024
-"""Bytes of a JSON part whose InferenceHeader is kept for the next requests with the same."""
+"""Bytes of a JSON part whose InferenceHeader is kept until another one comes."""
 
 MAX_TENSORS = 2048
 """The maximum number of inputs, of outputs, and of parameters; a model with more raises it."""
@@ -35,8 +34,7 @@ _VALUES_PER_TENSOR = 64
 _INT64 = 1 << 63
 
 
-@dataclass(slots=True)
-class InputHeader:
+class InputHeader(msgspec.Struct):
     """One input: `data`, or a region, or the next `binary_size` bytes of the body."""
 
     name: str
@@ -47,8 +45,7 @@ class InputHeader:
     region: RegionPart | None = None
 
 
-@dataclass(slots=True)
-class OutputHeader:
+class OutputHeader(msgspec.Struct):
     """One requested output. `classes` is the number of classes; 0 requests the tensor.
 
     `binary` is its own `binary_data`, None without one.
@@ -87,12 +84,81 @@ class InferenceHeader(RequestShape):
         super().__init__()
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0, le=_INT64 - 1)]
+
+
+class _UsualSource(msgspec.Struct, forbid_unknown_fields=True):
+    binary_data_size: _Size | None = None
+    shared_memory_region: str = ""
+    shared_memory_byte_size: _Size = 0
+    shared_memory_offset: _Size = 0
+
+
+class _UsualInput(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    shape: list[_Size]
+    datatype: str
+    data: list[int | float] | None = None
+    parameters: _UsualSource | None = None
+
+
+class _UsualFormat(msgspec.Struct, forbid_unknown_fields=True):
+    binary_data: bool | None = None
+    classification: _Size = 0
+
+
+class _UsualOutput(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    parameters: _UsualFormat | None = None
+
+
+class _UsualRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What clients usually send. A field with its default value is not there."""
+
+    inputs: list[_UsualInput]
+    id: str = ""
+    outputs: list[_UsualOutput] = []
+    parameters: dict[str, str | bool | int | float] = {}
+
+
+_decode_usual = msgspec.json.Decoder(_UsualRequest).decode
+_NO_SOURCE = _UsualSource()
+
+
+def _count_members(request: _UsualRequest) -> int:
+    """The number of members in all objects; 0 if an input does not have one source of its data."""
+    count = 1 + bool(request.id) + bool(request.outputs)
+    if request.parameters:
+        count += 1 + len(request.parameters)
+    for given in request.inputs:
+        sources = int(given.data is not None)
+        count += 3 + sources
+        source = given.parameters
+        if source is not None:
+            of_body, of_region = source.binary_data_size is not None, source.shared_memory_region
+            sources += of_body + bool(of_region)
+            place = bool(source.shared_memory_offset) + bool(source.shared_memory_byte_size)
+            count += 1 + of_body + bool(of_region) + place
+        if sources != 1:
+            return 0
+    for wanted in request.outputs:
+        form = wanted.parameters
+        count += 1
+        if form is not None:
+            count += 1 + (form.binary_data is not None) + bool(form.classification)
+    return count
+
+
 class InferenceHeaderReader:
-    """Parses and caches JSON parts; `limit` is the size limit of inputs in JSON form."""
+    """Parses JSON parts; `limit` is the size limit of inputs in JSON form.
+
+    Clients often send the same one again: the last one is kept.
+    """
 
     def __init__(self, limit: JsonInputLimit) -> None:
         self._limit = limit
-        self._cached_read = functools.lru_cache(_CACHE_SIZE)(self._read_small)
+        self._last_text: bytes | None = None
+        self._last_head = InferenceHeader()
         # One thread: several would keep the event loop waiting for the interpreter.
         self._thread = ThreadPoolExecutor(1, "json")
 
@@ -102,9 +168,15 @@ class InferenceHeaderReader:
         Raises HostError with the texts of docs/reference/http.md, "Inference request"; SlowText
         if the text must be read with `read_any`.
         """
+        if text == self._last_text:
+            return self._last_head
+        head = self._read_usual(text)
+        if head is None:
+            document = json.parse(text, len(text) <= _MAX_SLOW_BYTES)
+            head = self._read_document(document, MAX_TENSORS, MAX_TENSORS, None)
         if len(text) <= MAX_CACHED_BYTES:
-            return self._cached_read(text)
-        return self._read_small(text)
+            self._last_text, self._last_head = text, head
+        return head
 
     async def read_any(self, text: bytes, inputs: int, outputs: int) -> InferenceHeader:
         """Parses a JSON part of any size, in a thread if that may take long. Raises HostError.
@@ -132,12 +204,44 @@ class InferenceHeaderReader:
         cut.check_unread_arrays()
         return head
 
-    def _read_small(self, text: bytes) -> InferenceHeader:
-        document = json.parse_numbers(text)
-        if document is not None:
-            return self._read_document(document, MAX_TENSORS, MAX_TENSORS, None, True)
-        document = json.parse(text, len(text) <= _MAX_SLOW_BYTES)
-        return self._read_document(document, MAX_TENSORS, MAX_TENSORS, None)
+    def _read_usual(self, text: bytes) -> InferenceHeader | None:
+        """Reads a usual request. `_read_document` reads any other, or reports its error.
+
+        One colon for each member shows that no name is repeated, and no string has a colon.
+        """
+        if b"\\" in text or not text.isascii():
+            return None
+        try:
+            usual = _decode_usual(text)
+        except msgspec.MsgspecError:
+            return None
+        if text.count(b":") != _count_members(usual) or len(usual.inputs) > MAX_TENSORS:
+            return None
+        head = InferenceHeader(id=usual.id)
+        if usual.parameters:
+            _apply_parameters(usual.parameters, head)
+        head.inputs = [self._read_usual_input(one) for one in usual.inputs]
+        head.outputs = [
+            OutputHeader(one.name)
+            if one.parameters is None
+            else OutputHeader(one.name, one.parameters.binary_data, one.parameters.classification)
+            for one in usual.outputs
+        ]
+        _describe_outputs(head, head.outputs)
+        return head
+
+    def _read_usual_input(self, value: _UsualInput) -> InputHeader:
+        name, datatype, shape = value.name, value.datatype, value.shape
+        if value.data is not None:
+            data = read_tensor(name, datatype, shape, value.data, self._limit, True)
+            return InputHeader(name, datatype, shape, data)
+        source = value.parameters or _NO_SOURCE
+        if not source.shared_memory_region:
+            return InputHeader(name, datatype, shape, None, source.binary_data_size or 0)
+        place = RegionPart(
+            source.shared_memory_region, source.shared_memory_offset, source.shared_memory_byte_size
+        )
+        return InputHeader(name, datatype, shape, None, 0, place)
 
     def _read_document(
         self,
@@ -145,9 +249,7 @@ class InferenceHeaderReader:
         most_inputs: int,
         most_outputs: int,
         cut: CutText | None,
-        flat_numbers: bool = False,
     ) -> InferenceHeader:
-        """`flat_numbers`: every `data` is a flat list of numbers."""
         head = InferenceHeader()
         if not isinstance(document, dict):
             document = {}
@@ -157,7 +259,7 @@ class InferenceHeaderReader:
             _apply_parameters(document["parameters"], head)
         inputs = _parse_field("inputs", json.as_array, _parse_member(document, "inputs"))
         _check_count("inputs", inputs, most_inputs)
-        head.inputs = [self._read_input(value, cut, flat_numbers) for value in inputs]
+        head.inputs = [self._read_input(value, cut) for value in inputs]
         try:
             given: list[Any] = []
             if "outputs" in document:
@@ -170,7 +272,7 @@ class InferenceHeaderReader:
             head.places_outputs = True
         return head
 
-    def _read_input(self, value: Any, cut: CutText | None, flat_numbers: bool) -> InputHeader:
+    def _read_input(self, value: Any, cut: CutText | None) -> InputHeader:
         parameters = _parameters_of(value)
         sources = [
             name
@@ -191,7 +293,7 @@ class InferenceHeaderReader:
             data = value["data"]
             if cut is not None:
                 data = cut.array(data) or data
-            head.data = read_tensor(name, datatype, shape, data, self._limit, flat_numbers)
+            head.data = read_tensor(name, datatype, shape, data, self._limit)
         elif sources == ["binary_data_size"]:
             size = parameters["binary_data_size"]
             head.binary_size = _parse_field("binary_data_size", json.as_unsigned, size)

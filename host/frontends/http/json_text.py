@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,8 +24,6 @@ _SHORT_ESCAPES = {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: 
 
 _MAX_CONTAINERS = 4_000_000
 """The maximum number of arrays and objects; as Python objects, they take 60 times the memory."""
-
-_COLON = ord(":")
 
 _SHORT_EXPONENT = re.compile(rb"e(-6|1[6-9]|20)(?![0-9])")
 """The exponents that orjson writes and Triton does not. (A pattern that begins with a digit would
@@ -77,38 +75,6 @@ def parse(text: bytes, may_be_slow: bool = True) -> Any:
         return read(text)
     except JsonTooLarge:
         return value
-
-
-class _NumbersInput(TypedDict, total=False):
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[int | float]
-    parameters: Any
-
-
-class _NumbersRequest(TypedDict, total=False):
-    inputs: list[_NumbersInput]
-    id: str
-    outputs: Any
-    parameters: Any
-
-
-_decode_numbers = msgspec.json.Decoder(_NumbersRequest).decode
-
-
-def parse_numbers(text: bytes) -> dict[str, Any] | None:
-    """Parses an inference request in which each `data` is a flat array of numbers.
-
-    The types of the numbers need no further check. None for any other text, and for a text with
-    other names, repeated names, or a colon in a string: `parse` reads it, or reports its error.
-    """
-    try:
-        request: Any = _decode_numbers(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    colons = int(np.count_nonzero(np.frombuffer(text, np.uint8) == _COLON))
-    return request if colons == _count_members(request) else None
 
 
 def _read_leniently(text: bytes) -> Any:

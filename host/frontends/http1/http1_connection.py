@@ -23,7 +23,8 @@ from host.frontends.http1.parser import (
     Body,
     FastHandler,
     FastRequest,
-    HeaderCache,
+    FoundRequest,
+    HeadReader,
     MalformedRequest,
     RequestHead,
     RequestParser,
@@ -133,7 +134,7 @@ class Http1Connection(asyncio.Protocol):
     """Answers the requests of one client in order, each on the fast path or in a task.
 
     When the client disconnects, the task is cancelled. The connection adds itself and its tasks to
-    `connections` and `tasks`. `header_cache` finds the requests for the fast path.
+    `connections` and `tasks`. `head_reader` finds the requests for the fast path.
     """
 
     transport: asyncio.Transport
@@ -146,11 +147,11 @@ class Http1Connection(asyncio.Protocol):
         connections: MutableSet[Any],
         tasks: MutableSet[asyncio.Task[None]],
         on_activity: Callable[[], None],
-        header_cache: HeaderCache | None = None,
+        head_reader: HeadReader | None = None,
     ) -> None:
         self._app = app
         self._on_activity = on_activity
-        self._header_cache = header_cache
+        self._head_reader = head_reader
         self._timeouts = timeouts
         self._connections = connections
         self._tasks = tasks
@@ -166,6 +167,7 @@ class Http1Connection(asyncio.Protocol):
         self._receiving_request = False  # a request has started and is not complete
         self._in_headers = False
         self._held_data = b""  # a fast-path request without its whole body
+        self._held_request: FoundRequest | None = None  # the same
         self._overhead_bytes = self._chunks = 0  # bytes since the last body part; chunks
         self._received_bytes = 0  # bytes since the last check
         self._reading_paused = False
@@ -215,9 +217,11 @@ class Http1Connection(asyncio.Protocol):
         if not (self._receiving_request or self._held_data):
             self._on_activity()
         if self._active_cycle is None and not self._receiving_request:
-            held_data, self._held_data = self._held_data, b""
-            data = held_data + data if held_data else data
-            if self._try_fast_path(data, not held_data):
+            found = None
+            if self._held_data:
+                data, found = self._held_data + data, self._held_request
+                self._held_data = b""
+            if self._try_fast_path(data, found):
                 return
         self._parse(data)
 
@@ -266,29 +270,31 @@ class Http1Connection(asyncio.Protocol):
         else:
             self._cancel_receive_timer()
 
-    def _try_fast_path(self, data: bytes, may_wait: bool) -> bool:
+    def _try_fast_path(self, data: bytes, found: FoundRequest | None) -> bool:
         """Starts a request on the fast path, or holds it until its body arrives; False for neither.
 
-        Many clients send head and body separately, but few send more than two parts.
+        `found`: the request was held. Many clients send head and body separately, but few send more
+        than two parts.
         """
         if (
-            self._header_cache is None
+            self._head_reader is None
             or self._writing_paused is not None
             or self._error_response
             or self.transport.is_closing()
         ):
             return False
-        found = self._header_cache.find_handler(data)
-        if found is None:
+        request = found or self._head_reader.find_request(data)
+        if request is None:
             return False
-        handler, body_start, missing = found
-        if missing:
-            if may_wait and missing > 0:
-                self._held_data = data
-                self._receive_timer = self._loop.call_later(
-                    self._timeouts.data_rate_interval, self._check_receive_rate
-                )
-            return bool(self._held_data)
+        handler, body_start, end = request
+        if len(data) != end:
+            if found is not None or len(data) > end:
+                return False
+            self._held_data, self._held_request = data, request
+            self._receive_timer = self._loop.call_later(
+                self._timeouts.data_rate_interval, self._check_receive_rate
+            )
+            return True
         if self._receive_timer is not None:
             self._cancel_receive_timer()
         cycle = self._active_cycle = FastPathCycle(self)

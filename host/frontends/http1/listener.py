@@ -8,7 +8,7 @@ import ssl
 
 from host.frontends.http1.cycle import App
 from host.frontends.http1.http1_connection import Http1Connection, Timeouts
-from host.frontends.http1.parser import FastPath, HeaderCache
+from host.frontends.http1.parser import FastPath, HeadReader
 from host.frontends.sockets import BACKLOG, listening_socket
 from host.instances.busy_polling import ConnectionHooks, no_connection_hook
 
@@ -43,7 +43,7 @@ class HttpListener:
         self._reuse_port = reuse_port
         self._tls = tls
         self._timeouts = timeouts or Timeouts()
-        self._header_cache = None if fast_path is None else HeaderCache(fast_path)
+        self._head_reader = None if fast_path is None else HeadReader(fast_path)
         self._connection_hooks = connection_hooks
         self._server: asyncio.Server | None = None
         self._connections: set[Http1Connection] = set()
@@ -73,7 +73,7 @@ class HttpListener:
             self._connections,
             self._tasks,
             self._connection_hooks(),
-            self._header_cache,
+            self._head_reader,
         )
 
     async def stop(self, grace: float) -> None:

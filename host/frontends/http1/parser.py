@@ -1,14 +1,15 @@
-"""Parses HTTP/1.1 requests with httptools, and caches heads that repeat.
+"""Parses HTTP/1.1 requests with httptools, and finds those that need no task.
 
-A client sends the same head, byte for byte, for each request of one kind. The cache finds the
-handler of a known head. Parsing, scope and task take half of the CPU time of a small request.
+Events, scope and task take half of the CPU time of a small request. The heads of whole requests are
+parsed at once, without them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Protocol
 
 import httptools
@@ -177,31 +178,6 @@ class RequestParser:
         self._handler.on_request_complete()
 
 
-def parse_head(data: bytes) -> RequestHead | None:
-    """Parses a complete head; None if it is malformed or asks for another protocol."""
-    reading = _HeadParser()
-    parser = httptools.HttpRequestParser(reading)
-    try:
-        parser.feed_data(data)
-    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-        return None
-    _complete_head(reading.head, parser)
-    return reading.head
-
-
-class _HeadParser:
-    """Collects a head. httptools calls the methods."""
-
-    def __init__(self) -> None:
-        self.head = RequestHead()
-
-    def on_url(self, url: bytes) -> None:
-        self.head.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.head.headers.append((name.lower(), value))
-
-
 def _complete_head(head: RequestHead, parser: httptools.HttpRequestParser) -> None:
     head.method = parser.get_method().decode("ascii")
     head.version = parser.get_http_version()
@@ -217,8 +193,7 @@ def _framing_lines(headers: Iterable[Header]) -> bytes:
     )
 
 
-_MAX_HEAD_BYTES = 2048  # larger heads are not cached
-_MAX_HEADS = 256  # the cache is cleared when it is full
+_MAX_HEAD_BYTES = 2048  # requests with larger heads need a task
 _HEAD_END = b"\r\n\r\n"
 _EXCLUDED_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 
@@ -241,52 +216,60 @@ FastHandler = Callable[[bytes, ResponseCallback], FastRequest | None]
 Returns None if the request needs a task.
 """
 
-FastPath = Callable[[str, bytes, Sequence[Header]], FastHandler | None]
-"""Returns the handler of requests with a method, a path (not decoded, with its query) and headers
-(names in lowercase); None if they need a task.
+FastPath = Callable[[bytes, Mapping[bytes, bytes]], FastHandler | None]
+"""Returns the handler of a POST request with a path (not decoded, with its query) and headers
+(names in lowercase; the first of a name counts); None if it needs a task.
 """
 
 
-class HeaderCache:
-    """The cached request heads of one application."""
+FoundRequest = tuple[FastHandler, int, int]
+"""The handler of a request, and the start and end of its body in the received data."""
+
+
+class HeadReader:
+    """Reads the heads of requests that are received whole, for one application.
+
+    Clients often send the same head again: the last one is kept.
+    """
 
     def __init__(self, fast_path: FastPath) -> None:
         self._fast_path = fast_path
-        self._handlers: dict[bytes, tuple[FastHandler, int] | None] = {}
+        self._last_head = b""
+        self._last_found: tuple[FastHandler, int] | None = None
 
-    def find_handler(self, data: bytes) -> tuple[FastHandler, int, int] | None:
-        """Returns the handler of the request in `data`, the start of its body, and the number of
-        missing bytes, which is negative if there are too many.
+    def find_request(self, data: bytes) -> FoundRequest | None:
+        """Returns what `data` begins with.
 
         None if the head is incomplete, or if the request needs a task.
         """
         end = data.find(_HEAD_END, 0, _MAX_HEAD_BYTES) + 4
-        if end < 4:
+        if end < 4 or not data.startswith(b"POST "):
             return None
         head = data[:end]
-        known = self._handlers.get(head)
-        if known is None:
-            if head in self._handlers:
-                return None
-            known = self._remember(head)
-            if known is None:
-                return None
-        handler, length = known
-        return handler, end, end + length - len(data)
-
-    def _remember(self, head: bytes) -> tuple[FastHandler, int] | None:
-        if len(self._handlers) >= _MAX_HEADS:
-            self._handlers.clear()
-        self._handlers[head] = known = self._find_handler_of(head)
-        return known
+        if head != self._last_head:
+            self._last_found = self._find_handler_of(head)
+            self._last_head = head
+        if self._last_found is None:
+            return None
+        handler, length = self._last_found
+        return handler, end, end + length
 
     def _find_handler_of(self, head: bytes) -> tuple[FastHandler, int] | None:
-        parsed = parse_head(head)
-        if parsed is None or parsed.version != "1.1" or not parsed.keep_alive:
+        parts: list[bytes] = []
+        fields: dict[bytes, bytes] = {}
+        # These methods are called without a frame of Python.
+        parser = httptools.HttpRequestParser(
+            SimpleNamespace(on_url=parts.append, on_header=fields.setdefault)
+        )
+        try:
+            parser.feed_data(head)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return None  # the parser of the connection reports any error
-        names = [name for name, _ in parsed.headers]
-        if names.count(b"content-length") != 1 or not _EXCLUDED_HEADERS.isdisjoint(names):
+        if not parser.should_keep_alive() or parser.get_http_version() != "1.1":
             return None
-        length = int(dict(parsed.headers)[b"content-length"])
-        handler = self._fast_path(parsed.method, parsed.url, parsed.headers) if length else None
+        fields = {name.lower(): fields[name] for name in reversed(fields)}
+        length = int(fields.get(b"content-length", b"0"))
+        if not length or not _EXCLUDED_HEADERS.isdisjoint(fields):
+            return None
+        handler = self._fast_path(b"".join(parts), fields)
         return None if handler is None else (handler, length)

@@ -11,7 +11,7 @@ import base64
 import logging
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from host.frontends.http.http_exchange import (
     trace_response,
 )
 from host.frontends.http.inference_header import MAX_INLINE_BYTES
-from host.frontends.http1.cycle import STATUS_LINES, Header
+from host.frontends.http1.cycle import STATUS_LINES
 from host.frontends.http1.parser import FastHandler, ResponseCallback
 from host.frontends.inference_core import OpenRequests
 from host.frontends.openai.bodies import BodyReader, set_request_id, visible_request_id
@@ -96,22 +96,19 @@ class EmbeddingsHandler(Handler):
 
     # Without a task
 
-    def find_handler(
-        self, method: str, url: bytes, headers: Sequence[Header]
-    ) -> FastHandler | None:
+    def find_handler(self, url: bytes, headers: Mapping[bytes, bytes]) -> FastHandler | None:
         """Returns the handler of requests with this head; None if they need a task."""
-        if self._needs_task or method != "POST":
+        if self._needs_task:
             return None
         route = find_openai_route(url.partition(b"?")[0])
         if route is None or route.endpoint is not ENDPOINT:
             return None
-        known = dict(reversed(headers))
-        if known.get(b"content-encoding", b"identity") not in (b"", b"identity"):
+        if headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             return None
-        length = int(known[b"content-length"])
+        length = int(headers[b"content-length"])
         if length > MAX_INLINE_BYTES or not self._bodies.allows(length):
             return None
-        given_id = visible_request_id(known.get(b"x-request-id"))
+        given_id = visible_request_id(headers.get(b"x-request-id"))
         return partial(self._start_request, given_id)
 
     def _start_request(self, given_id: str, body: bytes, done: ResponseCallback) -> Call | None:

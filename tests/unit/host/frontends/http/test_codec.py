@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -26,7 +27,11 @@ from host.frontends.http import tensors as http_tensors
 from host.frontends.http.admin import trace_change
 from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.http.infer_endpoint import raw_request, to_request
-from host.frontends.http.inference_header import MAX_CACHED_BYTES, InferenceHeaderReader
+from host.frontends.http.inference_header import (
+    MAX_CACHED_BYTES,
+    InferenceHeader,
+    InferenceHeaderReader,
+)
 from host.frontends.http.routes import find_route
 from host.frontends.http.tensors import JsonInputLimit, encode_infer_response, run_in_turns
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
@@ -471,12 +476,61 @@ number_texts = st.sampled_from(
 ) | st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr)  # fmt: skip
 
 
-def outcome(text: bytes) -> object:
-    """The inputs that are read from a JSON part, or the error."""
+def members(*texts: str) -> st.SearchStrategy[str]:
+    """The text of an object with some of these members, in any order, and repeated at times."""
+    some = st.lists(st.sampled_from(texts), max_size=5)
+    return some.map(lambda chosen: "{" + ",".join(chosen) + "}")
+
+
+sources = members(
+    *('"binary_data_size":8', '"binary_data_size":0', '"binary_data_size":null', '"x":1'),
+    *('"shared_memory_region":"r"', '"shared_memory_region":""', '"shared_memory_offset":4'),
+    *('"shared_memory_byte_size":8', f'"shared_memory_byte_size":{2**63}'),
+)
+formats = members(
+    *('"binary_data":true', '"binary_data":false', '"binary_data":0', '"classification":2'),
+    *('"classification":0', '"classification":-1', '"shared_memory_region":"r"'),
+)
+request_parameters = members(
+    *('"binary_data_output":true', '"sequence_id":7', '"sequence_id":"a:b"', '"sequence_end":true'),
+    *(
+        '"priority":1',
+        '"timeout":-1',
+        '"triton_x":1',
+        '"x":2',
+        '"x":2.5',
+        '"x":"\u00e9"',
+        '"y":[1]',
+    ),
+)
+input_members = st.lists(
+    st.sampled_from(['"name":"x"', '"datatype":"FP32"', '"shape":[2]', '"data":[1,2.5]'])
+    | st.sampled_from(['"shape":[-1]', f'"shape":[{2**63}]', '"shape":[]', '"name":1', '"more":3'])
+    | st.sampled_from(
+        ['"datatype":"FP16"', '"datatype":"a:b"', '"name":"\\u0061"', '"data":[[1],2]']
+    )
+    | sources.map('"parameters":'.__add__),
+    max_size=3,
+)
+outputs = st.lists(
+    members('"name":"y"', '"name":"z"', '"name":1')
+    | formats.map(lambda form: f'{{"name":"y","parameters":{form}}}'),
+    max_size=2,
+)
+
+
+def outcome(read: Callable[[bytes], InferenceHeader], text: bytes) -> object:
+    """What is read from a JSON part, or the error."""
     try:
-        return InferenceHeaderReader(JsonInputLimit(MOST)).read(text).inputs
+        return repr(read(text))
     except HostError as error:
         return error.code, error.message
+
+
+def read_in_both_ways(text: bytes) -> None:
+    """Texts of usual requests are read by another parser than all others."""
+    reader = InferenceHeaderReader(JsonInputLimit(MOST))
+    assert outcome(reader.read, text) == outcome(reader.read_large, text)
 
 
 @example("FP32", ["1", "-" + "1" * 400], "", "")
@@ -492,30 +546,50 @@ def test_flat_numbers_are_read_as_any_others(
 ) -> None:
     values = f'"shape":[{len(numbers)}],"data":[{",".join(numbers)}]'
     entry = f'{{"name":"x","datatype":"{datatype}",{values}{of_input}}}'
-    text = f'{{"inputs":[{entry}]{more}}}'.encode()
-    found = json_text.parse_numbers(text)
-    if found is not None:
-        assert repr(found) == repr(json_text.parse(text))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "parse_numbers", lambda text: None)
-        expected = outcome(text)
-    assert outcome(text) == expected
+    read_in_both_ways(f'{{"inputs":[{entry}]{more}}}'.encode())
+
+
+@given(
+    sources,
+    input_members,
+    outputs,
+    request_parameters,
+    st.sampled_from(["", '"id":"a",', '"id":"",', '"outputs":[],', '"parameters":{},', '"x":1,']),
+)
+def test_usual_requests_are_read_as_any_others(
+    source: str, more: list[str], outputs: list[str], parameters: str, first: str
+) -> None:
+    usual = ['"name":"x"', '"shape":[2]', '"datatype":"FP32"', f'"parameters":{source}']
+    for members_of_input in (usual, more, [*usual, *more]):
+        entry = "{" + ",".join(members_of_input) + "}"
+        rest = f'"outputs":[{",".join(outputs)}],"parameters":{parameters}'
+        read_in_both_ways(f'{{{first}"inputs":[{entry}],{rest}}}'.encode())
+        read_in_both_ways(f'{{{first}"inputs":[{entry}]}}'.encode())
 
 
 @given(documents)
-def test_only_requests_of_flat_numbers_are_read_as_such(document: Any) -> None:
+def test_any_document_is_read_in_one_way(document: Any) -> None:
     for value in (document, {"inputs": [document]}):
-        found = json_text.parse_numbers(json.dumps(value).encode())
-        if found is not None:
-            assert repr(found) == repr(value)
-            for entry in found.get("inputs", ()):
-                assert {type(number) for number in entry.get("data", ())} <= {int, float}
+        read_in_both_ways(json.dumps(value).encode())
 
 
-def test_ordinary_requests_are_read_as_flat_numbers() -> None:
-    body, _ = written([(np.ones(3, np.float32), False), (np.ones(2, np.int64), False)])
-    found = json_text.parse_numbers(body)
-    assert found is not None and found["inputs"][1]["data"] == [1, 1]
+def test_requests_of_clients_need_no_general_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(json_text, "parse")
+    inputs: list[tuple[Array, bool]] = [
+        (np.ones(3, np.float32), False),
+        (np.ones(2, np.int64), True),
+    ]
+    output = httpclient.InferRequestedOutput("y", binary_data=True, class_count=2)
+    for options in ({"request_id": "a"}, {"outputs": [output]}, {"custom_parameters": {"x": 2}}):
+        request = decode(*written(inputs, **options))
+        assert [tensor.shape for tensor in request.inputs] == [[3], [2]]
+
+
+def test_a_request_is_read_again_after_another_one() -> None:
+    reader = InferenceHeaderReader(JsonInputLimit(MOST))
+    bodies = [written([(np.full(2, value, np.float32), False)])[0] for value in (1, 2)]
+    for body in (*bodies, *bodies[::-1]):
+        assert repr(reader.read(body)) == repr(reader.read_large(body))
 
 
 # Paths and headers

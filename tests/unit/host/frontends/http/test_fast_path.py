@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from host.frontends.http1.cycle import Header, Message
+from host.frontends.http1.cycle import Message
 from host.frontends.http1.http1_connection import Timeouts
 from host.frontends.http1.listener import HttpListener
 from host.frontends.http1.parser import ResponseCallback
@@ -45,14 +45,14 @@ class Application:
 
     def __init__(self) -> None:
         self.decline = self.hold = self.fail = False
-        self.heads: list[tuple[str, bytes, list[Header]]] = []
+        self.heads: list[tuple[bytes, dict[bytes, bytes]]] = []
         self.understood = asyncio.Event()
         self.held: asyncio.Queue[_Held] = asyncio.Queue()
 
     def fast_path(
-        self, method: str, url: bytes, headers: Sequence[Header]
+        self, url: bytes, headers: Mapping[bytes, bytes]
     ) -> Callable[[bytes, ResponseCallback], _Held | None] | None:
-        self.heads.append((method, url, list(headers)))
+        self.heads.append((url, dict(headers)))
         self.understood.set()
         return self._start if url == b"/quick" else None
 
@@ -137,7 +137,7 @@ def test_a_request_head_is_parsed_once() -> None:
 
     app = Application()
     served(app, client)
-    assert app.heads == [("POST", b"/quick", [(b"host", b"x"), (b"content-length", b"4")])]
+    assert app.heads == [(b"/quick", {b"host": b"x", b"content-length": b"4"})]
 
 
 @pytest.mark.parametrize("head", [HEAD, HEAD.replace(b"/quick", b"/usual")])
@@ -211,6 +211,34 @@ def test_unusual_request_heads_are_served_by_a_task(head: bytes) -> None:
         assert (await reader.read()).endswith(b"usual abcd")
 
     served(Application(), client)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *(b"content-length: 4\r\n", b"Content-Length: 5\r\n", b"transfer-encoding: chunked\r\n"),
+        *(b"bad name: x\r\n", b"no-colon\r\n", b"x: \0\r\n", b"x: a\rb\r\n"),
+    ],
+)
+def test_heads_that_proxies_may_read_otherwise_never_get_the_fast_path(more: bytes) -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD[:-2] + more + b"\r\nabcd")
+        writer.write_eof()
+        assert b"prompt" not in await reader.read()
+
+    app = Application()
+    served(app, client)
+    assert app.heads == []
+
+
+def test_the_first_header_of_a_name_counts() -> None:
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD[:-2] + b"X-A: 1\r\nx-a: 2\r\nX-A: 3\r\n\r\nabcd")
+        assert await answer(reader) == b"prompt abcd"
+
+    app = Application()
+    served(app, client)
+    assert app.heads[0][1][b"x-a"] == b"1"
 
 
 def test_a_chunked_body_is_served_by_a_task() -> None:
