@@ -192,9 +192,6 @@ _log = logging.getLogger("pbhost")
 _MAX_UNACKNOWLEDGED = 32  # responses of one request, unless the caller has another limit
 _GIVE_UP_SECONDS = 5.0  # for the provider to close a request
 
-MadeForCall = Callable[[], Sequence[Call]]
-"""The calls of other servers that were made for a call of this one."""
-
 
 class RemoteModel(DrainableModel):
     """Passes requests on. The other server validates, schedules and counts them."""
@@ -328,11 +325,11 @@ class RemoteModel(DrainableModel):
 
 
 class _PassedOnCall(CallHolder):
-    """Has a call that another server runs. `made_for`: see MadeForCall."""
+    """Has a call that another server runs. `made_for`: the calls of that server made for it."""
 
     __slots__ = ("_made_for", "_task")
 
-    def __init__(self, task: asyncio.Task[None], made_for: MadeForCall) -> None:
+    def __init__(self, task: asyncio.Task[None], made_for: Callable[[], Sequence[Call]]) -> None:
         self._task = task
         self._made_for = made_for
 

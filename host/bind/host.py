@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from host.bind.decorators import Function
 from host.bind.function_model import Binding, FunctionModel
 from host.bind.specs import (
     BadSpecError,
@@ -169,7 +170,6 @@ class HostProcess:
 
 
 Flag = bool | int | float | str | Sequence[str]
-Function = Callable[..., Any]
 
 
 _run_in_forks: list[Callable[[], None]] = []

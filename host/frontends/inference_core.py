@@ -16,6 +16,13 @@ from host.inference.request import InferRequest, RequestTracer, SharedMemoryByte
 _Started = TypeVar("_Started")
 
 
+class Cancellable(Protocol):
+    """Work in progress."""
+
+    def cancel(self) -> object:
+        """Cancels the work."""
+
+
 class RegionLookup(Protocol):
     """Finds tensors in shared memory that clients have registered."""
 

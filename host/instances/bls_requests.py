@@ -18,8 +18,6 @@ from stub.wire.session import Session, State
 
 _log = logging.getLogger("pbhost")
 
-SendFrame = Callable[[Sequence[m.ToStub]], None]
-
 _OPEN_STATES = (State.SERVING, State.FINALIZING)  # in which the stub reads responses
 _MAX_FRAME_BYTES = 1 << 14  # of tensors in responses, then their frame is sent at once
 
@@ -50,8 +48,8 @@ class BlsRequests:
         services: HostServices,
         transfer: TensorTransfer,
         protocol: Session,
-        send_work: SendFrame,
-        send_bls_responses: SendFrame,
+        send_work: Callable[[Sequence[m.ToStub]], None],
+        send_bls_responses: Callable[[Sequence[m.ToStub]], None],
     ) -> None:
         self.blocking_calls: dict[int, Call] = {}
         """Requests that their batch waits for."""

@@ -16,8 +16,6 @@ _MAX_FRAMES_PER_TURN = 256  # frames handled before other callbacks of the loop 
 _MAX_TURN_SECONDS = 0.005  # after this time, too, other callbacks run
 _MAX_WAITING_FRAMES = 32  # frames of one stub that ZeroMQ receives ahead
 
-FrameHandler = Callable[[bytes], None]
-
 
 class Channel:
     """One ROUTER socket in a private directory. Belongs to the event loop it was made in.
@@ -45,7 +43,7 @@ class Channel:
                 f"cannot open a socket at {error.filename}: {error.strerror}; set TMPDIR to a short"
                 " path of a folder that can be written to"
             ) from error
-        self._handlers: dict[bytes, FrameHandler] = {}  # by token
+        self._handlers: dict[bytes, Callable[[bytes], None]] = {}  # by token
         self._fd: int = self._socket.FD  # readable when the socket may have something to read
         self._reading = False
         self._loop.add_reader(self._fd, self._read)
@@ -84,7 +82,7 @@ class Channel:
         except zmq.ZMQError as error:
             raise OSError(error.errno, error.strerror, endpoint) from error
 
-    def register(self, token: str, handler: FrameHandler) -> None:
+    def register(self, token: str, handler: Callable[[bytes], None]) -> None:
         """Passes every frame of the stub with this token to `handler`."""
         self._handlers[token.encode()] = handler
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from host.errors import HostError, internal, unavailable
-from host.frontends.grpc.methods import Cancellable, ResponseCallback
+from host.frontends.grpc.methods import ResponseCallback
+from host.frontends.inference_core import Cancellable
 from host.frontends.request_headers import Header
 from host.inference.request import InferRequest
 from host.ray.channel_messages import (

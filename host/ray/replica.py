@@ -20,7 +20,6 @@ from host.config.schema import is_ensemble
 from host.errors import HostError, unavailable
 from host.frontends.grpc.methods import (
     INFERENCE_SERVICE,
-    Cancellable,
     ResponseCallback,
     RpcContext,
     Services,
@@ -28,6 +27,7 @@ from host.frontends.grpc.methods import (
 )
 from host.frontends.http.http_exchange import HttpExchange
 from host.frontends.http1.cycle import App, Message, Receive, Send
+from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.frontends.request_headers import Header
 from host.inference.metadata import ModelStatistics, add_statistics

@@ -100,29 +100,6 @@ NEVER = 1 << 100
 """A time that is never reached."""
 
 
-class CallQueue(Protocol):
-    """A queue of calls. The time to add and to remove one does not depend on their number."""
-
-    def add(self, call: Call) -> None:
-        """Queues the call. Raises HostError if the queue is full."""
-
-    def remove(self, call: Call) -> None:
-        """Removes a queued call."""
-
-    def expire_calls(self, now: int) -> Sequence[Call]:
-        """Applies the policies to calls that timed out; removes and returns those to refuse."""
-
-    @property
-    def next_timeout(self) -> int:
-        """The time of the next timeout in nanoseconds, `NEVER` if there is none."""
-
-    def __iter__(self) -> Iterator[Call]:
-        """The calls in the order in which they run."""
-
-    def __len__(self) -> int:
-        """Number of queued calls."""
-
-
 class FifoQueue(OrderedDict[Call, None]):
     """First come, first served, without a limit.
 
@@ -320,13 +297,13 @@ class LimitedGate:
 class InstanceQueue(Scheduler):
     """Queued calls, and the instances that will run them."""
 
-    def __init__(self, queue: CallQueue | None = None) -> None:
+    def __init__(self, queue: FifoQueue | PolicyQueue | None = None) -> None:
         self.instances: list[InstanceSlot] = []
         self._members: set[InstanceSlot] = set()  # the same: a list is searched one by one
         self.may_recover: Callable[[], bool] = lambda: False
         self.gate: ExecutionGate = OpenGate()
         self._free: list[InstanceSlot] = []
-        self._queue: CallQueue = FifoQueue() if queue is None else queue
+        self._queue: FifoQueue | PolicyQueue = FifoQueue() if queue is None else queue
         self._withdraw = self._queue.remove
 
     def limit_executions(self, permit_of: Callable[[InstanceSlot], Permit]) -> None:

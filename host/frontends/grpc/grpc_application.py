@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from host.errors import HostError, unavailable
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
-    Cancellable,
     Method,
     ResponseCallback,
     RpcContext,
@@ -22,18 +21,16 @@ from host.frontends.grpc.methods import (
     to_host_error,
 )
 from host.frontends.grpc.service import GrpcService
+from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import ReservedBytes
 from host.frontends.request_headers import Header
-
-Reserve = Callable[[bytes], ReservedBytes | None]
-"""Counts the memory of a received message. Raises OutOfReceiveMemory."""
 
 
 async def serve_stream(
     open_stream: StreamHandlerFactory,
     requests: AsyncIterator[bytes],
     context: RpcContext,
-    reserve: Reserve,
+    reserve: Callable[[bytes], ReservedBytes | None],
     set_retry: Callable[[int], None],
 ) -> AsyncGenerator[bytes, None]:
     """Yields the messages for the client; raises the error that ends the stream.
@@ -82,7 +79,10 @@ class _QueueWriter:
         self.outgoing.put_nowait(None)
 
     async def read_messages(
-        self, handler: StreamHandler, requests: AsyncIterator[bytes], reserve: Reserve
+        self,
+        handler: StreamHandler,
+        requests: AsyncIterator[bytes],
+        reserve: Callable[[bytes], ReservedBytes | None],
     ) -> None:
         async for data in requests:
             if self.finished:

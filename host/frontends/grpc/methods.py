@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from host.errors import ErrorCode, HostError, TooManyRequests, unavailable, unexpected_failure
+from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import ReservedBytes
 from host.frontends.request_headers import Header, Restrictions
 from host.frontends.tls import TlsFiles
@@ -65,13 +66,6 @@ class EmptyContext:
 
 
 EMPTY_CONTEXT = EmptyContext()
-
-
-class Cancellable(Protocol):
-    """Work in progress."""
-
-    def cancel(self) -> object:
-        """Cancels the work."""
 
 
 ResponseCallback = Callable[[bytes | HostError], None]

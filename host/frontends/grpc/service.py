@@ -25,7 +25,6 @@ from host.frontends.grpc.methods import (
     EMPTY_CONTEXT,
     HEALTH_SERVICE,
     INFERENCE_SERVICE,
-    Cancellable,
     ResponseCallback,
     RpcContext,
     Services,
@@ -41,6 +40,7 @@ from host.frontends.grpc.methods import (
 from host.frontends.grpc.request_cache import MAX_REPEATABLE_BYTES, CachedResponses, RequestCache
 from host.frontends.grpc.standard_services import REFLECTION_SERVICES, StandardStreams
 from host.frontends.inference_core import (
+    Cancellable,
     InferenceClient,
     InferenceCore,
     InferenceKeys,

@@ -67,10 +67,6 @@ from stub.wire.arena import Block
 _log = logging.getLogger("pbhost")
 
 
-ReadSizes = Callable[[bytes], Sequence[int]]
-"""Returns the sizes of the binary tensors that follow a JSON part; as many as it can read."""
-
-
 class PlacedBody(bytes):
     """The bytes of a body without the tensors that are in blocks.
 
@@ -84,9 +80,16 @@ class BodyPlacer(Placer):
     """Takes the bytes of a body of `size` bytes that begins with a JSON part, as they arrive."""
 
     def __init__(
-        self, size: int, header_length: int, read_sizes: ReadSizes, reserve: ReserveBlock
+        self,
+        size: int,
+        header_length: int,
+        read_sizes: Callable[[bytes], Sequence[int]],
+        reserve: ReserveBlock,
     ) -> None:
-        """Raises MemoryError."""
+        """`read_sizes`: the sizes of the binary tensors after a JSON part, as many as it can read.
+
+        Raises MemoryError.
+        """
         super().__init__(size, reserve)
         self._header_length = header_length
         self._read_sizes = read_sizes

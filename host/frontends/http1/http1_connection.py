@@ -22,13 +22,13 @@ from host.frontends.http1.cycle import (
 from host.frontends.http1.parser import (
     Body,
     FastHandler,
-    FastRequest,
     FoundRequest,
     HeadReader,
     MalformedRequest,
     RequestHead,
     RequestParser,
 )
+from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import MessageFiller
 from host.frontends.sockets import SocketWriter, fill_from_socket
 
@@ -59,7 +59,7 @@ class FastPathCycle:
         self.response_complete = False
         self._connection = connection
         self._disconnected = False
-        self._request: FastRequest | None = None
+        self._request: Cancellable | None = None
 
     def start_request(self, handler: FastHandler, body: bytes) -> bool:
         """Calls the handler; False if the request needs a task."""

@@ -15,6 +15,7 @@ from typing import Protocol
 import httptools
 
 from host.frontends.http1.cycle import Header
+from host.frontends.inference_core import Cancellable
 
 _FRAMING_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 _METHOD_PATTERN = re.compile(rb"[A-Za-z_-]+(?= |\Z)")
@@ -200,17 +201,13 @@ _EXCLUDED_HEADERS = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 Body = bytes | memoryview
 
 ResponseCallback = Callable[[bytes, Sequence[Body]], None]
-"""Takes the only response: its head without the empty last line, and the parts of its body."""
+"""Takes the only response: its head without the empty last line, and the parts of its body.
+
+A request that is cancelled gets an error response.
+"""
 
 
-class FastRequest(Protocol):
-    """A started request on the fast path."""
-
-    def cancel(self) -> None:
-        """Cancels the request. Its callback then gets an error response."""
-
-
-FastHandler = Callable[[bytes, ResponseCallback], FastRequest | None]
+FastHandler = Callable[[bytes, ResponseCallback], Cancellable | None]
 """Starts a request with a body. It can call the callback before it returns.
 
 Returns None if the request needs a task.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from host.core import Core
 from host.frontends.http.http_exchange import (
@@ -32,12 +32,11 @@ from host.frontends.openai.openai_errors import OpenAIError, invalid_value
 from host.frontends.openai.outputs import (
     Delta,
     LogprobsWriter,
-    ResponseReader,
     usage_object,
     wants_logprobs,
 )
 from host.frontends.openai.response_fields import RESPONSES, chat_fields
-from host.frontends.openai.response_readers import JsonReader, TextReader
+from host.frontends.openai.response_readers import JsonReader, ResponseReader, TextReader
 from host.frontends.openai.template import PromptRenderer
 from host.frontends.openai.tool_calls import (
     ForcedCall,
@@ -144,28 +143,6 @@ _MAX_COUNTING_THREADS = 2
 _EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
-class _Writer(Protocol):
-    """Writes an answer in the form of its route."""
-
-    id: str
-
-    @property
-    def streams_usage(self) -> bool:
-        """Whether streams have the usage."""
-
-    def whole(self, deltas: Iterable[Delta], usage: dict[str, Any] | None) -> bytes:
-        """Writes the complete answer."""
-
-    def chunks(self, delta: Delta) -> bytes:
-        """Writes the events of one delta."""
-
-    def end(self, usage: dict[str, Any] | None) -> bytes:
-        """Writes the end of a stream."""
-
-    def failure(self, error: OpenAIError) -> bytes:
-        """Writes the end of a stream that has failed."""
-
-
 @dataclass(slots=True)
 class _Generation:
     """The calls of one request: each has its reader. `echoes`: the text before each choice.
@@ -204,7 +181,7 @@ class GenerationHandler(Handler):
         receive_started_ns = receive_started(tracing)
         size, sent, name = await self._bodies.read(exchange)
         large = size > MAX_INLINE_BYTES
-        answer: _Writer | None = None
+        answer: Answer | ResponseAnswer | None = None
         if route == RESPONSES:
             as_chat = await _run(large, chat_fields, sent)
             answer = ResponseAnswer(name, sent)
@@ -263,7 +240,7 @@ class GenerationHandler(Handler):
     async def _send_whole(
         self,
         exchange: HttpExchange,
-        answer: _Writer,
+        answer: Answer | ResponseAnswer,
         generation: _Generation,
         deltas: AsyncIterator[list[Delta]],
     ) -> None:
@@ -278,7 +255,7 @@ class GenerationHandler(Handler):
     async def _stream(
         self,
         exchange: HttpExchange,
-        answer: _Writer,
+        answer: Answer | ResponseAnswer,
         generation: _Generation,
         deltas: AsyncIterator[list[Delta]],
     ) -> None:

@@ -6,7 +6,7 @@ import codecs
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -237,25 +237,6 @@ class Delta(msgspec.Struct):
     message: dict[str, Any] = msgspec.field(default_factory=dict)
     finish_reason: str | None = None
     logprobs: Any = None
-
-
-class ResponseReader(Protocol):
-    """Reads the responses of one call.
-
-    `stopped`: no further response is wanted. `usage`: token counts, None if nothing was counted.
-    """
-
-    stopped: bool
-
-    @property
-    def usage(self) -> dict[str, Any] | None:
-        """The token counts of the call."""
-
-    def read(self, response: InferResponse) -> list[Delta]:
-        """Returns what a response adds. Raises OpenAIError."""
-
-    def finish(self) -> list[Delta]:
-        """Returns what the end of the call adds: held text, finish reasons."""
 
 
 def check_decoupled(contract: Contract, meaning: str) -> None:

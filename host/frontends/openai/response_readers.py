@@ -313,3 +313,10 @@ def _join(message: dict[str, Any], rest: dict[str, Any]) -> None:
     """Appends the members of a delta to those of another one."""
     for name, value in rest.items():
         message[name] = message[name] + value if name in message else value
+
+
+ResponseReader = JsonReader | TextReader
+"""Reads the responses of one call.
+
+`stopped`: no further response is wanted. `usage`: token counts, None if nothing was counted.
+"""

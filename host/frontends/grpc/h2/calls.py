@@ -23,11 +23,11 @@ from host.frontends.grpc.h2.hpack import Field
 from host.frontends.grpc.methods import (
     GRPC_STATUS,
     RETRY_METADATA,
-    Cancellable,
     Method,
     retry_milliseconds,
     to_host_error,
 )
+from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import Piece
 from host.frontends.request_headers import Header
 from host.lane import response_writer

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from host.errors import ErrorCode, HostError
-from host.frontends.grpc.methods import Cancellable, ResponseCallback
+from host.frontends.grpc.methods import ResponseCallback
+from host.frontends.inference_core import Cancellable
 from host.frontends.request_headers import Header
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.ray import channel_server
