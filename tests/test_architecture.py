@@ -342,7 +342,7 @@ def test_only_the_links_know_what_carries_a_message() -> None:
 def test_names_of_shared_places_start_with_the_projects_name() -> None:
     arenas = Path(ROOT, "host/instances/arenas.py").read_text()
     link = Path(ROOT, "host/instances/stub_link.py").read_text()
-    frontends = Path(ROOT, "host/frontend_processes/core_connection.py").read_text()
+    frontends = Path(ROOT, "host/frontend_processes/frontend_connection.py").read_text()
     folder = Path(ROOT, "host/system/files.py").read_text()
     assert arenas.count('create_arena_file("pbhost-') == 2
     assert 'RingFiles("pbhost-rings"' in link

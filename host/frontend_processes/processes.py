@@ -16,8 +16,8 @@ from typing import Any
 from host.access.api_keys import ApiKeys
 from host.core import Core
 from host.errors import internal
-from host.frontend_processes.core_connection import FrontendConnection
 from host.frontend_processes.core_link import OUT_OF_MEMORY_STATUS
+from host.frontend_processes.frontend_connection import FrontendConnection
 from host.frontend_processes.frontend_link import BudgetFile, FrontendSpawn, SharedReceiveBudget
 from host.frontend_processes.frontend_messages import Drain, Ping, ReloadTls, Start, Stop
 from host.frontends.client_endpoints import InferenceHttpApp, grpc_tls, http_tls, start_service

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -19,7 +21,6 @@ from host.inference.request import (
     copy_from_shared_memory,
 )
 from host.models.registry import LoadedModel
-from host.traffic.split import ComparisonResult, Role, TrafficSplit
 
 _log = logging.getLogger("pbhost")
 
@@ -30,15 +31,27 @@ _MAX_BYTES = 16 << 20  # bytes of outputs that are kept for one comparison
 _INLINE_BYTES = 65536  # bytes of outputs that are compared without a thread
 
 
+class ComparisonResult(enum.Enum):
+    """What became of a copied request, as in the metrics."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    FAILED = "failed"  # the shadow version refused or failed a request that was answered
+    SKIPPED = "skipped"  # not copied, or not compared
+
+
 class ShadowVersion:
     """The shadow version of a model. Belongs to the event loop.
 
-    Its calls never change the answer of a client; their results are only counted.
+    Its calls never change the answer of a client; their results are only counted in `comparisons`,
+    by version and result.
     """
 
-    def __init__(self, model: LoadedModel, split: TrafficSplit) -> None:
+    def __init__(
+        self, model: LoadedModel, comparisons: Counter[tuple[int, ComparisonResult]]
+    ) -> None:
         self.model = model
-        self._split = split
+        self._counts = comparisons
         self._copies = 0
         self._comparisons: set[asyncio.Future[bool]] = set()
 
@@ -64,24 +77,25 @@ class ShadowVersion:
             classification=None,
         )
 
-    def follow(self, call: Call, copy: InferRequest) -> None:
+    def follow(self, call: Call, copy: InferRequest) -> bool:
         """Sends the copy of a request to the shadow, and compares when both have responded.
 
-        `call`: the request that the client has sent, just after its start.
+        Returns whether the shadow got it. `call`: the request that the client has sent, just after
+        its start.
         """
         if call.finished:  # the response cache had the response
             self._count(ComparisonResult.SKIPPED)
-            return
+            return False
         try:
             shadow = self.model.infer(copy)
         except HostError:
             self._count(ComparisonResult.FAILED)
-            return
-        self._split.requests[(self.model.version, Role.SHADOW)] += 1
+            return False
         self._copies += 1
         comparison = _Comparison(self, call, shadow)
         call.listener = comparison
         shadow.subscribe(comparison.shadow_responded)
+        return True
 
     def finish(self, comparison: _Comparison) -> None:
         """Compares the responses to one request; called once."""
@@ -112,7 +126,7 @@ class ShadowVersion:
         self._count(ComparisonResult.EQUAL if equal else ComparisonResult.DIFFERENT)
 
     def _count(self, result: ComparisonResult) -> None:
-        self._split.comparisons[(self.model.version, result)] += 1
+        self._counts[(self.model.version, result)] += 1
 
 
 class _Comparison:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from host.frontend_processes.core_connection import FrontendConnection
 from host.frontend_processes.core_link import CoreLink
+from host.frontend_processes.frontend_connection import FrontendConnection
 from host.frontend_processes.frontend_link import BudgetFile
 from host.frontend_processes.frontend_messages import EndExchange
 from host.frontend_processes.frontend_process import Forwarder

@@ -14,7 +14,7 @@ import pytest
 from host.access.api_keys import ApiKeys
 from host.errors import ErrorCode
 from host.frontend_processes import frontend_messages as m
-from host.frontend_processes.core_connection import FrontendConnection
+from host.frontend_processes.frontend_connection import FrontendConnection
 from host.frontend_processes.frontend_link import BudgetFile, MessageLink
 from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.http1.cycle import Message, Receive, Send
