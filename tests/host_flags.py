@@ -1,4 +1,4 @@
-"""The types of the flags of `pbhost.bind.Host`, in host/bind/flags.py.
+"""The types of the flags of `pbhost.bind.Host`, in host/bind/host_flags.py.
 
 `python -m tests.host_flags` writes them again, from the flags of `pbhost serve`.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from host.options.flags import SWITCH, Flag, Status
 from host.options.server_flags import FLAGS
 
-MODULE = Path(__file__).resolve().parents[1] / "host" / "bind" / "flags.py"
+MODULE = Path(__file__).resolve().parents[1] / "host" / "bind" / "host_flags.py"
 HEAD = '''\
 """The types of the flags of a host; `python -m tests.host_flags` writes this module."""
 

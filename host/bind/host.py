@@ -32,7 +32,7 @@ from host.bind.specs import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from host.bind.flags import HostFlags
+    from host.bind.host_flags import HostFlags
 from stub.thread_worker import ModelProvider, ThreadServer
 
 _ENTRY = str(Path(__file__).resolve().parents[1] / "cli" / "bound.py")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from host.cli.arguments import parse_texts, serve_flag
+from host.config.findings import Problem
 from host.errors import HostError, invalid_argument
 from host.lint.model_folder import (
     CheckedModel,
@@ -20,7 +21,6 @@ from host.lint.model_folder import (
     check_model,
     choose_files,
 )
-from host.lint.problem import Problem
 from host.logs.formats import Colour, paint, shows_colours
 from host.models.backends import Backends
 from host.options.flags import SWITCH, FlagGroup, one_of

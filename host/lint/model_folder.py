@@ -19,7 +19,7 @@ from host.config.defaults import (
     find_versions,
     is_version,
 )
-from host.config.findings import ConfigSource, Finding, Position
+from host.config.findings import ConfigSource, Finding, Position, Problem
 from host.config.model_config import (
     LoadedConfig,
     config_file,
@@ -42,7 +42,6 @@ from host.frontends.openai.load_hook import (
 )
 from host.frontends.openai.model_files import read_chat_template
 from host.inference.validation import Signature
-from host.lint.problem import Problem
 from host.lint.python_file import PythonFile
 from host.lint.recovering_reader import RecoveringReader
 from host.model_control.dependencies import (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from host.lint.problem import Problem
+from host.config.findings import Problem
 from host.system.files import read_file
 
 _INSTANCE_ARGUMENTS = ("model_instance_name", "model_instance_device_id")

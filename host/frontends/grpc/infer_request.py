@@ -18,10 +18,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError, invalid_argument
 from host.frontends.grpc.contents import MIN_LARGE_INPUT_BYTES, ContentsConverter, LargeInput
-from host.frontends.grpc.placed_message import PlacedMessage
 from host.frontends.grpc.protobuf_wire import (
     LONGEST_LENGTH,
     MIN_CHECKED_BYTES,
+    PlacedMessage,
     TensorCounts,
     check_field_counts,
     no_tensor_counts,

@@ -22,8 +22,7 @@ from host.frontends.http.routes import Endpoint, Route, find_route
 from host.frontends.http.web_pages import WebPages
 from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler
-from host.frontends.openai.openai_app import OpenAIApp
-from host.frontends.openai.openai_routes import find_openai_route
+from host.frontends.openai.openai_app import OpenAIApp, find_openai_route
 from host.frontends.receive_memory import ReceiveBudget
 from host.frontends.request_headers import (
     NO_FORWARDED_HEADERS,

@@ -53,12 +53,12 @@ from host.frontends.openai.openai_errors import (
     model_failure,
     unsupported_field,
 )
-from host.frontends.openai.openai_routes import EMBEDDINGS as ENDPOINT
-from host.frontends.openai.openai_routes import find_openai_route
 from host.frontends.openai.outputs import raise_error, read_number, read_texts
 from host.frontends.request_headers import HeaderForwarding
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor, copy_from_shared_memory
+
+PATH = b"/v1/embeddings"
 
 Vectors = npt.NDArray[np.float32]
 
@@ -100,8 +100,7 @@ class EmbeddingsHandler(Handler):
         """Returns the handler of requests with this head; None if they need a task."""
         if self._needs_task:
             return None
-        route = find_openai_route(url.partition(b"?")[0])
-        if route is None or route.endpoint is not ENDPOINT:
+        if url.partition(b"?")[0] != PATH:
             return None
         if headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             return None

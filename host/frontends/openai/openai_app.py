@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from urllib.parse import unquote_to_bytes
 
 from host.access.api_keys import ApiKeys
 from host.core import Core
@@ -16,10 +17,9 @@ from host.frontends.http.api_schemas import Operations, Schema
 from host.frontends.http.http_exchange import JSON, Header, HttpExchange
 from host.frontends.http.routes import Endpoint, Route
 from host.frontends.inference_core import OpenRequests
-from host.frontends.openai import openai_routes
 from host.frontends.openai.api_paths import openai_paths
 from host.frontends.openai.bodies import BodyReader, set_request_id
-from host.frontends.openai.embeddings import EmbeddingsHandler
+from host.frontends.openai.embeddings import PATH, EmbeddingsHandler
 from host.frontends.openai.fields import CHAT, COMPLETIONS
 from host.frontends.openai.generation import GenerationHandler
 from host.frontends.openai.media_generation import ImageHandler, SpeechHandler
@@ -32,6 +32,58 @@ from host.frontends.request_headers import HeaderForwarding, Restrictions
 
 _EVERY_ORIGIN = b"*"
 _PREFLIGHT_SECONDS = b"600"  # browsers ask again after this time
+
+
+_CHAT_COMPLETIONS = Endpoint(("POST",), "inference")
+_COMPLETIONS = Endpoint(("POST",), "inference")
+_EMBEDDINGS = Endpoint(("POST",), "inference")
+_RESPONSES = Endpoint(("POST",), "inference")
+_TRANSCRIPTIONS = Endpoint(("POST",), "inference")
+_IMAGES = Endpoint(("POST",), "inference")
+_SPEECH = Endpoint(("POST",), "inference")
+_LOAD_MODEL = Endpoint(("POST",), "model-repository")
+_UNLOAD_MODEL = Endpoint(("POST",), "model-repository")
+_MODELS = Endpoint(("GET",), "metadata")
+_MODEL = Endpoint(("GET",), "metadata")
+_HEALTH = Endpoint(("GET",), "health")
+_UNKNOWN = Endpoint((), "")
+
+_PREFIX = b"/v1/"
+_FIXED = {
+    b"/v1/chat/completions": Route(_CHAT_COMPLETIONS),
+    b"/v1/completions": Route(_COMPLETIONS),
+    PATH: Route(_EMBEDDINGS),
+    b"/v1/responses": Route(_RESPONSES),
+    b"/v1/audio/transcriptions": Route(_TRANSCRIPTIONS),
+    b"/v1/images/generations": Route(_IMAGES),
+    b"/v1/audio/speech": Route(_SPEECH),
+    b"/v1/models": Route(_MODELS),
+    b"/health": Route(_HEALTH),
+    b"/health/ready": Route(_HEALTH),
+}
+_MODEL_PREFIX = b"/v1/models/"
+_ACTIONS = {b"load": _LOAD_MODEL, b"unload": _UNLOAD_MODEL}
+_UNKNOWN_ROUTE = Route(_UNKNOWN)
+
+
+def find_openai_route(path: bytes) -> Route | None:
+    """Returns the route of a path (not decoded, without its query).
+
+    The endpoint of other paths under `/v1/` is `_UNKNOWN`; for all other paths, None is returned.
+    """
+    route = _FIXED.get(path)
+    if route is not None:
+        return route
+    if not path.startswith(_PREFIX):
+        return None
+    name = path[len(_MODEL_PREFIX) :] if path.startswith(_MODEL_PREFIX) else b""
+    if not name:
+        return _UNKNOWN_ROUTE
+    endpoint = _MODEL
+    owner, _, action = name.rpartition(b"/")
+    if owner and action in _ACTIONS:
+        name, endpoint = owner, _ACTIONS[action]
+    return Route(endpoint, unquote_to_bytes(name).decode("utf-8", "replace"))
 
 
 class CrossOrigin:
@@ -103,17 +155,17 @@ class OpenAIApp:
         parts = core, self._models, bodies, forwarding
         generation = GenerationHandler(*parts, prompts)
         origins = tuple(cors_origins)
-        restricted = openai_routes.EMBEDDINGS.category in restrictions
+        restricted = _EMBEDDINGS.category in restrictions
         checked = keys is not None or bool(origins) or restricted
         embeddings = EmbeddingsHandler(*parts, checked, open_requests)
         self._answers: dict[Endpoint, Callable[[HttpExchange], Awaitable[None]]] = {
-            openai_routes.CHAT_COMPLETIONS: partial(generation.answer, route=CHAT),
-            openai_routes.COMPLETIONS: partial(generation.answer, route=COMPLETIONS),
-            openai_routes.RESPONSES: partial(generation.answer, route=RESPONSES),
-            openai_routes.EMBEDDINGS: embeddings.answer,
-            openai_routes.TRANSCRIPTIONS: TranscriptionHandler(*parts).answer,
-            openai_routes.IMAGES: ImageHandler(*parts).answer,
-            openai_routes.SPEECH: SpeechHandler(*parts).answer,
+            _CHAT_COMPLETIONS: partial(generation.answer, route=CHAT),
+            _COMPLETIONS: partial(generation.answer, route=COMPLETIONS),
+            _RESPONSES: partial(generation.answer, route=RESPONSES),
+            _EMBEDDINGS: embeddings.answer,
+            _TRANSCRIPTIONS: TranscriptionHandler(*parts).answer,
+            _IMAGES: ImageHandler(*parts).answer,
+            _SPEECH: SpeechHandler(*parts).answer,
         }
         self._cross_origin = CrossOrigin(origins)
         self.fast_path = embeddings.find_handler
@@ -121,7 +173,7 @@ class OpenAIApp:
 
     async def handle(self, exchange: HttpExchange, route: Route) -> None:
         """Answers one request."""
-        if route.endpoint is not openai_routes.HEALTH:
+        if route.endpoint is not _HEALTH:
             self._cross_origin.add_headers(exchange)
         try:
             await self._dispatch(exchange, route)
@@ -150,14 +202,14 @@ class OpenAIApp:
 
     async def _dispatch(self, exchange: HttpExchange, route: Route) -> None:
         endpoint = route.endpoint
-        is_v1 = endpoint not in (openai_routes.HEALTH, openai_routes.UNKNOWN)
+        is_v1 = endpoint not in (_HEALTH, _UNKNOWN)
         if is_v1 and self._cross_origin.is_preflight(exchange):  # which carries no key
             headers = self._cross_origin.preflight_headers(exchange, endpoint.methods)
             await exchange.send_response(JSON, (), headers)
             return
-        if self._keys is not None and endpoint is not openai_routes.HEALTH:
+        if self._keys is not None and endpoint is not _HEALTH:
             self._authorize(self._keys, exchange, route)
-        if endpoint is openai_routes.UNKNOWN:
+        if endpoint is _UNKNOWN:
             raise OpenAIError("this server has no such URL", "unknown_url", None, 404)
         lacking = self._restrictions.missing_header(endpoint.category, exchange.header)
         if lacking is not None:
@@ -166,16 +218,16 @@ class OpenAIApp:
         if exchange.method not in endpoint.methods:
             allow = (b"allow", ", ".join(endpoint.methods).encode())
             raise OpenAIError("Method Not Allowed", None, None, 405, headers=(allow,))
-        if endpoint is not openai_routes.HEALTH:
+        if endpoint is not _HEALTH:
             self._core.refuse_while_loading()
         if endpoint.category == "inference":
             await self._infer(exchange, route)
-        elif endpoint is openai_routes.HEALTH:
+        elif endpoint is _HEALTH:
             await self._health(exchange)
-        elif endpoint is openai_routes.LOAD_MODEL:
+        elif endpoint is _LOAD_MODEL:
             await self._core.control.load_model(route.resource, {})
             await exchange.send_json(json.dump(self._models.describe(route.resource)))
-        elif endpoint is openai_routes.UNLOAD_MODEL:
+        elif endpoint is _UNLOAD_MODEL:
             await self._core.control.unload_model(route.resource, False)
             await exchange.send_json(json.dump({"status": "success", "model": route.resource}))
         else:
@@ -189,7 +241,7 @@ class OpenAIApp:
     def _authorize(keys: ApiKeys, exchange: HttpExchange, route: Route) -> None:
         """Finds the client of a request. Raises HostError if it may not send the request."""
         client = keys.authorize(route.endpoint.category, exchange.header("authorization"))
-        if route.endpoint in (openai_routes.LOAD_MODEL, openai_routes.UNLOAD_MODEL):
+        if route.endpoint in (_LOAD_MODEL, _UNLOAD_MODEL):
             client.check_model(route.resource)
         exchange.client = client
 
@@ -199,7 +251,7 @@ class OpenAIApp:
 
     async def _describe_models(self, exchange: HttpExchange, route: Route) -> None:
         client = exchange.client
-        if route.endpoint is openai_routes.MODEL:
+        if route.endpoint is _MODEL:
             contract = self._models.find_any(route.resource).contract
             if not contract.routes:
                 raise unknown_model(route.resource)

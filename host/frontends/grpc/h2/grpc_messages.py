@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 
 from host.frontends.compression import decompress_in_steps
-from host.frontends.grpc.placed_message import MessagePlacer
+from host.frontends.grpc.protobuf_wire import MessagePlacer
 from host.frontends.receive_memory import (
     MIN_PLACED_BYTES,
     OutOfReceiveMemory,

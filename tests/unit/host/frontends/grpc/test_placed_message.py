@@ -17,8 +17,7 @@ from host.errors import HostError
 from host.frontends.grpc.grpc_admin import admin_services
 from host.frontends.grpc.h2.grpc_messages import PREFIX, MessageReader
 from host.frontends.grpc.infer_request import parse_infer_request, to_request
-from host.frontends.grpc.placed_message import PlacedMessage
-from host.frontends.grpc.protobuf_wire import MAX_FIELDS
+from host.frontends.grpc.protobuf_wire import MAX_FIELDS, PlacedMessage
 from host.frontends.grpc.request_cache import RequestCache, is_repeatable
 from host.frontends.grpc.service import GrpcService
 from host.frontends.receive_memory import MIN_PLACED_BYTES, ReceiveBudget
