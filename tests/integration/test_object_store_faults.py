@@ -538,7 +538,7 @@ def test_only_the_user_of_the_cache_can_enter_it_and_files_cannot_be_written(
     s3.put_files(prefix, {**FILES, "m/1/empty": ""})
     cache = tmp_path / "a" / "cache"
     fetch(s3.url(prefix), cache)
-    (folder,) = cache.iterdir()
+    (folder,) = cache.glob("*-m")
     assert {path.stat().st_mode & 0o777 for path in (cache, folder)} == {0o700}
     objects = list((folder / "objects").iterdir())
     assert {path.stat().st_mode & 0o777 for path in objects} == {0o444}
@@ -711,6 +711,46 @@ def test_models_that_are_fetched_at_the_same_time_share_the_room(
 
     failed = [one for one in asyncio.run(check()) if isinstance(one, HostError)]
     assert len(failed) == 1 and "no room for 1000 bytes" in failed[0].message
+
+
+def test_servers_that_share_the_cache_know_what_the_others_need(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, {"a/1/x": 1000 * b"a", "b/1/x": 1000 * b"b"})
+    url, limit = s3.url(prefix), 1500
+    reached, released = threading.Event(), threading.Event()
+
+    def hold(*request: object) -> None:
+        reached.set()
+        released.wait(DEADLINE)
+
+    async def check() -> None:
+        async with opened(url, tmp_path, limit) as one, opened(url, tmp_path, limit) as other:
+            s3.fault = objects_only(hold, "a/1/x")
+            fetching = asyncio.create_task(fetch_from(one, "a"))
+            try:
+                assert await asyncio.to_thread(reached.wait, DEADLINE)
+                text = "no room for 1000 bytes .* other models that are fetched now need 1000"
+                with pytest.raises(HostError, match=text):
+                    await fetch_from(other, "b")
+                fetching.cancel()
+                await asyncio.wait([fetching])
+                (await fetch_from(other, "b")).close()
+            finally:
+                released.set()
+
+    asyncio.run(check())
+
+
+def test_what_a_killed_server_has_reserved_does_not_count(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, {"a/1/x": 1000 * b"a", "b/1/x": 1000 * b"b"})
+    fetch(s3.url(prefix), tmp_path, "a", limit=2500)
+    (lock,) = tmp_path.glob("*-a/lock")
+    lock.write_text("2000")
+    fetch(s3.url(prefix), tmp_path, "b", limit=2500)
+    assert cached(tmp_path) == {"a", "b"}
 
 
 def test_what_a_killed_fetch_has_left_makes_room(s3: S3Server, prefix: str, tmp_path: Path) -> None:

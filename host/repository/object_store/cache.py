@@ -1,6 +1,8 @@
 """The cache folder of repositories in object stores, which all servers of a machine may share.
 
-    <model>/lock                 held while its objects are fetched, linked or removed
+    lock                         held while room is made, which one server does at a time
+    <model>/lock                 held while its objects are fetched, linked or removed; its content:
+                                 the bytes that the objects will have, if the holder fetches some
     <model>/objects/<identity>   the content of an object, complete
     <model>/<snapshot>.lock      held (shared) by servers that use the snapshot; its time is its use
     <model>/<snapshot>/<name>/   a model directory: links to objects
@@ -13,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
-import itertools
 import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ _log = logging.getLogger("pbhost")
 
 _LOCK_POLL_SECONDS = 0.05
 _HEARTBEAT_SECONDS = 1.0
+_BLOCK_BYTES = 512  # of `st_blocks`
 _RESERVE = 100  # the share of the file system that is left free: one in so many bytes
 
 
@@ -101,44 +103,36 @@ class ModelCache:
 
     @asynccontextmanager
     async def lock(self, stall_seconds: float) -> AsyncIterator[None]:
-        """Held by the only server that changes the folder. Raises HostError UNAVAILABLE.
+        """Held by the only server that changes the folder. Raises HostError UNAVAILABLE."""
+        await asyncio.to_thread(self.create)
+        async with _holding(self.path / "lock", stall_seconds):
+            yield
 
-        Another server may hold it for long, but touches it all the time.
+    def reserve(self, needed: int) -> None:
+        """Tells other servers how many bytes will be written; the caller holds both locks. Blocks.
+
+        It counts for as long as the lock of the folder is held. Raises OSError.
         """
-        file = await asyncio.to_thread(self._open_lock)
-        began = time.time()
-        try:
-            while not _try_lock(file, fcntl.LOCK_EX):
-                # One that has just taken the lock may not have touched it yet.
-                if time.time() - max(began, os.fstat(file).st_mtime) > 2 * stall_seconds:
-                    raise unavailable(
-                        f"another server has held {self.path / 'lock'} for {2 * stall_seconds:g} s"
-                        " and does not respond"
-                    )
-                await asyncio.sleep(_LOCK_POLL_SECONDS)
-            heartbeat = asyncio.get_running_loop().create_task(self._touch_lock(file))
+        (self.path / "lock").write_text(str(self.written() + needed))
+
+    def pending(self) -> int:
+        """How many bytes a server will write that fetches the model. Blocks. Raises OSError."""
+        with suppress(FileNotFoundError):
+            file = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                yield
+                if not _try_lock(file, fcntl.LOCK_SH):
+                    return max(0, int(os.read(file, 20) or 0) - self.written())
             finally:
-                heartbeat.cancel()
-        finally:
-            os.close(file)
+                os.close(file)
+        return 0
 
-    def _open_lock(self) -> int:
-        self.create()
-        try:
-            return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise _unusable(self.path, error) from error
-
-    async def _touch_lock(self, file: int) -> None:
-        """Tells servers that wait for the lock that this one runs."""
-        while True:
-            try:
-                os.utime(file)
-            except OSError as error:
-                _log.warning("failed to touch %s: %s", self.path / "lock", error.strerror)
-            await asyncio.sleep(_HEARTBEAT_SECONDS)
+    def written(self) -> int:
+        """The bytes of all objects, as far as they have been written. Blocks."""
+        # The size of a file of which only the last part was written is that of the whole file.
+        return sum(
+            min(status.st_size, status.st_blocks * _BLOCK_BYTES)
+            for _, status in _scan(self.objects)
+        )
 
     def find(self, snapshot: str, name: str, files: Mapping[str, StoredObject]) -> Lease | None:
         """The model directory of a snapshot, if it is complete. Blocks. Raises HostError."""
@@ -255,23 +249,30 @@ class RepositoryCache:
     def __init__(self, root: Path, limit: int) -> None:
         self.root = root
         self._limit = limit
-        self._reserved: dict[Path, int] = {}  # in the order of the first reservations
 
     def model(self, url: str, name: str) -> ModelCache:
         """The folder of a model of a repository."""
         digest = hashlib.sha256(f"{url}\0{name}".encode()).hexdigest()[:16]
         return ModelCache(self.root / f"{digest}-{name[:100]}")
 
-    def make_room(self, needed: int, keep: ModelCache, kept: Iterable[StoredObject]) -> None:
-        """Removes what was not used for longest until there is room for `needed` bytes. Blocks.
+    async def make_room(
+        self,
+        needed: int,
+        keep: ModelCache,
+        kept: Collection[StoredObject],
+        stall_seconds: float,
+    ) -> None:
+        """Reserves room for `needed` bytes; for it, removes what was not used for longest.
 
-        The caller holds the lock of `keep`, needs its objects `kept`, and has reserved the room.
-        Raises HostError UNAVAILABLE if there is not enough, without what was reserved earlier.
+        The caller holds the lock of `keep`, and needs its objects `kept`. Raises HostError
+        UNAVAILABLE if there is not enough, without what models need that others fetch, or OSError.
         """
-        kept = list(kept)
-        reserved = list(self._reserved.items())
-        earlier = itertools.takewhile(lambda item: item[0] != keep.path, reserved)
-        others = sum(size for _, size in earlier)
+        async with _holding(self.root / "lock", stall_seconds):
+            await asyncio.to_thread(self._remove_for, needed, keep, kept)
+            await asyncio.to_thread(keep.reserve, needed)
+
+    def _remove_for(self, needed: int, keep: ModelCache, kept: Collection[StoredObject]) -> None:
+        others = sum(folder.pending() for folder in self._folders() if folder.path != keep.path)
         lacking = self._lacking(needed + others)
         if lacking <= 0:
             return
@@ -289,13 +290,6 @@ class RepositoryCache:
                 return
         raise self._no_room(needed, others)
 
-    def reserve(self, folder: ModelCache, size: int) -> None:
-        """Sets how many bytes a model still needs, of which other models of this server know."""
-        if size > 0:
-            self._reserved[folder.path] = size
-        else:
-            self._reserved.pop(folder.path, None)
-
     def _no_room(self, needed: int, others: int) -> HostError:
         free = shutil.disk_usage(self.root).free
         limit = f" of the {self._limit} of --repository-cache-byte-size" if self._limit else ""
@@ -306,7 +300,7 @@ class RepositoryCache:
         )
 
     def _remove(
-        self, snapshot: str, folder: ModelCache, keep: ModelCache, kept: list[StoredObject]
+        self, snapshot: str, folder: ModelCache, keep: ModelCache, kept: Collection[StoredObject]
     ) -> None:
         """Removes a snapshot, if any, and objects of no snapshot."""
         if folder.path == keep.path:
@@ -332,13 +326,51 @@ class RepositoryCache:
         return lacking
 
     def _used(self) -> int:
-        return sum(
-            status.st_size for folder in self._folders() for _, status in _scan(folder.objects)
-        )
+        return sum(folder.written() for folder in self._folders())
 
     def _folders(self) -> list[ModelCache]:
         found = (ModelCache(Path(entry.path)) for entry in os.scandir(self.root) if entry.is_dir())
         return [folder for folder in found if folder.objects.is_dir()]
+
+
+@asynccontextmanager
+async def _holding(lock: Path, stall_seconds: float) -> AsyncIterator[None]:
+    """Held by one server at a time. Raises HostError UNAVAILABLE.
+
+    Another server may hold it for long, but touches it all the time.
+    """
+    try:
+        file = await asyncio.to_thread(os.open, lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unusable(lock.parent, error) from error
+    began = time.time()
+    try:
+        while not _try_lock(file, fcntl.LOCK_EX):
+            # One that has just taken the lock may not have touched it yet.
+            if time.time() - max(began, os.fstat(file).st_mtime) > 2 * stall_seconds:
+                raise unavailable(
+                    f"another server has held {lock} for {2 * stall_seconds:g} s"
+                    " and does not respond"
+                )
+            await asyncio.sleep(_LOCK_POLL_SECONDS)
+        heartbeat = asyncio.get_running_loop().create_task(_touch(lock, file))
+        try:
+            os.truncate(file, 0)  # what a killed server has reserved
+            yield
+        finally:
+            heartbeat.cancel()
+    finally:
+        os.close(file)
+
+
+async def _touch(lock: Path, file: int) -> None:
+    """Tells servers that wait for the lock that this one runs."""
+    while True:
+        try:
+            os.utime(file)
+        except OSError as error:
+            _log.warning("failed to touch %s: %s", lock, error.strerror)
+        await asyncio.sleep(_HEARTBEAT_SECONDS)
 
 
 def _scan(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:

@@ -441,12 +441,8 @@ class StoreMirror:
         if not missing:
             return
         total = sum(stored.size for stored in missing)
-        self._cache.reserve(folder, total)
-        try:
-            await asyncio.to_thread(self._cache.make_room, total, folder, wanted.values())
-            await self._fetch_objects(name, folder, missing, total)
-        finally:
-            self._cache.reserve(folder, 0)
+        await self._cache.make_room(total, folder, wanted.values(), self._stall_seconds)
+        await self._fetch_objects(name, folder, missing, total)
 
     async def _fetch_objects(
         self, name: str, folder: ModelCache, missing: Collection[StoredObject], total: int
@@ -462,7 +458,6 @@ class StoreMirror:
             url, seconds = self.text, self._stall_seconds
             async for reply in self._process.send(url, seconds, stored=stored, path=str(fresh)):
                 transfer.done += reply.received
-                self._cache.reserve(folder, total - transfer.done)
                 self.counts.fetched_bytes += reply.received
             await asyncio.to_thread(fresh.rename, path)
             self.counts.fetched_objects += 1

@@ -223,7 +223,7 @@ def test_objects_that_vanish_while_they_are_counted_do_not_matter(tmp_path: Path
     (folder.objects / "gone").symlink_to("missing")  # is listed, but has no status
     wanted = StoredObject("m/x", 5, "e", "", 0.0)
     assert folder.find_missing({wanted.identity: wanted}) == [wanted]
-    cache.make_room(5, folder, [wanted])
+    asyncio.run(cache.make_room(5, folder, [wanted], stall_seconds=1.0))
 
 
 def test_a_cache_folder_of_another_user_is_refused(tmp_path: Path) -> None:
