@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -46,6 +47,7 @@ Reads = Callable[[str, int], bool]
 
 _log = logging.getLogger("pbhost")
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _REPORT_SECONDS = 10.0
 _MAX_CONFIG_BYTES = 16 << 20
 _MAX_NAME_BYTES = 255
@@ -241,16 +243,18 @@ class StoreMirror:
                 f"'{self.text}' is a model, expected a model repository: '{parent}'"
             )
             return
-        listed, alone = await asyncio.to_thread(_by_model, self, found)
+        listed, ignored = await asyncio.to_thread(_by_model, self, found)
         if name:
             listed = {one: model for one, model in listed.items() if one == name}
         prepared = await self._prepare(listed)
         self._name_error = None
-        if not name:
+        for path in sorted(ignored.keys() - self._ignored):
+            _log.warning("ignore %r, %s", f"{self.text}/{path}", ignored[path])
+        if name:
+            self._ignored |= ignored.keys()
+        else:
             self._error = None
-            for path in sorted(alone - self._ignored):
-                _log.warning("ignore '%s/%s', an empty object that is no folder", self.text, path)
-            self._ignored = alone
+            self._ignored = set(ignored)
         await asyncio.to_thread(self._remove_replaced, self._publish(listing, prepared))
 
     def _publish(self, listing: _Listing, prepared: Mapping[str, ListedModel]) -> list[Path]:
@@ -620,15 +624,18 @@ async def fetch_model(url: str, settings: MirrorSettings) -> Path:
 
 def _by_model(
     mirror: StoreMirror, found: Iterable[StoredObject]
-) -> tuple[dict[str, ListedModel], set[str]]:
-    """The models of a listing, and the names of empty objects beside them: marks of jobs."""
+) -> tuple[dict[str, ListedModel], dict[str, str]]:
+    """The models of a listing, and objects that belong to none, with what they are."""
     by_name: dict[str, list[StoredObject]] = {}
     empty: set[str] = set()
+    ignored: dict[str, str] = {}
     for stored in found:
         name, slash, rest = stored.path.partition("/")
-        if not slash and not stored.size:
+        if not _is_path(stored.path):
+            ignored[stored.path] = "which no file can be named"
+        elif not slash and not stored.size:
             empty.add(name)  # or the mark of a folder
-        if slash:
+        elif slash:
             by_name.setdefault(name, [])
             if CACHES.isdisjoint(rest.split("/")):
                 by_name[name].append(stored)
@@ -637,7 +644,13 @@ def _by_model(
         for name, objects in by_name.items()
         if not name.startswith(".") and name != "__pycache__"
     }
-    return models, empty - by_name.keys()
+    marks = empty - by_name.keys()  # of jobs
+    return models, ignored | dict.fromkeys(marks, "an empty object that is no folder")
+
+
+def _is_path(path: str) -> bool:
+    """Whether a key is the path of a file below a folder."""
+    return {"", ".", ".."}.isdisjoint(path.split("/")) and not _CONTROL.search(path)
 
 
 def _listed_model(mirror: StoreMirror, name: str, objects: Iterable[StoredObject]) -> ListedModel:
@@ -669,8 +682,6 @@ def _find_error(
                 f"'{root}/{path}' is both an object and a folder of other objects; remove one"
             )
         segments = path.split("/")
-        if not {"", ".", ".."}.isdisjoint(segments) or "\0" in path:
-            return invalid_argument(f"'{root}/{path}' is not the name of a file in a model")
         if any(len(segment.encode()) > _MAX_NAME_BYTES for segment in segments):
             return invalid_argument(f"'{root}/{path}' has a longer name than a file can have")
     return None

@@ -14,11 +14,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine
-from datetime import timedelta
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from datetime import datetime, timedelta
 from email.message import Message
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+from urllib.parse import unquote_plus, urlencode
+from xml.etree import ElementTree
 
 from host.errors import internal, unavailable
 from host.repository.object_store.credentials import Settings
@@ -36,6 +38,8 @@ _PER_REQUEST = timedelta(hours=12)  # what is limited is the time without a byte
 _RETRIED = (408, 429)  # of the statuses below 500
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _STATUS = re.compile(r"status code: ([0-9]{3})[^:]*")
+_SIGNED = timedelta(minutes=5)
+_ENTRY = ("Key", "Size", "ETag", "LastModified")
 _ELEMENTS = re.compile(r"<(Code|Message)>([^<]*)</")
 _Result = TypeVar("_Result")
 _Parameters = ParamSpec("_Parameters")
@@ -88,35 +92,86 @@ class ObjectStore:
                 return stores.GCSStore(location.bucket, config=settings, **common)
             if location.kind == AZURE:
                 return stores.AzureStore(location.bucket, config=settings, **common)
-            if {"access_key_id", "secret_access_key"} <= settings.keys():
-                # The library would add a token of the environment, which is of other keys.
-                keys = _s3_keys(settings)
-                return stores.S3Store(
-                    location.bucket, config=settings, credential_provider=lambda: keys, **common
-                )
-            return stores.S3Store(location.bucket, config=settings, **common)
+            return _open_s3(location.bucket, settings, common)
         except (self._failure, ValueError) as error:
             raise internal(f"cannot use '{location.url}': {_describe(error)[1]}") from error
 
     async def list(self, folder: str = "") -> list[StoredObject]:
-        """All objects, or those below a folder. Raises HostError UNAVAILABLE or INTERNAL."""
-        self.open()
+        """All objects, or those below a folder. Raises HostError UNAVAILABLE or INTERNAL.
 
+        The library refuses a listing with a key that is no path, such as one with `//`. Those of S3
+        are then read without it, and have also such keys.
+        """
+        self.open()
+        what = f"list '{self.location.object_url(folder) if folder else self.location.url}'"
+        try:
+            return [*await self._list_by_library(folder, what)]
+        except _RefusedKey as error:
+            if self.location.kind != S3:
+                raise unavailable(f"failed to {what}: {error}") from None
+        return [*await self._list_all_keys(folder, what)]
+
+    async def _list_by_library(self, folder: str, what: str) -> Iterable[StoredObject]:
         most = 0
 
         async def list_once(progress: Callable[[], None]) -> list[StoredObject]:
             nonlocal most
             found: list[StoredObject] = []
-            stream = self._client.list(folder or None)
-            async for chunk in stream:
-                found += map(_stored_object, chunk)
-                if len(found) > most:  # each try begins anew: the same pages again are no progress
-                    most = len(found)
-                    progress()
+            try:
+                async for chunk in self._client.list(folder or None):
+                    found += map(_stored_object, chunk)
+                    # Each try begins anew: the same pages again are no progress.
+                    if len(found) > most:
+                        most = len(found)
+                        progress()
+            except self._failure as error:
+                if type(error).__name__ == "InvalidPathError":
+                    raise _RefusedKey(_describe(error)[1]) from None
+                raise
             return found
 
-        what = f"list '{self.location.object_url(folder) if folder else self.location.url}'"
         return await self._retry(what, list_once)
+
+    async def _list_all_keys(self, folder: str, what: str) -> Iterable[StoredObject]:
+        """The objects in a bucket of S3, by requests of our own. Raises HostError."""
+        found: list[StoredObject] = []
+        below = "".join(f"{part}/" for part in (self.location.prefix, folder) if part)
+        token = ""
+        while True:
+            query = {"list-type": "2", "encoding-type": "url", "prefix": below}
+            query.update({"continuation-token": token} if token else {})
+
+            async def read_once(
+                progress: Callable[[], None], query: Mapping[str, str] = query
+            ) -> bytes:
+                url = await self._listing_url(query)
+                return (await self._send(what, "GET", url))[0]
+
+            page = ElementTree.fromstring(await self._retry(what, read_once))
+            found += (_parse_entry(entry, self.location) for entry in page.iterfind("{*}Contents"))
+            token = page.findtext("{*}NextContinuationToken") or ""
+            if not token:
+                return found
+
+    async def _listing_url(self, query: Mapping[str, str]) -> str:
+        """The URL of a listing, signed by the library: as that of an object, after the query."""
+        from obstore import sign_async
+
+        location, environment = self.location, os.environ
+        region = self.settings.get("region") or environment.get("AWS_REGION")
+        region = region or environment.get("AWS_DEFAULT_REGION")
+        endpoint = self.settings.get("endpoint") or environment.get("AWS_ENDPOINT_URL")
+        endpoint = endpoint or f"https://s3.{region}.amazonaws.com"
+        url = f"{endpoint}/{location.bucket}?{urlencode(query)}"
+        if self.settings.get("skip_signature"):
+            return url
+        settings = {
+            **self.settings,
+            "endpoint": f"{url}&x-end=",
+            "virtual_hosted_style_request": True,
+        }
+        signer = _open_s3(location.bucket, settings, {"client_options": {"allow_http": True}})
+        return await sign_async(signer, "GET", "x", _SIGNED)
 
     async def read(self, stored: StoredObject, slots: Slots) -> bytes:
         """The content of a small object. Raises HostError; ObjectChanged if it is another one."""
@@ -240,18 +295,22 @@ class ObjectStore:
         what = f"read the encryption of '{self.location.object_url(stored.path)}'"
 
         async def read_once(progress: Callable[[], None]) -> Message:
-            url = await obstore.sign_async(self._client, "HEAD", stored.path, timedelta(minutes=5))
-            try:
-                return await asyncio.to_thread(_read_headers, url, self._stall_seconds)
-            except urllib.error.HTTPError as error:
-                if error.code < 500 and error.code not in _RETRIED:
-                    raise unavailable(f"failed to {what}: HEAD returned {error.code}") from None
-                raise _Incomplete(f"HEAD returned {error.code}") from None
-            except OSError as error:
-                raise _Incomplete(f"HEAD failed: {error}") from None
+            url = await obstore.sign_async(self._client, "HEAD", stored.path, _SIGNED)
+            return (await self._send(what, "HEAD", url))[1]
 
         headers = await self._retry(what, read_once)
         return (headers.get("x-amz-server-side-encryption") or "").startswith("aws:kms")
+
+    async def _send(self, what: str, method: str, url: str) -> tuple[bytes, Message]:
+        """The body and the header of a response. Raises HostError, or _Incomplete."""
+        try:
+            return await asyncio.to_thread(_send, method, url, self._stall_seconds)
+        except urllib.error.HTTPError as error:
+            if error.code < 500 and error.code not in _RETRIED:
+                raise unavailable(f"failed to {what}: {method} returned {error.code}") from None
+            raise _Incomplete(f"{method} returned {error.code}") from None
+        except OSError as error:
+            raise _Incomplete(f"{method} failed: {error}") from None
 
     async def _retry(
         self, what: str, run_once: Callable[[Callable[[], None]], Coroutine[Any, Any, _Result]]
@@ -279,7 +338,7 @@ class ObjectStore:
                     ) from None
                 waited = time.monotonic() - began
                 refused = status is not None and status < 500 and status not in _RETRIED
-                if refused or _is_invalid(error):
+                if refused or type(error).__name__ == "NotSupportedError":
                     raise unavailable(f"failed to {what}: {cause}") from None
                 if waited + pause > self._stall_seconds:
                     raise unavailable(
@@ -291,6 +350,22 @@ class ObjectStore:
 
 class _Incomplete(Exception):
     """The store sent less than it should."""
+
+
+class _RefusedKey(Exception):
+    """A listing has a key that is no path."""
+
+
+def _open_s3(bucket: str, settings: Settings, options: Mapping[str, Any]) -> Any:
+    """A client of S3."""
+    import obstore.store
+
+    stores: Any = obstore.store
+    if {"access_key_id", "secret_access_key"} <= settings.keys():
+        # The library would add a token of the environment, which is of other keys.
+        keys = _s3_keys(settings)
+        options = {**options, "credential_provider": lambda: keys}
+    return stores.S3Store(bucket, config=settings, **options)
 
 
 def _s3_keys(settings: Settings) -> dict[str, Any]:
@@ -313,13 +388,20 @@ def _stored_object(meta: Any) -> StoredObject:
     )
 
 
+def _parse_entry(entry: ElementTree.Element, location: StoreLocation) -> StoredObject:
+    """An object in a listing of S3, with the path that the library would give it."""
+    said = {name: entry.findtext(f"{{*}}{name}") or "" for name in _ENTRY}
+    path = unquote_plus(said["Key"])
+    if location.prefix:
+        path = path.removeprefix(f"{location.prefix}/")
+    changed = datetime.fromisoformat(said["LastModified"].replace("Z", "+00:00")).timestamp()
+    etag = _strip(said["ETag"])
+    return StoredObject(path.removesuffix("/"), int(said["Size"]), etag, "", changed)
+
+
 def _strip(etag: str | None) -> str:
     """An ETag without its quotes, which some stores leave out in listings."""
     return (etag or "").strip('"')
-
-
-def _is_invalid(error: Exception) -> bool:
-    return type(error).__name__ in ("InvalidPathError", "NotSupportedError")
 
 
 def _describe(error: Exception) -> tuple[int | None, str]:
@@ -336,12 +418,12 @@ def _describe(error: Exception) -> tuple[int | None, str]:
     return None if status is None else int(status[1]), " ".join(text.split())
 
 
-def _read_headers(url: str, seconds: float) -> Message:
-    """The header of an object. Blocks. Raises OSError."""
-    request = urllib.request.Request(url, method="HEAD")
+def _send(method: str, url: str, seconds: float) -> tuple[bytes, Message]:
+    """The body and the header of a response. Blocks. Raises OSError."""
+    request = urllib.request.Request(url, method=method)
     with urllib.request.urlopen(request, timeout=seconds) as response:
         headers: Message = response.headers
-        return headers
+        return response.read(), headers
 
 
 async def _in_thread(
