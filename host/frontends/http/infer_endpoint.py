@@ -285,6 +285,8 @@ class InferHandler:
         self._header_reader = InferenceHeaderReader(self._limit)
         self._needs_task = needs_task or bool(forwarding)
         self._open_requests = open_requests
+        self._last_url = b""
+        self._last_route: Route | None = None
 
     # Without a task
 
@@ -292,7 +294,9 @@ class InferHandler:
         """Returns the handler of requests with this head; None if they need a task."""
         if self._needs_task:
             return None
-        route = find_route(url.partition(b"?")[0])
+        if url != self._last_url:  # clients often ask the same model again
+            self._last_url, self._last_route = url, find_route(url.partition(b"?")[0])
+        route = self._last_route
         if route is None or route.endpoint is not INFER:
             return None
         if headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
