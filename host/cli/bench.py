@@ -40,6 +40,7 @@ from host.load_generator.requests import (
     make_inferences,
     make_sequences,
     make_target,
+    sequence_step,
 )
 from host.load_generator.workers import Workers
 from host.logs.formats import escape_control_characters
@@ -109,9 +110,14 @@ _ALONE = {
         *("sequence_length", "parameter", "version", "streaming"),
     ),
     "prompt": ("input", "recording"),
+    "zero_input": ("string_length",),
     "concurrency": ("rate", "distribution", "seed"),
+    "requests": ("window", "windows", "stability"),
 }
 """Flags that other ones make useless."""
+
+_NEEDED = {"api": ("prompt", "max_tokens", "stream"), "rate": ("distribution", "seed")}
+"""Flags without which other ones are useless."""
 
 
 def check_together(options: Any) -> None:
@@ -126,9 +132,10 @@ def check_together(options: Any) -> None:
             if is_given(name) and is_given(other):
                 one, two = (f"--{flag.replace('_', '-')}" for flag in (name, other))
                 raise InvalidInput(f"give either {one} or {two}: {two} has no effect with {one}")
-    for name in ("prompt", "max_tokens", "stream"):
-        if is_given(name) and not is_given("api"):
-            raise InvalidInput(f"--{name.replace('_', '-')} needs --api")
+    for needed, names in _NEEDED.items():
+        for name in names:
+            if is_given(name) and not is_given(needed):
+                raise InvalidInput(f"--{name.replace('_', '-')} needs --{needed}")
 
 
 def _check_rate(text: str) -> None:
@@ -368,6 +375,12 @@ class _Bench:
         target = self._target(protocol)
         if "sequence_batching" in config and "sequence_id" not in inputs.parameters:
             return self._make_sequence_load(target, inferences, protocol), protocol
+        if options.sequence_length != BenchOptions.sequence_length:
+            raise InvalidInput(
+                f"--sequence-length has no effect: model '{self._model}' has no sequence batcher"
+                if "sequence_batching" not in config
+                else "--sequence-length has no effect with --parameter=sequence_id"
+            )
         self._try(inferences[0], protocol)
         load = Load(target, [self._encode(inferences, protocol)])
         return lambda level: load, protocol
@@ -388,12 +401,14 @@ class _Bench:
                 f"model '{self._model}' has a sequence batcher: its requests follow each other, so"
                 " use --concurrency, which is the number of sequences"
             )
-        ((first, *_),) = make_sequences(inferences[:1], 1, 1, self._first_id)
-        self._try(first, protocol)
+        self._try(sequence_step(inferences[0], self._first_id, True, True), protocol)
 
         def make_load(level: Level) -> Load:
             sequences = make_sequences(inferences, length, level.concurrency, self._first_id)
-            return Load(target, [self._encode(chain, protocol) for chain in sequences])
+            ids = range(self._first_id, self._first_id + level.concurrency)
+            ends = [sequence_step(inferences[0], number, False, True) for number in ids]
+            chains = [self._encode(chain, protocol) for chain in sequences]
+            return Load(target, chains, self._encode(ends, protocol))
 
         return make_load
 

@@ -48,7 +48,8 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     """A load of one worker process.
 
     `chains`: requests, as they are sent; each sender repeats its own chain if there are several,
-    which is what sequences need, and otherwise all of them share one. `concurrency`: requests in
+    which is what sequences need, and otherwise all of them share one. `ends`: for each sequence the
+    request that ends it early. `concurrency`: requests in
     flight in closed loop; 0 for an open loop with `rate` requests per second, which begins after
     `offset` seconds, so that processes do not send at the same times. `requests`: the
     number of requests after which the load ends; 0: it ends when it is told to. `timeout`: seconds
@@ -57,6 +58,7 @@ class Job(msgspec.Struct, frozen=True, tag=True):
 
     target: Target
     chains: list[list[bytes]]
+    ends: list[bytes] = []
     concurrency: int = 0
     rate: float = 0.0
     offset: float = 0.0
@@ -71,7 +73,10 @@ class Cut(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Ends the load; requests in flight are left alone, and their connections closed."""
+    """Ends the load: its sequences are ended, and its connections closed.
+
+    Other requests in flight are left alone.
+    """
 
 
 class Slice(msgspec.Struct, frozen=True, tag=True):

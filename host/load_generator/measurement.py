@@ -58,10 +58,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent, and where. `chains` are as in `job.Job`."""
+    """What is sent, and where. `chains` and `ends` are as in `job.Job`."""
 
     target: Target
     chains: Sequence[Sequence[bytes]]
+    ends: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True)
@@ -330,6 +331,7 @@ def divide(load: Load, level: Level, plan: Plan, processes: int) -> list[Job]:
             Job(
                 load.target,
                 chains,
+                list(load.ends[number::processes]),
                 concurrency=_part(level.concurrency, number, processes),
                 rate=level.rate / processes,
                 offset=number / level.rate if level.rate and not level.poisson else 0.0,

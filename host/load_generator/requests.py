@@ -230,7 +230,10 @@ def _read_value(entry: Mapping[str, Any], value: Any, most_batch: int) -> Encode
             flat = [str(text) for text in flat] or [""]
         elif datatype == "BOOL":
             flat = [bool(one) for one in flat]
-        count, content = len(flat), encode_values(TensorSpec(name, datatype, ()), flat)
+        try:
+            count, content = len(flat), encode_values(TensorSpec(name, datatype, ()), flat)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"expected {datatype}, {error}") from error
     shape = _fill(shape, count)
     return EncodedTensor(name, datatype, (1, *shape) if most_batch else tuple(shape), content)
 
@@ -287,17 +290,22 @@ def make_sequences(
     messages: Sequence[Any], length: int, senders: int, first_id: int
 ) -> list[list[Any]]:
     """Returns a sequence for each sender, with an id of its own, which it sends again and again."""
-    chains = []
-    for number in range(first_id, first_id + senders):
-        chain = []
-        for index in range(length):
-            step = deepcopy(messages[index % len(messages)])
-            set_parameter(step, "sequence_id", number)
-            set_parameter(step, "sequence_start", index == 0)
-            set_parameter(step, "sequence_end", index == length - 1)
-            chain.append(step)
-        chains.append(chain)
-    return chains
+    return [
+        [
+            sequence_step(messages[index % len(messages)], number, index == 0, index == length - 1)
+            for index in range(length)
+        ]
+        for number in range(first_id, first_id + senders)
+    ]
+
+
+def sequence_step(message: Any, number: int, start: bool, end: bool) -> Any:
+    """Returns a request as one of the sequence with this id."""
+    step = deepcopy(message)
+    set_parameter(step, "sequence_id", number)
+    set_parameter(step, "sequence_start", start)
+    set_parameter(step, "sequence_end", end)
+    return step
 
 
 def make_target(

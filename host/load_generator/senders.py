@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -38,13 +39,26 @@ class Measured:
 
 
 class Chain:
-    """Requests that are sent in their order, again and again."""
+    """Requests that are sent in their order, again and again.
 
-    __slots__ = ("_position", "_requests")
+    `end`: of a sequence, the request that ends it early.
+    """
 
-    def __init__(self, requests: Sequence[bytes]) -> None:
+    __slots__ = ("_end", "_position", "_requests")
+
+    def __init__(self, requests: Sequence[bytes], end: bytes = b"") -> None:
         self._requests = requests
+        self._end = end
         self._position = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is a sequence that has begun and has not ended."""
+        return self._position > 0 and bool(self._end)
+
+    def cut_off(self) -> None:
+        """Makes the request that ends the sequence the next one."""
+        self._requests, self._position = [self._end], 0
 
     def next(self) -> bytes:
         """Returns the next request."""
@@ -55,14 +69,14 @@ class Chain:
         return request
 
 
-class Sender:
+class Sender(ABC):
     """Sends a request after the other over a connection. `on_free` is called when each has ended.
 
     Attributes:
         measured: where results are added; the load replaces it for each slice.
     """
 
-    __slots__ = ("_chain", "_on_free", "_due", "_first", "_last", "_count", "_failure", "busy",
+    __slots__ = ("_on_free", "_due", "_first", "_last", "_count", "_failure", "busy", "chain",
                  "connection", "measured", "sent")  # fmt: skip
 
     connection: Any
@@ -71,7 +85,7 @@ class Sender:
         self, connection: Any, chain: Chain, measured: Measured, on_free: Callable[[Any], None]
     ) -> None:
         self.use_connection(connection)
-        self._chain = chain
+        self.chain = chain
         self._on_free = on_free
         self._due = self._first = self._last = self.sent = 0.0
         self._count = 0
@@ -80,9 +94,9 @@ class Sender:
         self.measured = measured
 
     @property
+    @abstractmethod
     def is_usable(self) -> bool:
         """Whether a request can be sent now."""
-        raise NotImplementedError
 
     def use_connection(self, connection: Any) -> None:
         """Uses another connection from now on; no request is in flight."""
@@ -94,22 +108,22 @@ class Sender:
         self._count = 0
         self._failure = None
         self.busy = True
-        self._transmit(self._chain.next())
+        self._transmit(self.chain.next())
 
-    def _transmit(self, request: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _transmit(self, request: bytes) -> None: ...
 
     def abandon(self) -> None:
         """Gives the request up, whose time is over."""
         self._cancel()
         self.on_end("timeout", "no last response in time")
 
-    def _cancel(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _cancel(self) -> None: ...
 
     def on_message(self, message: bytes) -> None:
-        """Reads a response of several; only some kinds of senders have them."""
-        raise NotImplementedError
+        """Reads a response of several."""
+        self._respond()
 
     def _respond(self) -> None:
         """Takes the time of a response."""

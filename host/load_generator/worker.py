@@ -44,6 +44,7 @@ _MOST_CONNECTIONS = 512  # in open loop, each for one request; more requests wai
 _CONNECT_SECONDS = 10.0
 _ATTEMPTS, _PAUSE = 20, 0.1  # to open a lost connection again
 _WATCH_SECONDS = 0.5
+_END_SECONDS = 2.0  # for the last request of a sequence, and the one before it
 _GARBAGE = 100_000  # objects between two collections: requests leave no cycles
 
 
@@ -70,13 +71,14 @@ class _Worker:
         try:
             while True:
                 size = FRAME_SIZE.unpack(await reader.readexactly(FRAME_SIZE.size))[0]
-                self._carry_out(decode_command(await reader.readexactly(size)))
+                await self._carry_out(decode_command(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._stop()
+            if self._load is not None:
+                self._load.close()
 
-    def _carry_out(self, command: Command) -> None:
+    async def _carry_out(self, command: Command) -> None:
         if isinstance(command, Job):
-            self._stop()
+            await self._finish()
             self._load = Load(command, self._report)
             self._load.start()
         elif isinstance(command, Cut):
@@ -84,12 +86,12 @@ class _Worker:
                 self._report(self._load.cut())
         else:
             assert isinstance(command, Stop)
-            self._stop()
+            await self._finish()
 
-    def _stop(self) -> None:
-        if self._load is not None:
-            self._load.stop()
-            self._load = None
+    async def _finish(self) -> None:
+        load, self._load = self._load, None
+        if load is not None:
+            await load.finish()
 
     def _report(self, report: Report) -> None:
         data = encode(report)
@@ -103,7 +105,8 @@ class Load:
         self._job = job
         self._target = job.target
         self._report = report
-        self._chains = [Chain(chain) for chain in job.chains]
+        ends = job.ends or [b""] * len(job.chains)
+        self._chains = [Chain(*pair) for pair in zip(job.chains, ends, strict=True)]
         self._measured = Measured()
         self._senders: list[Any] = []
         self._idle: list[Sender] = []
@@ -114,6 +117,8 @@ class Load:
         self._started = self._completed = 0
         self._began = self._finished = 0.0
         self._stopped = False
+        self._ending: set[Sender] = set()
+        self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -126,11 +131,28 @@ class Load:
         self._spawn(self._run_closed() if self._job.concurrency else self._run_open())
         self._watch_timeouts()
 
-    def stop(self) -> None:
-        """Closes everything."""
+    async def finish(self) -> None:
+        """Ends open sequences, if the server answers in time, and closes everything."""
+        if self._stopped:
+            return
+        self._stop()
+        self._ending = {sender for sender in self._senders if sender.chain.is_open}
+        for sender in [one for one in self._ending if not one.busy]:
+            self._end_sequence(sender)
+        if self._ending:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _END_SECONDS)
+        self.close()
+
+    def _stop(self) -> None:
+        """Sends no more requests of the load."""
         self._stopped = True
         for task in self._tasks:
             task.cancel()
+
+    def close(self) -> None:
+        """Closes everything."""
+        self._stop()
         if self._watch is not None:
             self._watch.cancel()
         if self._timer is not None:
@@ -174,7 +196,7 @@ class Load:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not self._stopped:
-            self.stop()
+            self.close()
             self._report(Failed(str(error)))
         if not isinstance(error, NoServer):
             raise error
@@ -285,6 +307,19 @@ class Load:
             self._finished = perf_counter()
         if not self._stopped:
             self._continue(sender)
+        elif sender in self._ending:
+            self._end_sequence(sender)
+
+    def _end_sequence(self, sender: Sender) -> None:
+        """Sends the last request of a sequence, or notes that it has ended."""
+        if sender.chain.is_open and sender.is_usable:
+            sender.chain.cut_off()
+            now = perf_counter()
+            sender.send(now, now)
+            return
+        self._ending.discard(sender)
+        if not self._ending:
+            self._ended.set()
 
     def _continue(self, sender: Sender) -> None:
         """Uses a free sender again."""

@@ -100,16 +100,22 @@ class TritonPythonModel:
     def initialize(self, args):
         self.open = {}
 
+    def tell(self, text):
+        with open(SEEN, "a") as file:
+            file.write(text)
+
     def execute(self, requests):
         responses = []
         for request in requests:
             read = lambda name: pb_utils.get_input_tensor_by_name(request, name).as_numpy().item()
             if read("READY") and read("START"):
                 self.open[read("ID")] = 0
+                self.tell("START ")
             if read("READY"):
                 self.open[read("ID")] += 1  # KeyError for a sequence without a start
             if read("READY") and read("END"):
                 del self.open[read("ID")]
+                self.tell("END ")
             out = pb_utils.Tensor("Y", np.array([[1]], np.int32))
             responses.append(pb_utils.InferenceResponse([out]))
         return responses
@@ -141,7 +147,7 @@ def host(module_repository: RepositoryBuilder, module_serve: Serve, seen: Path) 
     module_repository.add("double", f"SEEN = {str(seen)!r}\n{DOUBLE}", DOUBLE_CONFIG)
     module_repository.add("count", COUNT, COUNT_CONFIG)
     module_repository.add("words", WORDS, WORDS_CONFIG)
-    module_repository.add("sums", SUMS, SUMS_CONFIG)
+    module_repository.add("sums", f"SEEN = {str(seen)!r}\n{SUMS}", SUMS_CONFIG)
     return module_serve(
         module_repository,
         "--http-restricted-api=inference:key=secret",
@@ -303,6 +309,17 @@ def test_sequences_are_complete_and_in_order(host: RunningHost) -> None:
     assert "--concurrency" in bench(urls(host)[0], "sums", *KEY, "--rate=10")[2]
 
 
+def test_sequences_that_the_end_of_a_load_cuts_off_are_ended(host: RunningHost, seen: Path) -> None:
+    url, grpc = urls(host)
+    for arguments in ([url], [grpc], [grpc, "--streaming"], [grpc, "--processes=2"]):
+        seen.write_text("")
+        flags = ("--sequence-length=1000", "--concurrency=3", "--requests=30", "--warmup=0.1")
+        (level,) = levels(*arguments, "sums", *flags)
+        assert (level["requests"], level["failed"]) == (30, 0)
+        told = seen.read_text().split()
+        assert told.count("START") == told.count("END") == 1 + 2 * 3, arguments
+
+
 def test_inputs_have_the_shape_the_batch_and_the_values_that_were_asked_for(
     host: RunningHost, seen: Path, tmp_path: Path
 ) -> None:
@@ -430,6 +447,9 @@ def test_what_cannot_be_measured_is_told_in_a_line(host: RunningHost, tmp_path: 
         ([url, "double", "--recording=x", "--batch-size=2"], 2, "--batch-size has no effect with"),
         ([url, "words", "--api=chat", "--streaming"], 2, "--streaming has no effect with --api"),
         ([url, "double", "--max-tokens=3"], 2, "--max-tokens needs --api"),
+        ([url, "double", "--seed=3"], 2, "--seed needs --rate"),
+        ([url, "double", "--requests=3", "--window=1"], 2, "--window has no effect with"),
+        ([url, "double", "--sequence-length=9"], 2, "'double' has no sequence batcher"),
         ([grpc, "count", "--batch-size=2"], 2, "--batch-size: the server shows no max_batch_size"),
     ]
     for arguments, expected, text in cases:

@@ -99,7 +99,7 @@ def test_requests_that_wait_for_a_connection_are_backlog_and_not_late(
             await asyncio.sleep(0)
             cut = load.cut()
             late, backlog = late + len(cut.lateness) // 8, cut.backlog
-        load.stop()
+        load.close()
         assert (late, backlog, reports) == (20, 19, [])
 
     monkeypatch.setattr(worker, "_MOST_CONNECTIONS", 1)
