@@ -74,11 +74,11 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def _check_goal(text: str) -> None:
-    _read_goal(text)
+    read_goal(text)
 
 
-def _read_goal(text: str) -> Goal:
-    """Raises InvalidValue."""
+def read_goal(text: str) -> Goal:
+    """Returns the goal in the value of the flag. Raises InvalidValue."""
     if text == "throughput":
         return Goal()
     found = _GOAL.fullmatch(text)
@@ -165,7 +165,7 @@ def _tune(directory: Path, options: TuneOptions) -> None:
     reject_repository(directory)
     if not is_model(directory):
         raise InvalidInput(f"'{directory}' is not a model directory")
-    goal = _read_goal(options.goal)
+    goal = read_goal(options.goal)
     with PrivateServer(directory, options.backend_directory) as server, Workers() as workers:
         server.load()
         config = server.read_config()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
@@ -27,7 +28,20 @@ class Scored(Protocol):
         """The share by which the score may be wrong."""
 
 
+class Loaded(Protocol):
+    """The result of a measurement at one concurrency."""
+
+    @property
+    def met(self) -> bool:
+        """Whether the latency is short enough."""
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+
+
 _Result = TypeVar("_Result", bound=Scored)
+_Loaded = TypeVar("_Loaded", bound=Loaded)
 
 
 @dataclass(frozen=True)
@@ -155,3 +169,24 @@ def _smaller(number: int) -> Iterator[int]:
     while number > 1:
         number //= 2
         yield number
+
+
+def highest_load(
+    measure: Callable[[int], _Loaded], start: int, most: int, has_time: Callable[[], bool]
+) -> _Loaded:
+    """Returns the result with the highest rate whose latency is short enough.
+
+    If the latency of one request at a time is too long, returns that.
+    """
+    concurrency = start
+    best = measure(concurrency)
+    while not best.met and concurrency > 1:
+        concurrency = max(1, concurrency // 2)
+        best = measure(concurrency)
+    while best.met and concurrency < most and has_time():
+        concurrency = min(math.ceil(1.5 * concurrency), most)
+        found = measure(concurrency)
+        if not found.met or found.rate <= best.rate:
+            break
+        best = found
+    return best

@@ -19,6 +19,7 @@ from host.load_generator.measurement import (
 )
 from host.load_generator.workers import Workers
 from host.tuning.private_server import PrivateServer
+from host.tuning.search import highest_load
 from host.tuning.settings import Settings
 
 PLAN = Plan(window=0.4, windows=5, stability=0.05, warmup=0.3, timeout=30.0)
@@ -61,8 +62,13 @@ class Trial:
     def score(self) -> float:
         """The rate; a negative number, if the latency is too long."""
         if self.met:
-            return self.measured.rate
+            return self.rate
         return -self.measured.latency(self.goal.quantile)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.measured.rate
 
     @property
     def bottleneck(self) -> str:
@@ -144,19 +150,13 @@ class Trials:
 
     def _find_rate(self, settings: Settings) -> Trial:
         """Finds the concurrency with the highest rate that meets the goal."""
-        concurrency = self._concurrency or settings.instances
-        best = self._try(settings, concurrency)
-        while not best.met and concurrency > 1:
-            concurrency = max(1, concurrency // 2)
-            best = self._try(settings, concurrency)
+        start = self._concurrency or settings.instances
+        best = highest_load(
+            lambda concurrency: self._try(settings, concurrency),
+            start, _MOST_CONCURRENCY, self._has_time,
+        )  # fmt: skip
         if best.met:
-            while concurrency < _MOST_CONCURRENCY and self._has_time():
-                more = math.ceil(1.5 * concurrency)
-                trial = self._try(settings, more)
-                if not trial.met or trial.measured.rate <= best.measured.rate:
-                    break
-                best, concurrency = trial, more
-            self._concurrency = concurrency
+            self._concurrency = best.measured.level.concurrency
         return best
 
     def _try(self, settings: Settings, concurrency: int) -> Trial:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.tuning.search import Limits, Search
+from host.tuning.search import Limits, Search, highest_load
 from host.tuning.settings import Settings
 
 LIMITS = Limits(instances=16, batch=64, batching=True)
@@ -116,3 +116,35 @@ def test_it_ends_when_nothing_can_be_measured() -> None:
     search: Search[Result] = Search(Settings(2), LIMITS, lambda settings: None)
     assert search.run() == Settings(2)
     assert len(search.results) < 20
+
+
+@dataclass(frozen=True)
+class Loaded:
+    concurrency: int
+    met: bool
+    rate: float
+
+
+@pytest.mark.parametrize("start", [1, 3, 50, 400])
+def test_the_highest_rate_within_a_latency_is_found(start: int) -> None:
+    tried: list[int] = []
+
+    def measure(concurrency: int) -> Loaded:
+        """Four instances that need 10 ms each: more requests only wait."""
+        tried.append(concurrency)
+        rate = 100.0 * min(concurrency, 4)
+        return Loaded(concurrency, concurrency / rate <= limit, rate)
+
+    limit = 0.0101  # no request may wait
+    assert highest_load(measure, start, 512, lambda: True).rate >= 300
+    limit = 0.1  # 40 requests in flight
+    assert highest_load(measure, start, 512, lambda: True).rate == 400
+    assert len(tried) < 20
+    limit = 0.001
+    tried.clear()
+    found = highest_load(measure, start, 512, lambda: True)
+    assert (found.met, found.concurrency) == (False, 1)
+    assert highest_load(measure, 8, 512, lambda: False).concurrency == 1
+    limit, tried = math.inf, []
+    assert highest_load(measure, 1, 1, lambda: True).concurrency == 1
+    assert tried == [1]

@@ -1,4 +1,4 @@
-"""How `pbhost tune` limits its search, and how it writes the file."""
+"""The goals and limits of `pbhost tune`, and how it writes the file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from host.cli.tune import TuneOptions, limits_of, write_settings
+from host.cli.tune import TuneOptions, limits_of, read_goal, write_settings
+from host.options.flags import InvalidValue
 from host.tuning.settings import Settings
 from pb_utils._text_form import InvalidInput
 
@@ -38,15 +39,48 @@ def test_a_file_keeps_its_line_ends_its_mode_and_its_link(tmp_path: Path) -> Non
     assert sorted(tmp_path.iterdir()) == [link, file]
 
 
-def test_the_end_of_the_input_is_no(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [
+        ("y\n", "written to {path}\n"),
+        (" YES \n", "written to {path}\n"),
+        ("n\n", "? [y/N] not written\n"),
+        ("\n", "? [y/N] not written\n"),
+        ("maybe\n", "? [y/N] not written\n"),
+        ("", "? [y/N] \nnot written\n"),  # the end of the input
+        (None, "\nnot written: --yes writes it without a question\n"),  # no terminal
+    ],
+)
+def test_a_file_is_written_after_a_yes(
+    answer: str | None,
+    end: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    path = tmp_path / "config.pbtxt"
+    terminal = io.StringIO(answer)
+    monkeypatch.setattr(terminal, "isatty", lambda: answer is not None)
     monkeypatch.setattr("sys.stdin", terminal)
-    write_settings(tmp_path / "config.pbtxt", Settings(), Settings(4), TuneOptions())
-    assert capsys.readouterr().out.endswith("not written\n")
-    assert not (tmp_path / "config.pbtxt").exists()
+    write_settings(path, Settings(), Settings(4), TuneOptions())
+    out = capsys.readouterr().out
+    assert out.startswith(f"--- {path}\n+++ {path}\n")
+    assert "+instance_group { count: 4 }\n" in out
+    assert out.endswith(end.format(path=path))
+    assert path.exists() == ("written to" in end)
+
+
+def test_goals_are_read() -> None:
+    goals = {
+        "throughput": (0, 0), "p99=20ms": (0.99, 0.02), "p99.9=1.5s": (0.999, 1.5),
+        "p50=300us": (0.5, 3e-4),
+    }  # fmt: skip
+    for text, expected in goals.items():
+        goal = read_goal(text)
+        assert (goal.quantile, goal.seconds) == pytest.approx(expected)
+    for text in ("p99", "p99=20", "p0=1ms", "p99=0ms", "p100=1s", "latency", "p99=-1ms"):
+        with pytest.raises(InvalidValue, match="expected throughput, or a latency as p99=20ms"):
+            read_goal(text)
 
 
 def test_settings_that_the_file_does_not_have_leave_it_as_it_is(
