@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from host.access.api_keys import ApiKeys
-from host.cache.responses import ResponseStore
 from host.health import EventLoopWatchdog
 from host.instances.pool import StubPool
 from host.instances.supervisor import InstanceState, Supervisor
 from host.metrics.custom import CustomMetrics
 from host.metrics.families import MetricFamily, MetricsSnapshot, labels_of
 from host.metrics.latency import latency_buckets, token_buckets
-from host.metrics.machine import MachineMetrics, ProcessMetrics
+from host.metrics.machine import MachineMetrics
 from host.metrics.overview import InstanceOverview, ModelOverview, ServerOverview
-from host.model_control.memory_budget import MemoryBudget
-from host.model_control.on_demand import OnDemandLoads
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel, ModelVersion, Registry
 from host.release import RELEASE
 from host.repository.repository import Repository, RepositoryMirror, qualified_name
 from host.scheduling.dynamic import DynamicScheduler
 from host.system.resources import resident_bytes
-from host.traffic.splits import TrafficSplits
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +71,8 @@ class MetricsCollector:
     """Collects the server's numbers when asked, and those of the machine at intervals.
 
     `interval`: `--metrics-interval-ms` in seconds; the machine is measured twice as often.
-    `pinned`: size of the memory pool that Triton would have, in bytes. `store`: the response cache.
-    `on_demand`: the loads for requests. `memory_budget`: the memory of models, if it is limited.
-    `on_demand`: the loads for requests. `api_keys`: the keys of clients.
+    `pinned`: size of the memory pool that Triton would have, in bytes. `others`: add the metrics of
+    other parts of the server.
     """
 
     def __init__(
@@ -88,31 +82,21 @@ class MetricsCollector:
         custom: CustomMetrics,
         *,
         machine: MachineMetrics | None,
-        process: ProcessMetrics,
         watchdog: EventLoopWatchdog,
         interval: float,
         pinned: int,
-        store: ResponseStore | None = None,
-        on_demand: OnDemandLoads | None = None,
-        memory_budget: MemoryBudget | None = None,
-        api_keys: ApiKeys | None = None,
-        traffic: TrafficSplits,
         repository: Repository,
+        others: Iterable[Callable[[MetricsSnapshot], None]],
     ) -> None:
         self._registry = registry
         self._pool = pool
         self._custom_metrics = custom
         self._machine = machine
-        self._process = process
         self._watchdog = watchdog
         self._sample_interval = max(0.001, interval / 2)
         self._pinned_pool_bytes = pinned
-        self._store = store
-        self._on_demand = on_demand
-        self._memory_budget = memory_budget
-        self._api_keys = api_keys
-        self._traffic = traffic
         self._repository = repository
+        self._others = list(others)
         self._timer: asyncio.TimerHandle | None = None
         if machine is not None:
             self._sample_machine(machine)
@@ -136,18 +120,10 @@ class MetricsCollector:
         snapshot["nv_pinned_memory_pool_used_bytes"].add((), 0)
         if self._machine is not None:
             self._machine.collect_into(snapshot)
-        self._process.collect_into(snapshot)
-        if self._store is not None:
-            self._store.collect_into(snapshot)
-        if self._on_demand is not None:
-            self._on_demand.collect_into(snapshot)
         for mirror in self._repository.mirrors:
             _collect_mirror(snapshot, mirror)
-        if self._memory_budget is not None:
-            self._memory_budget.collect_into(snapshot)
-        self._traffic.collect_into(snapshot)
-        if self._api_keys is not None:
-            self._api_keys.collect_into(snapshot)
+        for collect_into in self._others:
+            collect_into(snapshot)
         arenas = self._pool.arenas
         for owner, taken in zip(("host", "stubs"), arenas.used_bytes(), strict=True):
             snapshot["pbhost_arena_used_bytes"].add((("owner", owner),), taken)

@@ -347,21 +347,20 @@ class Composition:
     ) -> MetricsCollector:
         """Makes what collects the metrics; to be closed before the components."""
         options = self._options
+        others = (
+            *(ProcessMetrics(VERSION), components.store, components.on_demand),
+            *(components.memory_budget, self.traffic, api_keys),
+        )
         return MetricsCollector(
             self.registry,
             components.pool,
             self.custom_metrics,
             machine=MachineMetrics() if options.allow_cpu_metrics else None,
-            process=ProcessMetrics(VERSION),
             watchdog=components.watchdog,
             interval=options.metrics_interval_ms / 1000,
             pinned=options.pinned_memory_pool_byte_size,
-            store=components.store,
-            on_demand=components.on_demand,
-            memory_budget=components.memory_budget,
-            api_keys=api_keys,
-            traffic=self.traffic,
             repository=components.repository,
+            others=[part.collect_into for part in others if part is not None],
         )
 
 
