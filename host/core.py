@@ -38,7 +38,7 @@ from host.models.registry import (
     parse_version,
 )
 from host.recording.recorder import Infer, Recorder, Recording, RecordingSettings
-from host.remote import RemoteModels
+from host.remote_models import RemoteModels
 from host.tracing.trace_settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
 from host.traffic.splits import TrafficSplits

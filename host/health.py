@@ -23,7 +23,7 @@ from host.models.registry import (
     VersionState,
     parse_version,
 )
-from host.remote import RemoteModels
+from host.remote_models import RemoteModels
 
 _log = logging.getLogger("pbhost")
 

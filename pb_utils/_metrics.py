@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from pb_utils import _arguments, _runtime
+from pb_utils import _model_texts as texts
 from pb_utils._exceptions import NamedInt, SuggestingType, TritonModelException
 
 if TYPE_CHECKING:
@@ -159,11 +160,8 @@ class Metric(metaclass=SuggestingType):
         number = _arguments.check_number(change, "value", value)
         self._check_allowed(change, change)
         if self._family.kind is MetricKind.COUNTER and number < 0:
-            text = (
-                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by "
-                "non-negative values."
-            )
-            raise _operation_error(change, self._family.runtime().error_message(text))
+            text = self._family.runtime().error_message(texts.COUNTER_DECREMENT)
+            raise _operation_error(change, text)
         try:
             self._family.runtime().change_metric(self._number, change, number)
         except TritonModelException as error:
@@ -172,12 +170,7 @@ class Metric(metaclass=SuggestingType):
     def _check_allowed(self, verb: str, operation: str) -> None:
         family = self._family
         if family.deleted:
-            text = (
-                "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. "
-                "The 'MetricFamily' object should be deleted AFTER its corresponding 'Metric' "
-                "objects have been deleted."
-            )
-            raise _operation_error(verb, text)
+            raise _operation_error(verb, texts.METRIC_DELETED)
         if operation in _UNSUPPORTED[family.kind]:
             text = (
                 f"TRITONSERVER_METRIC_KIND_{family.kind.name} does not support "

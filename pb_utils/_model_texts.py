@@ -7,6 +7,14 @@ IS_READY_NO_BOOL = "is_ready() must return a boolean value"
 LABEL_NO_TEXT = "attempt to access JSON non-string as string"
 KIND_DIFFERS = "Family name already exists with different type"
 BUCKETS_NOT_SORTED = "Bucket Boundaries must be strictly sorted"
+METRIC_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The"
+    " 'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have been"
+    " deleted."
+)
+COUNTER_DECREMENT = (
+    "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
+)
 NOT_RESCHEDULED = (
     "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,"
     " while the model is not configured to handle such a flag."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from host.inference.request import Result
     from host.model_control.control import ModelControlHook
     from host.options.options import Options
-    from host.remote import RemoteModelProvider, RemoteVersion
+    from host.remote_models import RemoteModelProvider, RemoteVersion
     from host.server.blocking_server import BlockingServer
     from host.server.collectors import QueueState
     from host.server.own_models import OwnModels
@@ -62,8 +62,8 @@ _HOMES = {
     "Options": "host.options.options",
     "OwnModels": "host.server.own_models",
     "QueueState": "host.server.collectors",
-    "RemoteModelProvider": "host.remote",
-    "RemoteVersion": "host.remote",
+    "RemoteModelProvider": "host.remote_models",
+    "RemoteVersion": "host.remote_models",
     "Result": "host.inference.request",
     "Server": "host.server.server",
 }

@@ -40,7 +40,7 @@ LAYERS = [
     ["host.scheduling"],
     ["host.instances"],
     ["host.models"],
-    ["host.remote"],
+    ["host.remote_models"],
     ["host.traffic"],
     ["host.ensembles"],
     ["host.health"],

@@ -20,7 +20,7 @@ from host.config.model_config import LoadedConfig, ModelConfig
 from host.config.pbtxt import decode_pbtxt, parse_pbtxt, to_pbtxt
 from host.config.schema import is_ensemble
 from host.crashes.records import CrashRecords
-from host.environments.environments import Environments
+from host.environments.model_environments import Environments
 from host.errors import HostError, internal, unsupported
 from host.health import ServerState
 from host.instances.gpus import find_gpus

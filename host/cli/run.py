@@ -24,10 +24,10 @@ from host.cli.arguments import (
     split_inputs,
 )
 from host.config.model_config import LoadedConfig, ModelConfig
-from host.environments.environments import Environments, needs_environment
+from host.environments.model_environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument, unsupported
 from host.instances.gpus import find_gpus
-from host.models.loader import describe_model, read_model
+from host.models.instance_loader import describe_model, read_model
 from host.options.flags import SIZE, SWITCH, FlagGroup, integer
 from host.options.options import Options
 from host.recording.recording import RecordedRequest, RecordingReader

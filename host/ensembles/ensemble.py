@@ -30,7 +30,7 @@ from host.metrics.latency import MetricsSettings
 from host.metrics.model_metrics import ModelMetrics
 from host.metrics.statistics import InferenceCounters
 from host.models.draining import DrainableModel
-from host.models.loading import InstanceUpdate
+from host.models.loaders import InstanceUpdate
 from host.models.registry import Extensions, LoadedModel, Registry
 from host.repository.repository import read_labels
 

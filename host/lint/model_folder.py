@@ -31,7 +31,7 @@ from host.config.pbtxt import fill_known_variables, parse_pbtxt
 from host.config.schema import ModelConfig, closest_choice, is_ensemble, new_config
 from host.config.validate import check_tensors
 from host.ensembles.compatibility import check_step_models, iterate_misfits
-from host.environments.environments import check_environment, needs_environment
+from host.environments.model_environments import check_environment, needs_environment
 from host.errors import HostError
 from host.frontends.openai.contract_compiler import check_defaults, compile_contract
 from host.frontends.openai.load_hook import (

@@ -25,16 +25,6 @@ _SUPPORTED_KINDS = {
 _NAME = re.compile(r"(?!__)[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
-DELETED = (
-    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The"
-    " 'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have been"
-    " deleted."
-)
-
-_DECREMENT = (
-    "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
-)
-
 
 class _Series:
     """The value of one label set of a family, with the number of `_FamilyObject`s that hold it."""
@@ -167,7 +157,7 @@ class CustomMetrics:
         objects = self._owners.get(owner)
         family_object = None if objects is None else objects.families.get(family)
         if objects is None or family_object is None:
-            raise not_found(DELETED)
+            raise not_found(texts.METRIC_DELETED)
         kind = family_object.shared.kind
         key = _checked_labels(labels, kind)
         bounds = _checked_buckets(buckets, kind)
@@ -191,7 +181,7 @@ class CustomMetrics:
         elif change == "set":
             series.value = value
         elif found.family.shared.kind is MetricKind.COUNTER and value < 0:
-            raise ValueError(_DECREMENT)
+            raise ValueError(texts.COUNTER_DECREMENT)
         else:
             series.value += value
 
@@ -199,7 +189,7 @@ class CustomMetrics:
         """The value. Raises HostError NOT_FOUND, or INVALID_ARG for a histogram."""
         found = self._find_metric(owner, metric)
         if found is None:
-            raise not_found(DELETED)
+            raise not_found(texts.METRIC_DELETED)
         found.check_supported("value", invalid_argument)
         return found.series.value
 

@@ -21,9 +21,9 @@ from host.inference.metadata import IndexEntry
 from host.inference.request import Parameter
 from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies
-from host.models.loading import RepositoryReadError
+from host.models.loaders import RepositoryReadError
 from host.models.registry import UNLOADED, Registry, VersionState, parse_version
-from host.remote import RemoteModels
+from host.remote_models import RemoteModels
 from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
 from host.traffic.splits import TrafficChange, TrafficSplits

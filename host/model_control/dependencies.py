@@ -13,7 +13,7 @@ from host.ensembles.compatibility import check_step_models
 from host.errors import HostError, invalid_argument
 from host.model_control.lifecycle import ModelLifecycle
 from host.model_control.load_planner import PlannedModel
-from host.models.loading import RepositoryReadError, VersionLoadError
+from host.models.loaders import RepositoryReadError, VersionLoadError
 from host.models.registry import Registry, VersionState
 from host.repository.override import Override
 from host.repository.repository import qualified_name

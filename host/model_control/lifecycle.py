@@ -49,7 +49,7 @@ from host.model_control.load_planner import (
     PlannedModel,
     VersionPlan,
 )
-from host.models.loading import (
+from host.models.loaders import (
     InstanceUpdate,
     LendableSemaphore,
     LoadAdmission,
@@ -59,7 +59,7 @@ from host.models.loading import (
     VersionLoadError,
 )
 from host.models.registry import UNLOADED, LoadedModel, ModelVersion, Registry, VersionState
-from host.remote import RemoteModels
+from host.remote_models import RemoteModels
 from host.repository.fingerprint import Fingerprint, FingerprintFunction, compute_fingerprint
 from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import Repository

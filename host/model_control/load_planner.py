@@ -22,9 +22,9 @@ from host.config.model_config import (
 )
 from host.config.parameters import check_load_parameters, loads_on_demand
 from host.errors import ErrorCode, HostError
-from host.models.loading import LoadSettings, RepositoryReadError, VersionLoadError, clear_updatable
+from host.models.loaders import LoadSettings, RepositoryReadError, VersionLoadError, clear_updatable
 from host.models.registry import LoadedModel, ModelVersion, Registry, VersionState
-from host.remote import RemoteModels
+from host.remote_models import RemoteModels
 from host.repository.fingerprint import Fingerprint, FingerprintFunction
 from host.repository.override import ModelFiles, Override, UploadedDirectories
 from host.repository.repository import (

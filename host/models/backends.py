@@ -9,7 +9,7 @@ from pathlib import Path
 from host.config.findings import Finding, Findings, raise_first
 from host.config.model_config import LoadedConfig
 from host.config.schema import ModelConfig, new_config, suggestion
-from host.environments.environments import PATH_PARAMETER
+from host.environments.model_environments import PATH_PARAMETER
 from host.errors import ErrorCode
 from stub.wire.messages import ModelSource
 from stub.wire.paths import absolute_path

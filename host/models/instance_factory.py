@@ -18,7 +18,7 @@ from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
 from host.instances.supervisor import Supervisor
 from host.logs.formats import Label
-from host.models.loading import LendableSemaphore, copy_updatable
+from host.models.loaders import LendableSemaphore, copy_updatable
 from host.models.python_model import PythonModel
 from host.models.warmup import Warmup
 from host.options.validators import HostPolicies, HostPolicy, find_policy

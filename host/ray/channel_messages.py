@@ -21,7 +21,7 @@ from host.config.schema import pb
 from host.errors import ErrorCode, HostError
 from host.frontends.request_headers import Header
 from host.inference.request import InferRequest, InferResponse, Parameter, Tensor, read_bytes
-from host.remote import RemoteVersion
+from host.remote_models import RemoteVersion
 
 _Result = TypeVar("_Result")
 

@@ -43,7 +43,7 @@ from host.ray.channel_messages import (
     pack_response,
     unpack_request,
 )
-from host.remote import ResponseStream, ResponseWindow
+from host.remote_models import ResponseStream, ResponseWindow
 
 SECRET_BYTES = 32
 NONCE_BYTES = 32

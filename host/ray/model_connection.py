@@ -32,7 +32,7 @@ from host.ray.channel_messages import (
 from host.ray.model_deployments import INGRESS
 from host.ray.replica_channels import ReplicaChannels
 from host.ray.waiting_requests import WaitingRequests
-from host.remote import RemoteVersion, ResponseStream
+from host.remote_models import RemoteVersion, ResponseStream
 from pb_utils import _model_texts as texts
 
 _log = logging.getLogger("pbhost")

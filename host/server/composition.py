@@ -16,7 +16,7 @@ from host.config.model_config import AdaptConfig
 from host.core import VERSION, CollectStatistics, Core
 from host.crashes.records import CrashRecords
 from host.ensembles.ensemble import EnsembleLoader
-from host.environments.environments import Environments
+from host.environments.model_environments import Environments
 from host.errors import internal, invalid_argument
 from host.frontends.openai.load_hook import OpenAILoadHook
 from host.health import EventLoopWatchdog, ServerState
@@ -35,13 +35,13 @@ from host.model_control.lifecycle import ModelLifecycle
 from host.model_control.memory_budget import HOST, Evictions, MemoryBudget, MemoryUsage, gpu_name
 from host.model_control.on_demand import OnDemandLoads
 from host.models.backends import Backends
-from host.models.loader import Loader
-from host.models.loading import LendableSemaphore, Loaders, LoadSettings
+from host.models.instance_loader import Loader
+from host.models.loaders import LendableSemaphore, Loaders, LoadSettings
 from host.models.registry import Registry
 from host.options.options import Options
 from host.options.validators import memory_budget as read_memory_budget
 from host.options.validators import read_policies
-from host.remote import RemoteModelProvider, RemoteModels
+from host.remote_models import RemoteModelProvider, RemoteModels
 from host.repository.fingerprint import FingerprintFunction, ImportedFiles, compute_fingerprint
 from host.repository.object_store.mirror import open_repository
 from host.repository.override import UploadedDirectories

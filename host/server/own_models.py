@@ -9,7 +9,7 @@ from host.core import Core
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest
 from host.models.registry import Registry, VersionState
-from host.remote import RemoteVersion, ResponseStream, ReturningCalls
+from host.remote_models import RemoteVersion, ResponseStream, ReturningCalls
 
 
 class OwnModels:

@@ -22,7 +22,7 @@ from host.model_control.control import LoadParameters, ModelControl, ModelContro
 from host.model_control.lifecycle import ModelLifecycle
 from host.model_control.repository_poller import RepositoryPoller
 from host.options.options import Options, option_table_rows
-from host.remote import RemoteModelProvider, ReturningCalls
+from host.remote_models import RemoteModelProvider, ReturningCalls
 from host.server.collectors import MetricsCollector, QueueState, read_queues
 from host.server.composition import Components, Composition
 from host.server.endpoints import Endpoints, wait_with_reports

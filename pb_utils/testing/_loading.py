@@ -47,7 +47,7 @@ def read_folder(
     """
     importlib.import_module("pbhost")  # finds the packages of the server
     errors = importlib.import_module("pbhost.host.errors")
-    folder = importlib.import_module("pbhost.host.models.loader")
+    folder = importlib.import_module("pbhost.host.models.instance_loader")
     try:
         number = None if version is None else int(version)
         backends = "" if backend is None else str(Path(backend).resolve().parent)

@@ -16,7 +16,7 @@ from host.config.schema import new_config
 from host.errors import unavailable
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest, InferResponse, Tensor
-from host.remote import ResponseStream
+from host.remote_models import ResponseStream
 from tests.conftest import DEADLINE, RepositoryBuilder
 from tests.embedding_page import class_of_page
 from tests.integration.ensemble_models import (

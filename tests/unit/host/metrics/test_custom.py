@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from host.errors import ErrorCode, HostError
-from host.metrics.custom import DELETED, CustomMetrics
+from host.metrics.custom import CustomMetrics
 from host.metrics.families import Labels, MetricFamily, MetricKind, labels_of
+from pb_utils._model_texts import METRIC_DELETED
 
 COUNTER, GAUGE, HISTOGRAM = range(3)
 BAD_NAMES = ["", "1a", "a-b", "a b", "é", "__a", "a\n"]
@@ -163,10 +164,10 @@ def test_a_metric_cannot_be_used_after_its_family_object_is_released() -> None:
     metrics.update_metric("owner", 1, "increment", 1)  # sent before the release
     with pytest.raises(HostError) as error:
         metrics.read_metric("owner", 1)
-    assert error_text(error) == DELETED
+    assert error_text(error) == METRIC_DELETED
     with pytest.raises(HostError) as error:
         metrics.new_metric("owner", 2, 1, {}, None)
-    assert error_text(error) == DELETED
+    assert error_text(error) == METRIC_DELETED
 
 
 def test_releasing_unknown_objects_changes_nothing() -> None:

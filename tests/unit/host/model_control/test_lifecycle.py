@@ -20,7 +20,7 @@ from host.metrics.model_metrics import ModelMetrics
 from host.metrics.statistics import InferenceCounters
 from host.model_control.lifecycle import LoadLimiter, ModelLifecycle
 from host.models.draining import DrainableModel
-from host.models.loading import Loaders, LoadSettings, RepositoryReadError, VersionLoadError
+from host.models.loaders import Loaders, LoadSettings, RepositoryReadError, VersionLoadError
 from host.models.registry import Extensions, LoadedModel, Registry, VersionState
 from host.repository.override import Override, UploadedDirectories
 from host.repository.repository import Repository

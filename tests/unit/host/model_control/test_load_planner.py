@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.model_control.load_planner import LoadPlan, LoadPlanner, LoadRecords, PlannedModel
-from host.models.loading import LoadSettings, RepositoryReadError
+from host.models.loaders import LoadSettings, RepositoryReadError
 from host.models.registry import Registry
 from host.repository.fingerprint import compute_fingerprint
 from host.repository.override import Override, UploadedDirectories

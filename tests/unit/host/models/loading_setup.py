@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from host.config.model_config import LoadedConfig, load_config
-from host.environments.environments import Environments
+from host.environments.model_environments import Environments
 from host.errors import HostError
 from host.inference.request import InferRequest, Tensor
 from host.instances.flow_control import FlowControlSettings
 from host.models.backends import Backends
-from host.models.loader import Loader
+from host.models.instance_loader import Loader
 from host.models.python_model import PythonModel
 from host.scheduling.rate_limiter import RateLimiter
 from stub.wire import messages as m

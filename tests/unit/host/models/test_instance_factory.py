@@ -10,7 +10,7 @@ import pytest
 
 from host.errors import HostError
 from host.models.instance_factory import InstanceChange
-from host.models.loading import InstanceUpdate
+from host.models.loaders import InstanceUpdate
 from host.models.python_model import PythonModel
 from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
 from stub.wire import messages as m

@@ -45,7 +45,7 @@ from host.ray.channel_server import (
     answer_server,
     greet_server,
 )
-from host.remote import WINDOW_BYTES
+from host.remote_models import WINDOW_BYTES
 from tests.conftest import DEADLINE
 
 SECRET = bytes(SECRET_BYTES)

@@ -1,4 +1,4 @@
-"""Loads models of all backends."""
+"""Loads model versions that run in instances, of all backends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from host.config.model_config import InstanceSpec, LoadedConfig, ModelConfig, lo
 from host.config.parameters import wants_preload
 from host.config.schema import is_ensemble
 from host.environments.environment import Environment
-from host.environments.environments import Environments
+from host.environments.model_environments import Environments
 from host.errors import invalid_argument
 from host.instances.flow_control import FlowControlSettings
 from host.instances.instance import Instance
@@ -39,7 +39,7 @@ from host.models.instance_factory import (
     Start,
     preload_arguments,
 )
-from host.models.loading import InstanceUpdate, LendableSemaphore
+from host.models.loaders import InstanceUpdate, LendableSemaphore
 from host.models.python_model import PythonModel
 from host.models.registry import LoadedModel
 from host.models.warmup import Warmup

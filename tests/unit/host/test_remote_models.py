@@ -15,7 +15,7 @@ from host.inference.call import Call
 from host.inference.metadata import IndexEntry, ModelStatistics
 from host.inference.request import InferRequest, InferResponse, Tensor
 from host.models.registry import Registry
-from host.remote import RemoteModels, RemoteVersion, ResponseStream, ReturningCalls
+from host.remote_models import RemoteModels, RemoteVersion, ResponseStream, ReturningCalls
 from tests.waiting import FakeClockLoop
 
 
