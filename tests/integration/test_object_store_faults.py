@@ -237,6 +237,20 @@ def test_an_object_that_changes_while_its_model_is_read_is_listed_again(
     assert fetch(s3.url(prefix), tmp_path)["1/weights"] == b"new"
 
 
+def test_an_object_that_is_removed_while_its_model_is_read_is_listed_again(
+    s3: S3Server, prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.put_files(prefix, FILES)
+
+    def remove(*request: object) -> None:
+        s3.fault = None
+        s3.delete(f"{prefix}/m/1/weights")
+
+    s3.fault = objects_only(remove)
+    assert set(fetch(s3.url(prefix), tmp_path)) == {"config.pbtxt"}
+    assert re.search("failed to read '.*/m/1/weights': it no longer exists", caplog.text)
+
+
 def test_an_object_that_always_changes_is_an_error(
     s3: S3Server, prefix: str, tmp_path: Path
 ) -> None:
@@ -884,6 +898,21 @@ def test_a_fetch_in_progress_fails_when_the_server_disconnects(
         async with fetching(s3, prefix, tmp_path) as (mirror, task, _):
             await mirror.disconnect()
             with pytest.raises(HostError, match="the process that reads object stores has ended"):
+                await asyncio.wait_for(task, DEADLINE)
+
+    asyncio.run(run())
+
+
+def test_a_cache_that_is_removed_while_a_model_is_fetched_is_an_error(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with fetching(s3, prefix, tmp_path) as (_, task, released):
+            objects = next(iter(incomplete(tmp_path))).parent
+            shutil.rmtree(objects)
+            released.set()
+            text = rf"failed to write {objects}/\S+\.new: No such file or directory"
+            with pytest.raises(HostError, match=text):
                 await asyncio.wait_for(task, DEADLINE)
 
     asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import sys
@@ -61,6 +62,11 @@ def test_urls_are_those_of_triton(text: str, location: StoreLocation) -> None:
 def test_a_url_without_a_bucket_names_what_is_expected(text: str) -> None:
     with pytest.raises(HostError, match=r"is not the URL of a model repository, expected \w\w://"):
         parse_store_url(text)
+
+
+def test_a_whole_bucket_is_no_model() -> None:
+    with pytest.raises(HostError, match="'s3://b' is a whole bucket, expected a model in it"):
+        parse_store_url("s3://b").parent  # noqa: B018  # raises
 
 
 def test_paths_are_no_urls() -> None:
@@ -214,6 +220,49 @@ def test_the_lock_of_a_model_is_touched_while_it_is_held(
                 await asyncio.to_thread(wait_until, lambda: os.stat(lock).st_mtime > 0, "a touch")
 
     asyncio.run(check())
+
+
+def test_a_server_that_holds_the_lock_of_a_model_and_hangs_is_named(tmp_path: Path) -> None:
+    async def check() -> None:
+        cache = ModelCache(tmp_path / "m")
+        cache.create()
+        with (cache.path / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            text = rf"another server has held {cache.path / 'lock'} for 0.1 s and does not respond"
+            with pytest.raises(HostError, match=text):
+                async with cache.lock(0.05):
+                    pass
+
+    asyncio.run(check())
+
+
+def test_two_objects_that_are_one_file_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+    monkeypatch.setattr(os, "link", lambda source, path: link(source, Path(str(path).lower())))
+    cache = ModelCache(tmp_path / "m")
+    cache.create()
+    files = {name: StoredObject(f"m/{name}", 1, name, "", 0.0) for name in ("Model.py", "model.py")}
+    for stored in files.values():
+        cache.write(stored, b"x")
+    with pytest.raises(HostError, match=r"'m' are the same file in .*model\.py \(its file system"):
+        cache.assemble("snapshot", "m", files, [], [])
+
+
+def test_a_directory_that_is_incomplete_when_it_was_made_is_an_error(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path / "m")
+    cache.create()
+    stored = StoredObject("m/x", 5, "e", "", 0.0)
+    cache.write(stored, b"short"[:3])
+    with pytest.raises(HostError, match="is incomplete, though it was just made: is the disk full"):
+        cache.assemble("snapshot", "m", {"x": stored}, [], [])
+
+
+def test_a_cache_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(HostError, match="cannot use the cache of repositories at .*: File exists"):
+        RepositoryCache(tmp_path / "cache", limit=0).model("s3://b", "m").create()
 
 
 def test_objects_that_vanish_while_they_are_counted_do_not_matter(tmp_path: Path) -> None:
