@@ -218,9 +218,9 @@ class OverviewCollector:
         self, name: str, namespace: str, number: int, known: ModelVersion
     ) -> ModelOverview:
         model = known.model
+        fetch = self._repository.describe_fetch(qualified_name(namespace, name))
+        reason = known.reason or fetch
         if model is None:
-            fetch = self._repository.describe_fetch(qualified_name(namespace, name))
-            reason = known.reason or fetch
             return ModelOverview(name, namespace, number, known.state.value, reason)
         totals, tokens = model.metrics.totals(), model.metrics.token_latencies
         supervisors = model.supervisors if isinstance(model, PythonModel) else []
@@ -229,7 +229,7 @@ class OverviewCollector:
             namespace,
             number,
             known.state.value,
-            known.reason,
+            reason,
             pending=model.metrics.count_pending(),
             in_flight=model.in_flight,
             success=totals.success,

@@ -16,13 +16,19 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from selenium.webdriver.common.by import By
 from tritonclient.utils import InferenceServerException
 
 from host.options.options import Options
 from host.ray.deployment_options import read_requirements
 from host.ray.model_deployments import model_deployments
-from tests.conftest import DEADLINE, RepositoryBuilder, Serve, wait_until
-from tests.object_stores import ENVIRONMENT, S3Server
+from tests.browser import WebPage, open_browser
+from tests.clients import run_command
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.integration.control_models import CONFIG
+from tests.integration.memory_budget_models import budget, evictions, large
+from tests.integration.on_demand_models import ON_DEMAND
+from tests.object_stores import ENVIRONMENT, Fault, S3Server
 
 pytest.importorskip("moto.server", reason="needs moto's server (pip install 'moto[server]')")
 pytest.importorskip("obstore", reason="needs pbhost[cloud]")
@@ -182,17 +188,11 @@ def test_polls_compare_listings(s3: S3Server, prefix: str, tmp_path: Path, serve
         wait_until(lambda: not client.is_model_ready("new"), "the model to be unloaded")
 
 
-def test_metrics_and_the_overview_tell_of_fetches(
-    s3: S3Server, prefix: str, tmp_path: Path, serve: Serve
-) -> None:
-    s3.put_files(f"{prefix}/scale", {**scale(2), "1/weights": b"w" * (3 << 20)})
-    host = serve(
-        s3.url(prefix),
-        f"--repository-cache-directory={tmp_path / 'cache'}",
-        "--model-control-mode=explicit",
-        env=ENVIRONMENT,
-    ).wait_started()
-    hold, reached = threading.Event(), threading.Event()
+PROGRESS = r"fetching [0-9.]+M of 3.0M, [0-9.]+.?/s, [0-9]+ s left from s3://"
+
+
+def slow_weights(hold: threading.Event, reached: threading.Event) -> Fault:
+    """A fault that lets the last of 3 MiB wait."""
 
     def slow(environ: dict[str, Any], start: Callable[..., Any], store: Any) -> Any:
         if not environ["PATH_INFO"].endswith("weights"):
@@ -207,26 +207,95 @@ def test_metrics_and_the_overview_tell_of_fetches(
 
         return send()
 
+    return slow
+
+
+def test_metrics_and_the_overview_tell_of_fetches(
+    s3: S3Server, prefix: str, tmp_path: Path, serve: Serve
+) -> None:
+    s3.put_files(f"{prefix}/scale", {**scale(2), "1/weights": b"w" * (3 << 20)})
+    host = serve(
+        s3.url(prefix),
+        f"--repository-cache-directory={tmp_path / 'cache'}",
+        "--model-control-mode=explicit",
+        env=ENVIRONMENT,
+    ).wait_started()
+    hold, reached = threading.Event(), threading.Event()
+
     def overview() -> str:
         with urlopen(f"http://{host.http_url}/v2/overview", timeout=DEADLINE) as answer:
             return str(answer.read())
 
-    s3.fault = slow
+    s3.fault = slow_weights(hold, reached)
     with host.client() as client, ThreadPoolExecutor(1) as executor:
         loading = executor.submit(client.load_model, "scale")
         assert reached.wait(DEADLINE)
-        progress = re.compile(r"fetching [0-9.]+M of 3.0M, [0-9.]+.?/s, [0-9]+ s left from s3://")
         wait_until(
-            lambda: progress.search(overview()) is not None, "the progress", 30, state=overview
+            lambda: re.search(PROGRESS, overview()) is not None, "the progress", state=overview
         )
         hold.set()
         loading.result(DEADLINE)
-    metrics = host.read_metrics()
+        metrics = host.read_metrics()
+        hold.clear()
+        s3.put(f"{prefix}/scale/1/weights", b"x" * (3 << 20))
+        loading = executor.submit(client.load_model, "scale")
+        wait_until(
+            lambda: re.search(f'"READY",[^}}]*{PROGRESS}', overview()) is not None,
+            "the progress of a new load",
+            state=overview,
+        )
+        hold.set()
+        loading.result(DEADLINE)
     where = f'repository="{s3.url(prefix)}"'
     size = sum(map(len, scale(2).values())) + (3 << 20)
     assert f"pbhost_repository_fetched_bytes_total{{{where}}} {size}" in metrics
     assert f'pbhost_repository_objects_total{{{where},result="fetched"}} 3' in metrics
     assert f"pbhost_repository_failures_total{{{where}}} 0" in metrics
+
+
+@pytest.fixture(scope="module")
+def on_demand(
+    s3: S3Server, tmp_path_factory: pytest.TempPathFactory, module_serve: Serve
+) -> RunningHost:
+    """A host that loads on demand, with a memory budget in which one of two models fits."""
+    for name in "ab":
+        s3.put_files(f"on-demand/{name}", {"config.pbtxt": CONFIG, "1/model.py": large(name)})
+    s3.put_files("on-demand/scale", {**scale(2), "1/weights": b"w" * (3 << 20)})
+    cache = f"--repository-cache-directory={tmp_path_factory.mktemp('cache')}"
+    url = s3.url("on-demand")
+    return module_serve(url, ON_DEMAND, budget(1), cache, env=ENVIRONMENT).wait_started()
+
+
+def test_a_model_that_made_room_in_the_memory_budget_is_loaded_again_from_the_cache(
+    s3: S3Server, on_demand: RunningHost
+) -> None:
+    s3.objects_read()
+    with on_demand.client() as client:
+        for name in "aba":
+            assert run_command(client, "name", name) == name
+    assert [evictions(on_demand, name) for name in "ab"] == [1, 1]
+    assert sorted(s3.objects_read()) == [f"on-demand/{name}/1/model.py" for name in "ab"]
+
+
+def test_the_dashboard_shows_how_far_a_fetch_is(
+    s3: S3Server, on_demand: RunningHost, tmp_path: Path
+) -> None:
+    hold, reached = threading.Event(), threading.Event()
+    s3.fault = slow_weights(hold, reached)
+    with (
+        open_browser(tmp_path) as browser,
+        on_demand.client() as client,
+        ThreadPoolExecutor(1) as executor,
+    ):
+        asked = executor.submit(ask, client, "scale")
+        try:
+            assert reached.wait(DEADLINE)
+            WebPage(browser, on_demand, "/dashboard").wait_for("#models tbody", PROGRESS)
+            assert browser.find_elements(By.CSS_SELECTOR, "#models .reason.bad:not(:empty)") == []
+        finally:
+            s3.fault = None
+            hold.set()
+        assert asked.result(DEADLINE) == 2
 
 
 def test_a_signal_while_a_model_is_fetched_ends_the_server(

@@ -148,7 +148,7 @@ const COLUMNS = [
 ];
 let sorted = 0, descending = false;
 const rows = new Map(); // table rows by model
-const failed = (model) => model.state !== "READY" && Boolean(model.reason) && model.reason !== "unloaded";
+const failed = (model) => !["READY", "LOADING"].includes(model.state) && Boolean(model.reason) && model.reason !== "unloaded";
 const shownName = (model) => `${model.namespace ? `${model.namespace}/` : ""}${model.name}${model.version ? `:${model.version}` : ""}`;
 const place = (model) => `#${encodeURIComponent(keyOf(model))}`;
 COLUMNS.forEach(([title, kind], at) => {
@@ -193,7 +193,7 @@ function list() {
     visible += !line.hidden;
     line.className = row.model.state === "READY" ? "" : "gone";
     line.setAttribute("aria-selected", String(row.key === chosen));
-    put(line.cells[0].lastChild, row.model.state === "READY" ? "" : failed(row.model) ? row.model.reason.slice(0, 300) : row.model.reason);
+    put(line.cells[0].lastChild, row.model.reason.slice(0, 300));
     line.cells[0].lastChild.className = failed(row.model) ? "reason bad" : "reason";
     COLUMNS.forEach(([, , , format], column) => {
       if (format && !line.hidden) put(line.cells[column], format(row));
