@@ -101,9 +101,6 @@ class _FakeInstance(InstanceSlot):
     def run(self, calls: Sequence[Call]) -> None:
         self.calls = calls
 
-    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
-        return False
-
     def drain_prefetched(self) -> Sequence[Call]:
         return ()
 

@@ -18,6 +18,7 @@ from typing import Callable, Deque, Dict, List, Optional, Sequence, Tuple
 import zmq
 
 from stub.wire.messages import (
+    Execute,
     Hello,
     ToHost,
     ToStub,
@@ -200,7 +201,7 @@ class Channel:
                 raise HostGone
             frame = inbox.read_frame()
             if frame is not None:
-                return self._decode_frame(frame)
+                return self._note_waiting(self._decode_frame(frame))
             if not ready:
                 self._has_work(None)  # a read does not block
             if inbox.receive_announcements():
@@ -226,6 +227,12 @@ class Channel:
             frame = inbox.read_frame()
             if frame is not None:
                 messages += self._decode_frame(frame)
+        return self._note_waiting(messages)
+
+    def _note_waiting(self, messages: List[ToStub]) -> List[ToStub]:
+        """Notes whether more than one of these messages is a batch."""
+        if len(messages) > 1 and sum(isinstance(each, Execute) for each in messages) > 1:
+            self._waited = False
         return messages
 
     def _busy_poll(self) -> bool:

@@ -22,7 +22,6 @@ _MAX_USELESS_POLLS = 4  # polls in a row without waiting, which show that there 
 _BACK_OFF_POLLS = 64  # polls to skip then
 _CONTENDED_SECONDS = 0.001  # a yield that takes longer gave this core to a process that computes
 _CONTENDED_BACK_OFF_POLLS = 1024  # polls to skip then, as the next yields would wait as long
-_MAX_UNANNOUNCED = 16  # frames of work that wait before a busy stub is notified
 
 
 def no_connection_hook() -> Callable[[], None]:
@@ -142,9 +141,8 @@ class Doorbell:
         "_on_full",
         "_is_quick",
         "_woken",
-        "_sent_at",
+        "sent_at",
         "_source",
-        "_unannounced",
     )
 
     def __init__(self, busy_poller: BusyPoller, event: int, on_full: Callable[[], None]) -> None:
@@ -152,17 +150,13 @@ class Doorbell:
         self._event = event
         self._on_full = on_full
         self._source = _WorkSource()
-        self._sent_at = 0.0  # when it was sent work, if it has not responded since
+        self.sent_at = 0.0
+        """When it was sent work, if it has not responded since; otherwise 0."""
         self._is_quick = False  # whether it responded at once the last time
         self._woken = False  # since it was sent work
-        self._unannounced = 0  # frames of work that it was not notified of yet
 
     def announce_frames(self, number: int = 1) -> None:
-        """Counts more frames of work for the stub.
-
-        A busy stub is notified once the loop has read all that arrived: a process that is woken on
-        this core runs at once, and would do so for every request (docs/explanation/decisions/0020).
-        """
+        """Notifies the stub of more frames of work."""
         self._woken = False
         busy_poller = self._busy_poller
         source = busy_poller._last_source
@@ -173,30 +167,19 @@ class Doorbell:
                 source.repeats += 1
             else:
                 source.doorbell, source.repeats = self, 1
-        self._unannounced += number
-        if not self._sent_at:
-            self._write_event()
-            self._sent_at = busy_poller.clock()
+        self._add(number)
+        if not self.sent_at:
+            self.sent_at = busy_poller.clock()
             if self._is_quick:
                 busy_poller._stubs_awaited += 1
                 busy_poller._schedule_busy_poll()
-        elif self._unannounced >= _MAX_UNANNOUNCED:
-            self._write_event()
-        elif self._unannounced == number:
-            asyncio.get_running_loop().call_soon(self._write_event)
-
-    def _write_event(self) -> None:
-        untold, self._unannounced = self._unannounced, 0
-        if untold and self._event >= 0:
-            self._add(untold)
 
     def withdraw_frames(self) -> int:
         """Returns the number of frames that the stub has not taken, and can no longer take."""
-        untaken, self._unannounced = self._unannounced, 0
         try:
-            return untaken + os.eventfd_read(self._event) % WAKE_EARLY
+            return os.eventfd_read(self._event) % WAKE_EARLY
         except BlockingIOError:
-            return untaken  # the stub has taken all that it was notified of
+            return 0  # the stub has taken all that it was notified of
 
     def restore_frames(self, number: int) -> None:
         """Lets the stub take withdrawn frames after all."""
@@ -205,11 +188,11 @@ class Doorbell:
     def stub_answered(self) -> None:
         """Called when the stub has sent something."""
         busy_poller = self._busy_poller
-        if self._sent_at:
+        if self.sent_at:
             now = busy_poller.clock()
             busy_poller._stubs_awaited -= self._is_quick
-            self._is_quick = now - self._sent_at < busy_poller.seconds
-            self._sent_at = 0.0
+            self._is_quick = now - self.sent_at < busy_poller.seconds
+            self.sent_at = 0.0
             if self._is_quick:
                 busy_poller._on_stub_answered(now)
         source = busy_poller._last_source = self._source
@@ -218,7 +201,7 @@ class Doorbell:
 
     def wake_early(self) -> bool:
         """Wakes the stub if it sleeps and is fast; returns whether it was woken."""
-        if self._sent_at or not self._is_quick or self._woken or self._event < 0:
+        if self.sent_at or not self._is_quick or self._woken or self._event < 0:
             return False
         self._woken = True
         self._add(WAKE_EARLY)
@@ -233,9 +216,9 @@ class Doorbell:
     def close(self) -> None:
         """Called when the stub and its eventfd are gone."""
         self._event = -1
-        if self._sent_at:
+        if self.sent_at:
             self._busy_poller._stubs_awaited -= self._is_quick
-            self._sent_at = 0.0
+            self.sent_at = 0.0
 
 
 class _WorkSource:

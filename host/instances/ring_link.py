@@ -49,17 +49,22 @@ class FrameSender(RingWriter):
         self._timer: asyncio.TimerHandle | None = None
         self._open = True
 
-    def send(self, frame: bytes) -> bool:
-        """Sends a frame; returns whether it was written at once, as one record."""
+    def send(self, *frames: bytes) -> list[int]:
+        """Sends frames; returns where those start that were written at once, as one record each."""
+        starts: list[int] = []
         if not self._open:
-            return False
-        if not self.unsent and self.try_write(frame):
-            self._announce(1)
-            return True
-        self.unsent.append(memoryview(frame))
-        if self._timer is None:
+            return starts
+        for frame in frames:
+            start = self.written
+            if not self.unsent and self.try_write(frame):
+                starts.append(start)
+            else:
+                self.unsent.append(memoryview(frame))
+        if starts:
+            self._announce(len(starts))
+        if self.unsent and self._timer is None:
             self._flush_until_sent()
-        return False
+        return starts
 
     def try_write(self, frame: bytes | memoryview, flag: int = 0) -> bool:
         """As the base class; the compiled lane writes whole frames."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,10 +16,11 @@ from host.instances.ring_link import (
     event_writer,
     full_counter_error,
 )
-from stub.wire.messages import ToStub, encode
+from stub.wire.messages import ToStub, encode, encode_message, join_messages
 from stub.wire.ring import BLS_RING, HOST_RING, RECLAIMABLE, WORK_RING, map_ring
 
 _BYTES_PER_FRAME = 128  # more bytes, with many messages, count as further frames
+_MAX_QUEUED = 16  # batches that wait for the end of the turn
 _MAX_RECLAIMABLE = 64  # the newest frames of work that can be reclaimed
 
 ReclaimedFrame = tuple[int, tuple[ToStub, ...]]
@@ -47,7 +49,8 @@ class Link:
             self.work_event, lambda: on_error(full_counter_error())
         )
         self._work = FrameSender(map_ring(self.rings_fd, WORK_RING), self._doorbell.announce_frames)
-        self.inline_limit = self._work.inline_limit  # bytes of tensors in the next frame of work
+        # Encoded work of this turn of the event loop for a busy stub.
+        self._queued: list[tuple[list[bytes], ReclaimedFrame | None]] = []
         # The newest frames, if they can be reclaimed, and where they start in the ring.
         self._reclaimable: deque[tuple[int, ReclaimedFrame]] = deque(maxlen=_MAX_RECLAIMABLE)
         self._flags = 0
@@ -84,20 +87,50 @@ class Link:
     def send_work(
         self, messages: Sequence[ToStub], reclaimed: ReclaimedFrame | None = None
     ) -> None:
-        """Sends a frame to the stub's main thread. Frames for a stub that is gone are dropped.
+        """Sends messages to the stub's main thread. Those for a stub that is gone are dropped.
 
-        `reclaimed`: what `reclaim_frames` returns if it reclaims this frame.
+        A busy stub gets them once the loop has read all that arrived: a process that is woken on
+        this core runs at once, and would do so for every request (docs/explanation/decisions/0020).
+        `reclaimed`: what `reclaim_frames` returns if it reclaims these messages.
         """
-        if not self._open:
+        queued = self._queued
+        if not self._doorbell.sent_at and not queued and not self._reclaimable and not reclaimed:
+            self._work.send(encode(messages))
             return
-        work = self._work
-        if reclaimed is not None and not self._flags & RECLAIMABLE:
-            self._set_flags(self._flags | RECLAIMABLE)
-        start = work.written
-        if work.send(encode(messages)) and reclaimed is not None:
-            self._reclaimable.append((start, reclaimed))
-        elif self._reclaimable:
+        queued.append((list(map(encode_message, messages)), reclaimed))
+        if not self._doorbell.sent_at or len(queued) >= _MAX_QUEUED:
+            self._send_queued()
+        elif len(queued) == 1:
+            asyncio.get_running_loop().call_soon(self._send_queued)
+
+    def _send_queued(self) -> None:
+        """Sends the work of this turn."""
+        queued, self._queued = self._queued, []
+        if not queued or not self._open:
+            return
+        frames: list[list[bytes]] = []
+        kept: list[ReclaimedFrame | None] = []  # for each frame
+        for messages, reclaimed in queued:
+            if reclaimed is None and kept and kept[-1] is None:
+                frames[-1] += messages  # what cannot be reclaimed shares a frame
+            else:
+                frames.append(messages)
+                kept.append(reclaimed)
+                if reclaimed is not None and not self._flags & RECLAIMABLE:
+                    self._set_flags(self._flags | RECLAIMABLE)
+        starts = self._work.send(*map(join_messages, frames))
+        for start, reclaimed in zip(starts, kept, strict=False):
+            if reclaimed is not None:
+                self._reclaimable.append((start, reclaimed))
+            elif self._reclaimable:
+                self._reclaimable.clear()
+        if len(starts) < len(frames):
             self._reclaimable.clear()
+
+    def inline_limit(self) -> int:
+        """Returns the bytes of inline tensors for the next messages of work."""
+        self._send_queued()
+        return self._work.inline_limit()
 
     def reclaim_frames(self, most: int) -> list[ReclaimedFrame]:
         """Removes at most `most` of the newest frames of work that the stub has not taken.
@@ -108,16 +141,19 @@ class Link:
         can no longer read. Nothing is reclaimed before a frame that was not sent to be reclaimed.
         """
         reclaimed: list[ReclaimedFrame] = []
-        if not self._open or not self._reclaimable:
-            return reclaimed
-        unread = self._doorbell.withdraw_frames()
-        while unread and self._reclaimable and len(reclaimed) < most:
-            start, frame = self._reclaimable.pop()
-            self._work.rewind(start)
+        queued = self._queued
+        while queued and len(reclaimed) < most and (frame := queued[-1][1]) is not None:
+            queued.pop()
             reclaimed.append(frame)
-            unread -= 1
-        if unread:
-            self._doorbell.restore_frames(unread)
+        if self._open and self._reclaimable and not queued and len(reclaimed) < most:
+            unread = self._doorbell.withdraw_frames()
+            while unread and self._reclaimable and len(reclaimed) < most:
+                start, frame = self._reclaimable.pop()
+                self._work.rewind(start)
+                reclaimed.append(frame)
+                unread -= 1
+            if unread:
+                self._doorbell.restore_frames(unread)
         reclaimed.reverse()
         return reclaimed
 

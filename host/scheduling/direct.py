@@ -65,8 +65,8 @@ class DirectScheduler(InstanceQueue):
         """Starts the call if an instance is free, otherwise queues it."""
         if self._queue:
             self._enqueue(call)
-        elif self._recent and (instance := self._prefetching_instance(call)) is not None:
-            self._prefetch(instance, call)
+        elif self._recent and self._prefetch(self._recent, call):
+            pass
         elif self._free:
             instance = self.gate.acquire_instance(self._free)
             if instance is None:
@@ -77,7 +77,7 @@ class DirectScheduler(InstanceQueue):
                 call.holder = instance
                 instance.run([call])
         elif (instance := self._instance_without_next(call)) is not None:
-            self._give_next(instance, call)
+            self._prefetch(instance, call, as_next=True)
         else:
             self._enqueue(call)
 
@@ -124,16 +124,14 @@ class DirectScheduler(InstanceQueue):
         """Starts the oldest calls where they can start or be prefetched."""
         while self._queue:
             call = next(iter(self._queue))
-            instance = self._prefetching_instance(call)
-            if instance is not None:
+            if self._recent and self._prefetch(self._recent, call):
                 self._withdraw(call)
-                self._prefetch(instance, call)
             elif self._free:
                 if not self._start_oldest():
                     return
             elif (instance := self._instance_without_next(call)) is not None:
                 self._withdraw(call)
-                self._give_next(instance, call)
+                self._prefetch(instance, call, as_next=True)
             else:
                 return
 
@@ -171,21 +169,36 @@ class DirectScheduler(InstanceQueue):
 
     # Prefetch
 
-    def _prefetching_instance(self, call: Call) -> InstanceSlot | None:
-        """The busy instance that accepts the call as prefetch, if there is one."""
-        instance = self._recent
-        if instance is None:
-            return None
+    def _prefetch(self, instance: InstanceSlot, call: Call, as_next: bool = False) -> bool:
+        """Gives a busy instance the call in advance, if it accepts it.
+
+        `as_next`: the call is its next one, as all are busy; it has accepted that.
+        """
         ahead = self._ahead.get(instance)
         prefetched = len(ahead) if ahead else 0
         if len(self.instances) == 1:
             if not self._single:
                 self._single = not self.may_recover()
-            accepts = self._single and instance.accepts_prefetch(call, prefetched)
+            if not (self._single and instance.prefetch(call, prefetched)):
+                return False
         else:
             busy = len(self.instances) - len(self._free)
-            accepts = instance.accepts_reclaimable(call, prefetched, busy < self._useful)
-        return instance if accepts else None
+            if not as_next and not instance.accepts_reclaimable(
+                call, prefetched, busy < self._useful
+            ):
+                return False
+            instance.run_reclaimable(call, self._on_returned)
+            if self._timer is None:
+                self._timer = self._clock.call_later(_RECLAIM_INTERVAL_NS, self._check_progress)
+        if call.state is not _FINISHED:  # otherwise it could not be sent
+            if ahead is None:
+                ahead = self._ahead[instance] = deque()
+            ahead.append(call)
+            call.holder = self
+            self._without_next.pop(instance, None)
+            if as_next:
+                self._with_next[instance] = self._clock.now()
+        return True
 
     def _instance_without_next(self, call: Call) -> InstanceSlot | None:
         """The instance that gets the call as its next one, as all are busy.
@@ -200,10 +213,6 @@ class DirectScheduler(InstanceQueue):
                 del self._without_next[instance]
         return None
 
-    def _give_next(self, instance: InstanceSlot, call: Call) -> None:
-        self._with_next[instance] = self._clock.now()
-        self._prefetch(instance, call)
-
     def _start_next_calls_of_others(self) -> None:
         """Starts calls that other instances got as their next ones on the idle ones."""
         for instance in tuple(self._with_next):
@@ -216,23 +225,6 @@ class DirectScheduler(InstanceQueue):
         self._without_next.pop(instance, None)
         if instance is self._recent:
             self._recent = None
-
-    def _prefetch(self, instance: InstanceSlot, call: Call) -> None:
-        ahead = self._ahead.get(instance)
-        if ahead is None:
-            ahead = self._ahead[instance] = deque()
-        ahead.append(call)
-        call.holder = self
-        if len(self.instances) == 1:
-            instance.run([call])
-        else:
-            instance.run_reclaimable(call, self._on_returned)
-            if self._timer is None:
-                self._timer = self._clock.call_later(_RECLAIM_INTERVAL_NS, self._check_progress)
-        if call.state is _FINISHED:  # it could not be sent
-            self._remove_prefetched(instance, call)
-        else:
-            self._without_next.pop(instance, None)
 
     def _check_progress(self) -> None:
         """Reclaims the calls of instances that have started none since the last check.

@@ -92,12 +92,13 @@ class InstanceSlot(CallHolder, ABC):
         That may be before the calls of this one have ended.
         """
 
-    @abstractmethod
-    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
-        """Whether it takes this call while it runs another one, and `prefetched` more.
+    def prefetch(self, call: Call, prefetched: int) -> bool:
+        """Takes this call while it runs another one and has `prefetched` more, or returns False.
 
-        It starts the call as soon as it would be free; `instance_ready` is called for each.
+        It starts the call as soon as it would be free; `instance_ready` is called for each. By
+        default it takes none.
         """
+        return False
 
     def accepts_reclaimable(self, call: Call, prefetched: int, finds_core: bool) -> bool:
         """Whether it takes this call as prefetch although the model has other instances.

@@ -220,10 +220,6 @@ class OldestSequenceBatch(SequenceBatch, InstanceSlot):
             self.slot_ready(number)
             self.signal_if_empty()
 
-    def accepts_prefetch(self, call: Call, ahead: int) -> bool:
-        """Returns False: there is no prefetch."""
-        return False
-
     def drain_prefetched(self) -> abc.Sequence[Call]:
         """Returns nothing."""
         return ()

@@ -21,6 +21,7 @@ from stub.wire.ring import (
     create_ring_file,
     map_ring,
 )
+from stub.wire.session import State
 from stub.wire.spawn import SpawnArguments
 from tests.conftest import DEADLINE
 
@@ -45,8 +46,8 @@ class Ends:
     def wake_early(self) -> None:
         os.eventfd_write(self.work_event, WAKE_EARLY)
 
-    def send(self, message: m.ToStub = WANTED) -> None:
-        self._ring.try_write(m.encode([message]))
+    def send(self, *messages: m.ToStub) -> None:
+        self._ring.try_write(m.encode(messages or [WANTED]))
         os.eventfd_write(self.work_event, 1)
 
     def received_messages(self) -> list[m.ToHost]:
@@ -103,6 +104,18 @@ def test_a_stub_that_finds_work_is_not_idle(ends: Ends) -> None:
     ends.send()
     assert ends.channel.receive_work() == [WANTED]
     assert not ends.channel.is_idle()
+
+
+def test_a_stub_that_waited_for_a_frame_of_several_batches_is_not_idle(ends: Ends) -> None:
+    ends.channel._session.state = State.SERVING
+    for batches in (1, 2):
+        sender = threading.Timer(0.05, ends.send, [m.Execute(n, []) for n in range(batches)])
+        sender.start()
+        try:
+            assert len(ends.channel.receive_work()) == batches
+        finally:
+            sender.join()
+        assert ends.channel.is_idle() == (batches == 1)
 
 
 def test_a_stub_that_had_to_wait_for_work_is_idle_until_there_is_more(

@@ -244,67 +244,6 @@ async def warm_up(scene: Scene) -> None:
     scene.stub.work()
 
 
-# Telling of work
-
-
-def frames_announced(scene: Scene) -> int:
-    try:
-        return os.eventfd_read(scene.stub.event)
-    except BlockingIOError:
-        return 0
-
-
-def test_busy_stub_gets_one_announcement_for_all_frames_of_a_loop_turn(scene: Scene) -> None:
-    async def main() -> None:
-        scene.stub.doorbell.announce_frames()
-        assert frames_announced(scene) == 1
-        for _ in range(3):
-            scene.stub.doorbell.announce_frames()
-        assert frames_announced(scene) == 0
-        await asyncio.sleep(0)
-        assert frames_announced(scene) == 3
-        await asyncio.sleep(0)
-        assert frames_announced(scene) == 0
-
-    run(main())
-
-
-def test_busy_stub_gets_an_announcement_every_sixteen_frames(scene: Scene) -> None:
-    async def main() -> None:
-        for _ in range(1 + 16 + 2):
-            scene.stub.doorbell.announce_frames()
-        assert frames_announced(scene) == 1 + 16
-        await asyncio.sleep(0)
-        assert frames_announced(scene) == 2
-
-    run(main())
-
-
-def test_stub_that_answered_gets_all_its_frames_announced(scene: Scene) -> None:
-    async def main() -> None:
-        for _ in range(3):
-            scene.stub.doorbell.announce_frames()
-        scene.stub.doorbell.stub_answered()
-        scene.stub.doorbell.announce_frames()
-        assert frames_announced(scene) == 4
-        await asyncio.sleep(0)
-        assert frames_announced(scene) == 0
-
-    run(main())
-
-
-def test_exited_stub_gets_no_announcement(scene: Scene) -> None:
-    async def main() -> None:
-        for _ in range(3):
-            scene.stub.doorbell.announce_frames()
-        assert frames_announced(scene) == 1
-        scene.stub.doorbell.close()
-        await asyncio.sleep(0)
-        assert frames_announced(scene) == 0
-
-    run(main())
-
-
 # Staying awake
 
 

@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import cast
@@ -427,39 +428,104 @@ def reclaimable(number: int) -> ReclaimedFrame:
     return number, (m.CloseArena(number),)
 
 
+def batches_in(frame: bytes) -> list[int]:
+    """The numbers of the batches in a frame that has nothing else."""
+    batches = [each for each in m.decode_to_stub(frame) if isinstance(each, m.Execute)]
+    assert m.encode(batches) == frame
+    return [batch.batch for batch in batches]
+
+
+def announced(ends: LinkWithStub) -> list[list[int]]:
+    """The numbers of the batches in the frames of work that were announced since the last time."""
+    inbox = ends.inbox
+    frames: list[list[int]] = []
+    while inbox.announced or inbox.receive_announcements():
+        frame = inbox.read_frame()
+        assert frame is not None
+        frames.append(batches_in(frame))
+    return frames
+
+
+def test_work_of_a_turn_for_a_busy_stub_shares_frames_of_at_most_sixteen_batches() -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
+        for number in range(1 + 16 + 2):
+            ends.link.send_work(execute(number))
+        assert announced(ends) == [[0], [*range(1, 17)]]
+        await asyncio.sleep(0)
+        assert announced(ends) == [[17, 18]]
+        await asyncio.sleep(0)
+        assert announced(ends) == []
+        ends.link.send_work(execute(19))
+        ends.link.close()
+        await asyncio.sleep(0)  # it is dropped
+
+    asyncio.run(main())
+
+
+def test_stub_that_answered_gets_all_of_its_work_at_once() -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
+        for number in range(3):
+            ends.link.send_work(execute(number))
+        ends.put(b"an answer")
+        ends.link.read_announced()
+        ends.link.send_work(execute(3))
+        assert announced(ends) == [[0], [1, 2, 3]]
+        ends.link.close()
+
+    asyncio.run(main())
+
+
+def test_room_in_the_ring_is_what_earlier_work_of_the_turn_leaves() -> None:
+    def test(ends: LinkWithStub) -> None:
+        ends.link.send_work(execute(1))
+        room = ends.link.inline_limit()
+        source = m.ModelSource("/", 1, "x" * (RING_BYTES // 2))
+        ends.link.send_work([m.AutoComplete(source, "")])
+        ends.link.send_work([m.AutoComplete(m.ModelSource("/", 1, "x" * (RING_BYTES // 3)), "")])
+        assert ends.link.inline_limit() < room
+
+    with_link(test)
+
+
 class TakingStub:
     """The stub's end of the ring of work: takes one frame at a time."""
 
     def __init__(self, ends: LinkWithStub) -> None:
         self._ends = ends
+        self._taken: deque[int] = deque()
 
     def take(self) -> int | None:
         """The number of the next batch, if one was announced."""
         inbox = self._ends.inbox
-        if not inbox.announced:
-            inbox.receive_announcements()
-        frame = inbox.read_frame()
-        if frame is None:
-            return None
-        (message,) = m.decode_to_stub(frame)
-        assert isinstance(message, m.Execute)
-        return message.batch
+        if not self._taken:
+            if not inbox.announced:
+                inbox.receive_announcements()
+            frame = inbox.read_frame()
+            if frame is None:
+                return None
+            self._taken += batches_in(frame)
+        return self._taken.popleft()
 
 
 def test_frames_that_the_stub_has_not_taken_are_reclaimed() -> None:
-    def test(ends: LinkWithStub) -> None:
+    async def main() -> None:
+        ends = LinkWithStub()
         stub = TakingStub(ends)
         ends.link.send_work(execute(1))
         for number in (2, 3, 4):
             ends.link.send_work(execute(number), reclaimable(number))
         assert ends.link.reclaim_frames(1) == [reclaimable(4)]
+        await asyncio.sleep(0)
         assert (stub.take(), stub.take()) == (1, 2)
         assert ends.link.reclaim_frames(9) == [reclaimable(3)]
         assert stub.take() is None
         ends.link.send_work(execute(5), reclaimable(5))
         assert ends.link.reclaim_frames(9) == [reclaimable(5)]
+        ends.link.close()
 
-    with_link(test)
+    asyncio.run(main())
 
 
 def test_no_frame_before_one_that_stays_is_reclaimed() -> None:

@@ -104,11 +104,6 @@ class FakeInstanceSlot(InstanceSlot):
     def run(self, calls: Sequence[Call]) -> None:
         assert calls, "an empty batch"
         assert not any(call.ended for call in calls), "runs a call that has ended"
-        if self.running and self.eager:
-            assert len(self.next) < self.eager, "too many prefetched batches on one instance"
-            assert all(is_held_by(call, self.scheduler) for call in calls)
-            self.next.append(list(calls))
-            return
         assert not self.running, "two batches at a time on one instance"
         assert all(call.holder is self for call in calls)
         self.running = list(calls)
@@ -123,9 +118,12 @@ class FakeInstanceSlot(InstanceSlot):
     def ahead(self) -> list[Call]:
         return [call for batch in self.next for call in batch]
 
-    def accepts_prefetch(self, call: Call, ahead: int) -> bool:
-        assert ahead == len(self.next)
-        return ahead < self.eager
+    def prefetch(self, call: Call, prefetched: int) -> bool:
+        assert self.running and not call.ended
+        assert prefetched == len(self.next)
+        if prefetched < self.eager:
+            self.next.append([call])
+        return prefetched < self.eager
 
     def drain_prefetched(self) -> Sequence[Call]:
         unstarted, self.unstarted = self.unstarted, []

@@ -45,7 +45,7 @@ class FastSlot(FakeInstanceSlot):
         self.cores: list[bool] = []
         self._on_returned: Callable[[InstanceSlot, Call], None] | None = None
 
-    def accepts_prefetch(self, call: Call, ahead: int) -> bool:
+    def prefetch(self, call: Call, prefetched: int) -> bool:
         return False  # the rule for a single instance is tested elsewhere
 
     def accepts_reclaimable(self, call: Call, prefetched: int, finds_core: bool) -> bool:
@@ -281,8 +281,8 @@ def test_call_that_a_leaving_instance_returns_fails_if_no_other_will_come(recove
 
 def test_an_instance_whose_partner_restarts_gets_no_call_that_it_cannot_return() -> None:
     class Willing(FastSlot):
-        def accepts_prefetch(self, call: Call, ahead: int) -> bool:
-            return ahead < self.eager
+        def prefetch(self, call: Call, prefetched: int) -> bool:
+            return FakeInstanceSlot.prefetch(self, call, prefetched)
 
     scene = Scene(fast=1, slot=Willing)
     first, second = scene.instances

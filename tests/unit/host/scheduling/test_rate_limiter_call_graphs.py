@@ -159,9 +159,6 @@ class Instance(InstanceSlot):
     def overtake(self) -> bool:
         return self.permit.overtake()
 
-    def accepts_prefetch(self, call: Call, prefetched: int) -> bool:
-        return False
-
     def drain_prefetched(self) -> Sequence[Call]:
         return ()
 
