@@ -271,6 +271,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
             measured = _Bench(url, model, options, client).run()
     except InvalidInput as error:
         _fail(str(error), _EXIT_USAGE)
+    except UnicodeEncodeError as error:
+        _fail(f"expected UTF-8, got {error.object!a}", _EXIT_USAGE)
     except HostError as error:
         _fail(error.message, _EXIT_FAILED)
     except KeyboardInterrupt:
@@ -430,7 +432,10 @@ class _Bench:
         chain = prompts.encode(self._url, self._headers)
         body = chain[0].partition(b"\r\n\r\n")[2]
         client = ServerClient(self._url, options.header, options.timeout, self._client.tls)
-        client.post(prompts.path, body, {"Content-Type": "application/json"})
+        try:
+            client.post(prompts.path, body, {"Content-Type": "application/json"})
+        except HostError as error:
+            raise HostError(error.code, f"{prompts.path}: {error.message}") from error
         load = Load(self._target(prompts.protocol), [chain])
         return lambda level: load, prompts.protocol
 

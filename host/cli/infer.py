@@ -119,6 +119,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
             failed = _infer(client, model, options)
     except InvalidInput as error:
         _fail(str(error), _EXIT_USAGE)
+    except UnicodeEncodeError as error:
+        _fail(f"expected UTF-8, got {error.object!a}", _EXIT_USAGE)
     except HostError as error:
         _fail(error.message, _EXIT_FAILED)
     except KeyboardInterrupt:

@@ -202,6 +202,8 @@ class HttpCall:
             if self._cancelled or self._transport.closed:
                 raise cancelled_error() from error
             reason = str(error) or type(error).__name__
+            if type(error) is http.client.BadStatusLine:  # its text are the bytes
+                reason = "its answer is not one of HTTP/1.1"
             raise no_answer(settings.url, reason, "HTTP") from error
         finally:
             self._connection = None

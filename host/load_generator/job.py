@@ -73,10 +73,7 @@ class Cut(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Ends the load: its sequences are ended, and its connections closed.
-
-    Other requests in flight are left alone.
-    """
+    """Ends the load: responses arrive and sequences are ended, but only for a short time."""
 
 
 class Slice(msgspec.Struct, frozen=True, tag=True):
@@ -113,11 +110,15 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """The load has ended, as it was told to."""
+
+
 FRAME_SIZE = struct.Struct("!i")
 """What is before each message: its size, as `multiprocessing.connection` writes it."""
 
 Command = Job | Cut | Stop
-Report = Slice | Failed
+Report = Slice | Failed | Stopped
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -258,6 +258,7 @@ class Measuring:
             if plan.warmup:
                 workers.start(divide(load, level, replace(plan, requests=0), processes))
                 self._wait(Progress(level, "warm-up"), plan.warmup)
+                workers.stop()  # so that the server counts no request of it below
             counts = self._read_counts()
             workers.start(divide(load, level, plan, processes))
             sample = self._wait(Progress(level, f"{plan.requests} requests"), math.inf)

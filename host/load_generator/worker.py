@@ -29,6 +29,7 @@ from host.load_generator.job import (
     Report,
     Slice,
     Stop,
+    Stopped,
     Target,
     decode_command,
     encode,
@@ -45,6 +46,7 @@ _CONNECT_SECONDS = 10.0
 _ATTEMPTS, _PAUSE = 20, 0.1  # to open a lost connection again
 _WATCH_SECONDS = 0.5
 _END_SECONDS = 2.0  # for the last request of a sequence, and the one before it
+_LAST_SECONDS = 0.2  # for the last response of other requests
 _GARBAGE = 100_000  # objects between two collections: requests leave no cycles
 
 
@@ -87,6 +89,7 @@ class _Worker:
         else:
             assert isinstance(command, Stop)
             await self._finish()
+            self._report(Stopped())
 
     async def _finish(self) -> None:
         load, self._load = self._load, None
@@ -132,16 +135,18 @@ class Load:
         self._watch_timeouts()
 
     async def finish(self) -> None:
-        """Ends open sequences, if the server answers in time, and closes everything."""
+        """Waits for responses and ends open sequences, but not for long, and closes everything."""
         if self._stopped:
             return
         self._stop()
-        self._ending = {sender for sender in self._senders if sender.chain.is_open}
+        self._ending.update(one for one in self._senders if one.busy or one.chain.is_open)
         for sender in [one for one in self._ending if not one.busy]:
             self._end_sequence(sender)
         if self._ending:
+            self._ended.clear()
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), _END_SECONDS)
+                seconds = _END_SECONDS if self._job.ends else _LAST_SECONDS
+                await asyncio.wait_for(self._ended.wait(), seconds)
         self.close()
 
     def _stop(self) -> None:
@@ -167,7 +172,8 @@ class Load:
         now, (cpu, waited) = perf_counter(), _cpu_times()
         measured, self._measured = self._measured, Measured()
         for sender in self._senders:
-            sender.measured = self._measured
+            if sender not in self._ending:
+                sender.measured = self._measured
         made = Slice(
             now - self._cut_at,
             measured.latencies.tobytes(),
@@ -302,18 +308,21 @@ class Load:
         return sender
 
     def _on_free(self, sender: Sender) -> None:
+        if sender in self._ending:
+            self._end_sequence(sender)
+            return
         self._completed += 1
         if self._completed == self._job.requests:
             self._finished = perf_counter()
         if not self._stopped:
             self._continue(sender)
-        elif sender in self._ending:
-            self._end_sequence(sender)
 
     def _end_sequence(self, sender: Sender) -> None:
-        """Sends the last request of a sequence, or notes that it has ended."""
+        """Sends the last request of a sequence, which is not measured, or notes that it ended."""
         if sender.chain.is_open and sender.is_usable:
+            self._ending.add(sender)
             sender.chain.cut_off()
+            sender.measured = Measured()
             now = perf_counter()
             sender.send(now, now)
             return
@@ -332,6 +341,8 @@ class Load:
             self._started += 1
             now = perf_counter()
             sender.send(now, now)
+        else:
+            self._end_sequence(sender)  # another one may wait for its slot in the server
 
     def _replace(self, sender: Sender) -> None:
         self._spawn(self._reconnect(sender))

@@ -16,7 +16,18 @@ from pathlib import Path
 import msgspec
 
 from host.errors import HostError, internal, unavailable
-from host.load_generator.job import Command, Cut, Failed, Job, Stop, decode_report, encode
+from host.load_generator.job import (
+    Command,
+    Cut,
+    Failed,
+    Job,
+    Report,
+    Slice,
+    Stop,
+    Stopped,
+    decode_report,
+    encode,
+)
 
 _ENTRY = str(Path(__file__).with_name("__main__.py"))
 _REPLY_SECONDS = 60.0
@@ -118,16 +129,22 @@ class _Process:
         except OSError as error:
             raise internal("a process of the load generator has ended early") from error
 
-    def receive(self) -> Sample:
-        """Returns a slice. Raises HostError."""
+    def receive(self) -> Report:
+        """Returns the next report. Raises HostError."""
         if not self._connection.poll(_REPLY_SECONDS):
             raise internal(f"a process of the load generator did not respond in {_REPLY_SECONDS} s")
         try:
-            report = decode_report(self._connection.recv_bytes())
+            report: Report = decode_report(self._connection.recv_bytes())
+            return report
         except (EOFError, OSError, msgspec.MsgspecError) as error:
             raise internal("a process of the load generator has ended early") from error
+
+    def receive_slice(self) -> Sample:
+        """Returns a slice. Raises HostError."""
+        report = self.receive()
         if isinstance(report, Failed):
             raise unavailable(report.error)
+        assert isinstance(report, Slice)
         sample = Sample()
         sample.seconds = report.seconds
         for mine, data in (
@@ -178,7 +195,7 @@ class Workers:
         try:
             for process in self._active:
                 process.send(Cut())
-            samples = [process.receive() for process in self._active]
+            samples = [process.receive_slice() for process in self._active]
         except HostError:
             self.close()  # replies that are left would be taken for those of the next load
             raise
@@ -195,11 +212,17 @@ class Workers:
         return whole
 
     def stop(self) -> None:
-        """Ends the load. The processes wait for another one."""
-        for process in self._active:
-            with suppress(HostError):
+        """Ends the load, if there is one. The processes wait for another one. Raises HostError."""
+        active, self._active = self._active, []
+        try:
+            for process in active:
                 process.send(Stop())
-        self._active = []
+            for process in active:
+                while not isinstance(process.receive(), Stopped):
+                    pass  # of a load that has failed by itself
+        except HostError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Ends the processes."""

@@ -124,7 +124,7 @@ SUMS_CONFIG = """
 max_batch_size: 4
 input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
-sequence_batching { control_input [
+sequence_batching { max_sequence_idle_microseconds: 600000000 control_input [
   { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } },
   { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } },
   { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } },
@@ -313,11 +313,13 @@ def test_sequences_that_the_end_of_a_load_cuts_off_are_ended(host: RunningHost, 
     url, grpc = urls(host)
     for arguments in ([url], [grpc], [grpc, "--streaming"], [grpc, "--processes=2"]):
         seen.write_text("")
-        flags = ("--sequence-length=1000", "--concurrency=3", "--requests=30", "--warmup=0.1")
-        (level,) = levels(*arguments, "sums", *flags)
+        # Half of the sequences wait until others end: there are four slots.
+        flags = ("--sequence-length=1000", "--concurrency=8", "--requests=30", "--warmup=0.1")
+        (level,) = levels(*arguments, "sums", *flags, f"--timeout={DEADLINE}")
         assert (level["requests"], level["failed"]) == (30, 0)
+        assert level["server_batch"] >= 1  # of these requests only
         told = seen.read_text().split()
-        assert told.count("START") == told.count("END") == 1 + 2 * 3, arguments
+        assert told.count("START") == told.count("END") == 1 + 2 * 8, arguments
 
 
 def test_inputs_have_the_shape_the_batch_and_the_values_that_were_asked_for(
@@ -429,6 +431,9 @@ def test_what_cannot_be_measured_is_told_in_a_line(host: RunningHost, tmp_path: 
     cases: list[tuple[list[str], int, str]] = [
         (["http://127.0.0.1:1", "double"], 1, "no answer from http://127.0.0.1:1"),
         (["grpc://127.0.0.1:1", "double"], 1, "no answer from grpc://127.0.0.1:1"),
+        ([grpc, "caf\udce9"], 2, "expected UTF-8, got 'caf\\udce9'"),
+        ([url, "caf\udce9"], 2, "expected UTF-8, got 'caf\\udce9'"),
+        ([grpc.replace("grpc", "http"), "double"], 1, "its answer is not one of HTTP/1.1; is it"),
         ([host.http_url, "double"], 2, "expected http://HOST:PORT or grpc://HOST:PORT"),
         ([url, "nothing"], 1, "Request for unknown model: 'nothing' is not found"),
         ([grpc, "nothing"], 1, "Request for unknown model: 'nothing' is not found"),
@@ -440,7 +445,11 @@ def test_what_cannot_be_measured_is_told_in_a_line(host: RunningHost, tmp_path: 
         ([url, "double", "--shape=X:7"], 1, "seven is too many"),
         ([url, "double", f"--input-data={tmp_path}/bad.json"], 2, "has no input 'W'"),
         ([url, "double", f"--input-data={tmp_path}/no.json"], 1, "cannot be read"),
-        ([url, "nothing", "--api=chat"], 1, "there is no model 'nothing' here"),
+        (
+            [url, "nothing", "--api=chat"],
+            1,
+            "/v1/chat/completions: there is no model 'nothing' here",
+        ),
         ([grpc, "words", "--api=chat"], 1, "--api needs the address of the HTTP port"),
         ([url, "double", "--rate=1", "--concurrency=1"], 2, "either --concurrency or --rate"),
         ([url, "double", "--input-data=x", "--zero-input"], 2, "--zero-input has no effect with"),
