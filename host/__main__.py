@@ -80,6 +80,9 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == ["serve"]:
         fork_from_init()
+    else:
+        # Names of files and texts of models may be no text of the terminal.
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     import_dependencies()
     if arguments:
         _run(arguments[0], arguments[1:])

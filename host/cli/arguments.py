@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from host.errors import invalid_argument
 from host.options.flags import (
     Flag,
+    FlagGroup,
     HelpRequested,
     InvalidValue,
     check_values,
     describe_misuse,
     flags_of,
+    one_of,
     parse_flags,
     usage,
 )
@@ -106,6 +110,16 @@ def check_inputs(texts: Sequence[str]) -> None:
 def split_inputs(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Returns NAME=VALUE texts as pairs."""
     return [(name, value) for name, _, value in (text.partition("=") for text in texts)]
+
+
+def format_flag(group: FlagGroup) -> Any:
+    """Returns the dataclass field of a `--format` that is text or json."""
+    return group("text", "Output format: text or json.", check=one_of("format", "text", "json"))
+
+
+def to_json(value: object) -> str:
+    """Returns the output of `--format=json`."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
 def serve_flag(field: str) -> Any:

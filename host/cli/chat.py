@@ -50,7 +50,6 @@ class ChatOptions:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Talks until the end of the input and exits."""
     (url, model), options = parse_texts(arguments, "chat [URL] MODEL", _ABOUT, ChatOptions)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
     client = ServerClient(url, options.header, options.timeout)
     messages: list[dict[str, str]] = []
     if options.system:

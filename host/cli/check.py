@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import parse_texts, serve_flag
+from host.cli.arguments import format_flag, parse_texts, serve_flag
 from host.config.findings import Problem
 from host.errors import HostError, invalid_argument
 from host.lint.model_folder import (
@@ -23,7 +23,7 @@ from host.lint.model_folder import (
 )
 from host.logs.formats import Colour, paint, shows_colours
 from host.models.backends import Backends
-from host.options.flags import SWITCH, FlagGroup, one_of
+from host.options.flags import SWITCH, FlagGroup
 from host.options.options import Options
 from host.options.validators import read_variables
 from host.repository.object_store.location import is_store_url
@@ -58,9 +58,7 @@ class CheckOptions:
     """The flags of `pbhost check`."""
 
     strict: bool = _group(False, "Report warnings as errors.", SWITCH)
-    format: str = _group(
-        "text", "Output format: text or json.", check=one_of("format", "text", "json")
-    )
+    format: str = format_flag(_group)
     disable_auto_complete_config: bool = serve_flag("disable_auto_complete_config")
     model_config_name: str = serve_flag("model_config_name")
     backend_directory: str = serve_flag("backend_directory")
@@ -72,7 +70,6 @@ class CheckOptions:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the problems and exits; the status tells CI whether there are errors."""
     repositories, options = parse_texts(arguments, "check REPOSITORY ...", _ABOUT, CheckOptions)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd file names
     try:
         scan = _scan(repositories, options)
     except HostError as error:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from host.cli.arguments import parse_texts
+from host.cli.arguments import format_flag, parse_texts, to_json
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.crashes.quarantine import QuarantinedRequest
 from host.crashes.records import (
@@ -24,7 +24,7 @@ from host.crashes.records import (
 )
 from host.errors import HostError, invalid_argument, not_found
 from host.logs.formats import escape_control_characters, format_table
-from host.options.flags import SWITCH, FlagGroup, one_of
+from host.options.flags import SWITCH, FlagGroup
 
 _NEWEST = "newest"
 
@@ -60,15 +60,12 @@ class CrashesOptions:
         SWITCH,
     )
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
-    format: str = _group(
-        "text", "Output format: text or json.", check=one_of("format", "text", "json")
-    )
+    format: str = format_flag(_group)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the records and exits."""
     (source,), options = parse_texts(arguments, "crashes [URL|DIRECTORY]", _ABOUT, CrashesOptions)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd output
     remote = source.startswith(("http://", "https://"))
     try:
         client = ServerClient(source, options.header)
@@ -89,16 +86,16 @@ def _describe(records: _Server | _Directory, options: CrashesOptions) -> str:
     as_json = options.format == "json"
     if options.show and options.show != _NEWEST:
         record = records.find(options.show)
-        return _to_json(record) if as_json else _format_record(record)
+        return to_json(record) if as_json else _format_record(record)
     found = [one for one in records.list() if options.model in ("", one.model)]
     if options.show:
         if not found:
             raise not_found("there is no record of a crash")
         record = records.find(found[0].id)
-        return _to_json(record) if as_json else _format_record(record)
+        return to_json(record) if as_json else _format_record(record)
     refused = [one for one in records.list_quarantined() if options.model in ("", one.model)]
     if as_json:
-        return _to_json({"crashes": found, "quarantine": refused})
+        return to_json({"crashes": found, "quarantine": refused})
     if not found:
         return "no crash\n"
     rows = [(one.time, one.model, str(one.version), one.reason, one.id) for one in found]
@@ -121,10 +118,6 @@ def _lift_quarantine(records: _Server | _Directory, model: str) -> str:
         raise invalid_argument("--lift needs the address of a server (http://HOST:PORT)")
     count = records.lift_quarantine(model)
     return f"{count} request{'s' if count != 1 else ''} accepted again\n"
-
-
-def _to_json(value: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
 class _Directory:

@@ -16,10 +16,10 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import parse_texts
+from host.cli.arguments import format_flag, parse_texts
 from host.core import VERSION
 from host.instances.gpus import find_gpus
-from host.options.flags import FlagGroup, one_of
+from host.options.flags import FlagGroup
 from host.options.options import Options
 from host.release import RELEASE
 from host.system.resources import usable_cpus
@@ -55,15 +55,12 @@ _group = FlagGroup("Doctor")
 class DoctorOptions:
     """The flags of `pbhost doctor`."""
 
-    format: str = _group(
-        "text", "Output format: text or json.", check=one_of("format", "text", "json")
-    )
+    format: str = format_flag(_group)
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints what was found and exits."""
     _, options = parse_texts(arguments, "doctor", _ABOUT, DoctorOptions)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd paths
     sections = {
         "pbhost": _versions(),
         "python": _python(),

@@ -111,7 +111,6 @@ class InferOptions(TlsOptions):
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints the responses and exits."""
     (url, model), options = parse_texts(arguments, "infer [URL] MODEL", _ABOUT, InferOptions)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd texts
     if not URL.fullmatch(url):
         _fail(f"expected http://HOST:PORT or grpc://HOST:PORT, got '{url}'", _EXIT_USAGE)
     try:

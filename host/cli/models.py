@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from host.cli.arguments import parse_texts
+from host.cli.arguments import parse_texts, to_json
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers, check_timeout
 from host.errors import HostError
 from host.logs.formats import escape_control_characters, format_table
@@ -65,7 +65,6 @@ def main(arguments: Sequence[str]) -> NoReturn:
     (url, action, *names), options = parse_texts(
         arguments, "models [URL] list|load|unload [MODEL] ...", _ABOUT, ModelsOptions
     )
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     actions = {"list": _list, "load": _load, "unload": _unload}
     if action not in actions:
         _fail(describe_misuse("models", f"expected list, load or unload, got '{action}'", ""))
@@ -90,8 +89,7 @@ def _list(client: ServerClient, names: Sequence[str], options: ModelsOptions) ->
     found = client.read(_INDEX, list[_ModelVersion], b"{}")
     chosen = [model for model in found if not names or model.name in names]
     if options.format == "json":
-        body = msgspec.json.encode([msgspec.structs.asdict(model) for model in chosen])
-        sys.stdout.write(msgspec.json.format(body, indent=2).decode() + "\n")
+        sys.stdout.write(to_json([msgspec.structs.asdict(model) for model in chosen]))
         return
     rows = [
         tuple(map(escape_control_characters, (one.name, one.version, one.state, one.reason)))

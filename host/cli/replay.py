@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from host.cli.arguments import parse_texts, serve_flag
+from host.cli.arguments import format_flag, parse_texts, serve_flag, to_json
 from host.cli.infer import URL
 from host.cli.model_client import ModelClient, TlsOptions, response_of
 from host.cli.run import run_recorded
@@ -25,7 +25,7 @@ from host.client.messages import add_input, new_request
 from host.client.signature import EncodedTensor, to_tensor
 from host.errors import HostError, not_found
 from host.logs.formats import escape_control_characters
-from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer, one_of
+from host.options.flags import SIZE, SWITCH, FlagGroup, InvalidValue, integer
 from host.options.validators import not_negative
 from host.recording.recording import (
     RecordedRequest,
@@ -433,9 +433,7 @@ class ReplayOptions(TlsOptions):
     timeout: float = _group(
         60.0, "Seconds to wait for the responses to a request.", check=_check_timeout
     )
-    format: str = _group(
-        "text", "Output format: text or json.", check=one_of("format", "text", "json")
-    )
+    format: str = format_flag(_group)
     backend_directory: str = serve_flag("backend_directory")
 
 
@@ -445,7 +443,6 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if bool(options.against) == bool(options.run):
         sys.stderr.write("pbhost replay: give either --against=URL or --run=MODEL_DIR\n")
         sys.exit(2)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     try:
         with RecordingReader(Path(directory)) as reader:
             if options.run:
@@ -483,7 +480,7 @@ def _send(reader: RecordingReader, options: ReplayOptions) -> ReplayResult:
 
 def _describe_result(result: ReplayResult, form: str) -> str:
     if form == "json":
-        return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"
+        return to_json(result)
     lines = [
         f"request {one.number} to '{one.model}' (id '{one.id}'): {one.text}"
         for one in result.differences

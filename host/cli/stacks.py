@@ -10,13 +10,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from host.cli.arguments import parse_texts
+from host.cli.arguments import format_flag, parse_texts, to_json
 from host.cli.crashes import format_requests
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers
 from host.errors import HostError
 from host.instances.activity import InstanceActivity
 from host.logs.formats import escape_control_characters
-from host.options.flags import FlagGroup, one_of
+from host.options.flags import FlagGroup
 
 _ABOUT = """\
 Shows what each instance of a running server does now: the requests that it runs, and the Python
@@ -42,9 +42,7 @@ class StacksOptions:
 
     model: str = _group("", "Show only instances of this model.")
     header: list[str] = _group([], HEADER_HELP, check=check_headers)
-    format: str = _group(
-        "text", "Output format: text or json.", check=one_of("format", "text", "json")
-    )
+    format: str = format_flag(_group)
 
 
 class _Answer(msgspec.Struct):
@@ -54,7 +52,6 @@ class _Answer(msgspec.Struct):
 def main(arguments: Sequence[str]) -> NoReturn:
     """Prints what the instances do and exits."""
     (url,), options = parse_texts(arguments, "stacks [URL]", _ABOUT, StacksOptions)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     path = f"/v2/models/{quote(options.model, safe='')}/stacks" if options.model else "/v2/stacks"
     try:
         answer = ServerClient(url, options.header).read(path, _Answer)
@@ -62,8 +59,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         sys.stderr.write(f"pbhost stacks: {error.message}\n")
         sys.exit(1)
     if options.format == "json":
-        body = msgspec.json.encode(answer)
-        sys.stdout.write(msgspec.json.format(body, indent=2).decode() + "\n")
+        sys.stdout.write(to_json(answer))
         sys.exit(0)
     texts = [_format_activity(instance) for instance in answer.instances]
     sys.stdout.write("\n".join(texts) or "no instance\n")

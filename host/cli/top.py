@@ -184,7 +184,6 @@ class _Column:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Shows the models and exits."""
     (url,), options = parse_texts(arguments, "top [URL]", _ABOUT, TopOptions)
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # odd names
     client = ServerClient(url, options.header)
     try:
         if options.once:
