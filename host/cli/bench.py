@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 import random
 import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from host.cli.arguments import check_inputs, parse_texts, split_inputs
+from host.cli.bench_reports import REPORTS, format_milliseconds
 from host.cli.infer import URL, check_parameters, read_parameters
 from host.cli.model_client import ModelClient, TlsOptions, with_port
 from host.cli.server_client import HEADER_HELP, ServerClient, check_headers, read_headers
 from host.errors import HostError, invalid_argument, unsupported
 from host.load_generator.job import Protocol, Target
 from host.load_generator.measurement import (
-    QUANTILES,
     Level,
     Load,
     Measurement,
@@ -30,7 +27,6 @@ from host.load_generator.measurement import (
     Plan,
     Progress,
     ServerCounts,
-    mean,
     quantile,
 )
 from host.load_generator.requests import (
@@ -321,7 +317,7 @@ class _Bench:
         )  # fmt: skip
         levels = self._levels()
         make_load, protocol = self._prepare()
-        report = _REPORTS[options.format](self._model, protocol, plan)
+        report = REPORTS[options.format](self._model, protocol, plan)
         interrupt = _Interrupt()
         live = _LiveLine()
         measured: list[Measurement] = []
@@ -482,192 +478,3 @@ class _LiveLine:
         if self._active:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
-
-
-def format_milliseconds(seconds: float) -> str:
-    """Formats a time for a table; "-" if it is not known."""
-    if math.isnan(seconds):
-        return "-"
-    number = 1000 * seconds
-    return f"{number:.3f}" if number < 1 else f"{number:.2f}" if number < 100 else f"{number:.0f}"
-
-
-def format_rate(number: float) -> str:
-    """Formats a number of requests per second for a table."""
-    return f"{number:.1f}" if number < 1000 else f"{number:.0f}"
-
-
-_STREAMED = (Protocol.GRPC_STREAM, Protocol.HTTP_EVENTS)
-_SHOWN = {
-    Protocol.GRPC: "gRPC",
-    Protocol.GRPC_STREAM: "gRPC streams",
-    Protocol.HTTP: "HTTP",
-    Protocol.HTTP_EVENTS: "HTTP with server-sent events",
-}
-
-
-def _to_row(found: Measurement) -> dict[str, Any]:
-    """The figures of a level, by name; times are in milliseconds, unknown ones None."""
-    sample, server = found.sample, found.server
-
-    def known(number: float) -> float | None:
-        return None if math.isnan(number) else round(number, 4)
-
-    def times(name: str, values: Sequence[float]) -> dict[str, float | None]:
-        row = {f"{name}_mean_ms": known(1000 * mean(values))}
-        for label, share in QUANTILES.items():
-            row[f"{name}_{label}_ms"] = known(1000 * quantile(values, share))
-        return row
-
-    row: dict[str, Any] = {
-        "concurrency": found.level.concurrency or None,
-        "rate": found.level.rate or None,
-        "requests": len(sample.latencies),
-        "failed": found.failed,
-        "seconds": round(sample.seconds, 4),
-        "requests_per_second": known(found.rate),
-        "responses_per_second": known(sample.responses / (sample.seconds or math.nan)),
-        **times("latency", sample.latencies),
-        **times("first", sample.first),
-        **times("gap", sample.gaps),
-        **times("lateness", sample.lateness),
-    }
-    names = ("queue", "compute_input", "compute_infer", "compute_output")
-    for name in names:
-        row[f"server_{name}_ms"] = server and known(1000 * server.mean(name))
-    row["server_batch"] = server and known(server.batch)
-    row["client_processes"] = found.processes
-    row["client_cpu"] = known(max(sample.cpu, default=math.nan))
-    row["client_limit"] = found.client_limit
-    row["backlog"] = sample.backlog
-    row["stable"] = found.stable
-    row["interrupted"] = found.interrupted
-    return row
-
-
-class _TextReport:
-    """A table, whose lines are printed as they are measured, and remarks after it."""
-
-    def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
-        self._protocol = protocol
-        self._remarks: list[str] = []
-        self._titles: list[str] = []
-        measured = (
-            f"{plan.requests} requests" if plan.requests else f"three windows of {plan.window:g} s"
-        )
-        self._head = f"model '{model}', {_SHOWN[protocol]}, {measured}; times in ms\n"
-
-    def add(self, found: Measurement) -> None:
-        """Prints a line."""
-        cells = self._cells(found)
-        if not self._titles:
-            self._titles = list(cells)
-            line = "  ".join(title.rjust(_width(title)) for title in cells)
-            sys.stdout.write(f"{self._head}{line}\n")
-        line = "  ".join(text.rjust(_width(title)) for title, text in cells.items())
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-        self._remark(found)
-
-    def _cells(self, found: Measurement) -> dict[str, str]:
-        sample, level = found.sample, found.level
-        cells = (
-            {"concurrency": str(level.concurrency)}
-            if level.concurrency
-            else {"rate": f"{level.rate:g}"}
-        )
-        cells["requests/s"] = format_rate(found.rate)
-        for label, share in QUANTILES.items():
-            cells[label] = format_milliseconds(found.latency(share))
-        if self._protocol in _STREAMED:
-            cells["responses/s"] = format_rate(sample.responses / (sample.seconds or math.nan))
-            cells["first p50"] = format_milliseconds(quantile(sample.first, 0.5))
-            cells["first p99"] = format_milliseconds(quantile(sample.first, 0.99))
-            cells["gap p50"] = format_milliseconds(quantile(sample.gaps, 0.5))
-            cells["gap p99"] = format_milliseconds(quantile(sample.gaps, 0.99))
-        server = found.server or ServerCounts()
-        cells["queue"] = format_milliseconds(server.mean("queue"))
-        cells["input"] = format_milliseconds(server.mean("compute_input"))
-        cells["infer"] = format_milliseconds(server.mean("compute_infer"))
-        cells["output"] = format_milliseconds(server.mean("compute_output"))
-        cells["batch"] = "-" if math.isnan(server.batch) else f"{server.batch:.1f}"
-        cells["client CPU"] = f"{100 * max(sample.cpu, default=0.0):.0f} %"
-        cells["failed"] = str(found.failed)
-        return cells
-
-    def _remark(self, found: Measurement) -> None:
-        level, sample = found.level, found.sample
-        for status, count in sorted(sample.failures.items(), key=lambda pair: -pair[1]):
-            text = escape_control_characters(sample.messages.get(status, ""))
-            self._remarks.append(f"{level}: {count} failed with {status}: {text}")
-        if found.interrupted:
-            self._remarks.append(f"{level}: interrupted after {sample.seconds:.1f} s")
-        elif not found.stable:
-            self._remarks.append(f"{level}: the windows were not stable")
-        if found.client_limit:
-            self._remarks.append(f"{level}: the client was the limit: {found.client_limit}")
-        if sample.backlog:
-            self._remarks.append(
-                f"{level}: {sample.backlog} requests were due and not sent at the end: all"
-                " connections, or streams that the server takes, were in use"
-            )
-        if found.processes > 1:
-            self._remarks.append(f"{level}: sent by {found.processes} processes")
-
-    def finish(self) -> None:
-        """Prints the remarks."""
-        for remark in self._remarks:
-            sys.stdout.write(f"{remark}\n")
-
-
-def _width(title: str) -> int:
-    return max(len(title), 7)
-
-
-class _CsvReport:
-    """A line for each level, after a line of names."""
-
-    def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
-        self._started = False
-
-    def add(self, found: Measurement) -> None:
-        """Prints a line."""
-        row = _to_row(found)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(row), lineterminator="\n")
-        if not self._started:
-            writer.writeheader()
-            self._started = True
-        writer.writerow(row)
-        sys.stdout.write(text.getvalue())
-        sys.stdout.flush()
-
-    def finish(self) -> None:
-        """Has printed everything."""
-
-
-class _JsonReport:
-    """One document with all levels."""
-
-    def __init__(self, model: str, protocol: Protocol, plan: Plan) -> None:
-        self._document: dict[str, Any] = {
-            "model": model,
-            "protocol": _SHOWN[protocol],
-            "levels": [],
-        }
-
-    def add(self, found: Measurement) -> None:
-        """Keeps a level."""
-        sample = found.sample
-        failures: Mapping[str, Any] = {
-            status: {"count": count, "message": sample.messages.get(status, "")}
-            for status, count in sample.failures.items()
-        }
-        self._document["levels"].append({**_to_row(found), "failures": failures})
-
-    def finish(self) -> None:
-        """Prints the document."""
-        sys.stdout.write(f"{json.dumps(self._document, indent=2)}\n")
-
-
-_REPORTS: dict[str, Any] = {"text": _TextReport, "csv": _CsvReport, "json": _JsonReport}

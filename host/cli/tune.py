@@ -20,13 +20,8 @@ from host.cli.arguments import (
     serve_flag,
     split_inputs,
 )
-from host.cli.bench import (
-    check_shapes,
-    check_together,
-    format_milliseconds,
-    format_rate,
-    read_shapes,
-)
+from host.cli.bench import check_shapes, check_together, read_shapes
+from host.cli.bench_reports import format_milliseconds, format_rate
 from host.cli.infer import check_parameters, read_parameters
 from host.errors import HostError, invalid_argument
 from host.load_generator.job import Protocol

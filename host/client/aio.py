@@ -17,12 +17,12 @@ from host.client.channel import Rpc, cancelled_error, closed_error, read_setting
 from host.client.exchange import (
     Exchange,
     Pause,
-    RequestOptions,
     SequenceState,
     Steps,
     StreamState,
 )
 from host.client.http_transport import HttpCall, HttpTransport
+from host.client.messages import RequestOptions
 from host.client.signature import Value
 from host.errors import HostError, invalid_argument
 from host.inference.request import Parameter, Result

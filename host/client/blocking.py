@@ -13,13 +13,13 @@ from host.client.channel import ChannelSettings, closed_error, read_settings
 from host.client.exchange import (
     Exchange,
     Pause,
-    RequestOptions,
     SequenceState,
     Steps,
     StreamState,
 )
 from host.client.grpc_transport import GrpcStream, GrpcTransport
 from host.client.http_transport import HttpTransport
+from host.client.messages import RequestOptions
 from host.client.signature import Value
 from host.errors import HostError
 from host.inference.request import Parameter, Result

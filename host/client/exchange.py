@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from tritonclient.grpc import service_pb2 as pb
@@ -20,14 +20,16 @@ from host.client.channel import ChannelSettings, Metadata, Rpc, to_metadata
 from host.client.messages import (
     EMPTY_FINAL,
     UNKNOWN_MODEL,
+    RequestOptions,
     add_input,
-    new_request,
-    set_parameter,
     take_final,
+    to_message,
     to_result,
     unfit_request,
+    written_version,
 )
-from host.client.shared_memory import Region, Regions, aligned
+from host.client.places import OutputSizes, Places
+from host.client.shared_memory import Region, Regions
 from host.client.signature import LARGE, EncodedTensor, Signature, TensorSpec, Value
 from host.config.json_form import to_dict
 from host.errors import ErrorCode, HostError, internal, invalid_argument, unsupported
@@ -36,11 +38,6 @@ from host.inference.request import Parameter, Result
 _UNKNOWN_REGION = "Unable to find shared memory region"
 _DECOUPLED = "doesn't support models with decoupled transaction policy"
 _SMALL_REGION = "shared memory size specified with the request for output"
-_REGION, _REGION_SIZE, _REGION_OFFSET = (
-    "shared_memory_region",
-    "shared_memory_byte_size",
-    "shared_memory_offset",
-)
 _UNCERTAIN = (
     ErrorCode.DEADLINE_EXCEEDED,
     ErrorCode.CANCELLED,
@@ -53,7 +50,6 @@ _FIRST_PAUSE = 0.1
 _MAX_PAUSE = 5.0
 _CLOSE_SECONDS = 5.0
 _LOAD_SECONDS = 600.0
-_MAX_SIZES = 1024
 _MAX_SECONDS = 365 * 86400  # gRPC takes much longer timeouts for none at all
 _STALE_CODES = ErrorCode.INVALID_ARG, ErrorCode.NOT_FOUND
 """Errors of requests that do not fit the model."""
@@ -73,40 +69,6 @@ def _is_uncertain(error: HostError) -> bool:
 _Result = TypeVar("_Result")
 Steps = Generator[Rpc | Pause, Any, _Result]
 """Gets the response of an RPC, or its HostError; None after a pause."""
-
-
-@dataclass(slots=True)  # not frozen, which would triple the time to make one
-class RequestOptions:
-    """All of a request but its inputs. `retried`: False for requests of sequences."""
-
-    model: str
-    version: int = -1
-    request_id: str = ""
-    outputs: Sequence[str] = ()
-    classes: Mapping[str, int] = field(default_factory=dict)
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    priority: int = 0
-    queue_timeout: float | None = None
-    timeout: float | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    retried: bool = True
-
-    @property
-    def written_version(self) -> str:
-        """The version as the protocol has it."""
-        return _written(self.version)
-
-    def check_classes(self) -> None:
-        """Raises HostError INVALID_ARG for classes of an output that is not requested."""
-        for name in self.classes:
-            if self.outputs and name not in self.outputs:
-                raise invalid_argument(
-                    f"`classes` has '{name}', which is not one of the requested `outputs`"
-                )
-
-
-def _written(version: int) -> str:
-    return "" if version == -1 else str(version)
 
 
 class Deadline:
@@ -163,7 +125,7 @@ class Exchange:
         self.timeout = timeout
         self._retries = retries
         self._regions = Regions(shared_memory)
-        self._output_sizes = _OutputSizes()
+        self._output_sizes = OutputSizes()
         self._signatures: dict[tuple[str, str], Signature] = {}
 
     # Calls
@@ -176,19 +138,19 @@ class Exchange:
         """Whether the server, or a model of it, takes requests. Raises HostError."""
         if not model:
             return bool((yield from self.call("ServerReady", pb.ServerReadyRequest())).ready)
-        request = pb.ModelReadyRequest(name=model, version=_written(version))
+        request = pb.ModelReadyRequest(name=model, version=written_version(version))
         return bool((yield from self.call("ModelReady", request)).ready)
 
     def read_metadata(self, model: str, version: int) -> Steps[dict[str, Any]]:
         """The metadata of the server or of a model, as JSON has them. Raises HostError."""
         if not model:
             return to_dict((yield from self.call("ServerMetadata", pb.ServerMetadataRequest())))
-        request = pb.ModelMetadataRequest(name=model, version=_written(version))
+        request = pb.ModelMetadataRequest(name=model, version=written_version(version))
         return to_dict((yield from self.call("ModelMetadata", request)))
 
     def read_config(self, model: str, version: int) -> Steps[dict[str, Any]]:
         """The configuration of a model, as JSON has it. Raises HostError."""
-        request = pb.ModelConfigRequest(name=model, version=_written(version))
+        request = pb.ModelConfigRequest(name=model, version=written_version(version))
         return to_dict((yield from self.call("ModelConfig", request)).config)
 
     def list_models(self) -> Steps[list[dict[str, Any]]]:
@@ -253,13 +215,13 @@ class Exchange:
             )
         deadline = Deadline(options.timeout)
         signature, inputs = yield from self._encode(options, values, deadline)
-        message = _to_message(options, signature)
+        message = to_message(options, signature)
         message.parameters[EMPTY_FINAL].bool_param = True
         # With this, an error of the model has a status.
         metadata = (*self._metadata(options), ("triton_grpc_error", "true"))
         retries = self.retries(options.retried, deadline)
         # Only now, as an invalid argument must not keep a region.
-        places, region = _Places(inputs), None
+        places, region = Places(inputs), None
         if self._regions.usable and places.size:
             region = yield from self._take_region(places.size, deadline)
         return StreamState(message, inputs, metadata, retries, self._regions, region)
@@ -421,9 +383,9 @@ class Exchange:
         options: RequestOptions,
         deadline: Deadline,
     ) -> Steps[Result]:
-        message = _to_message(options, signature)  # an invalid argument must not keep a region
+        message = to_message(options, signature)  # an invalid argument must not keep a region
         if self._regions.usable and self._may_use_region(signature, inputs):
-            places = _Places(inputs)
+            places = Places(inputs)
             places.expect_outputs(signature, options, self._output_sizes)
             region = None
             if places.size:
@@ -434,7 +396,7 @@ class Exchange:
                 )
                 if result is not None:
                     return result
-                message = _to_message(options, signature)
+                message = to_message(options, signature)
         for tensor in inputs:
             add_input(message, tensor)
         response = yield Rpc("ModelInfer", message, deadline.left(), self._metadata(options))
@@ -454,7 +416,7 @@ class Exchange:
     def _send_by_region(
         self,
         region: Region,
-        places: _Places,
+        places: Places,
         message: Any,
         inputs: Sequence[EncodedTensor],
         options: RequestOptions,
@@ -507,127 +469,6 @@ class Exchange:
                 self._regions.discard(region)
 
 
-class _OutputSizes:
-    """Sizes of large outputs of variable shape, by the shapes of the inputs.
-
-    The place of an output has to be known before. If an output does not fit, its request is sent
-    again, so an output whose size has once differed for the same shapes goes in the message.
-    """
-
-    def __init__(self) -> None:
-        self._sizes: dict[tuple[str, str, tuple[tuple[int, ...], ...]], int] = {}
-        self._varying: set[tuple[str, str]] = set()
-
-    @property
-    def known(self) -> bool:
-        """Whether there are any."""
-        return bool(self._sizes)
-
-    def expect(self, model: str, name: str, inputs: Sequence[EncodedTensor]) -> int:
-        """The size of an output, 0 if it is not known."""
-        if not self._sizes or (model, name) in self._varying:
-            return 0
-        return self._sizes.get((model, name, _shapes(inputs)), 0)
-
-    def observe(self, model: str, inputs: Sequence[EncodedTensor], result: Result) -> None:
-        """Remembers the sizes of the outputs of a response."""
-        for name, array in result.outputs.items():
-            size = 0 if array.dtype.hasobject else array.nbytes
-            if size < LARGE and not self._sizes:
-                continue
-            key = model, name, _shapes(inputs)
-            known = self._sizes.get(key)
-            if known is not None and known != size:
-                self._varying.add((model, name))
-            elif known is None and size >= LARGE and len(self._sizes) < _MAX_SIZES:
-                self._sizes[key] = size
-
-
-def _shapes(inputs: Sequence[EncodedTensor]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tensor.shape for tensor in inputs)
-
-
-class _Places:
-    """Where the large tensors of a request lie in a region.
-
-    `size`: of the region, 0 for none. `outputs`: offsets and sizes by name.
-    """
-
-    def __init__(self, inputs: Sequence[EncodedTensor]) -> None:
-        self.size = 0
-        self._tensors = inputs
-        self._inputs: dict[str, int] = {}
-        self._wanted: list[str] = []
-        self.outputs: dict[str, tuple[int, int]] = {}
-        for tensor in inputs:
-            size = tensor.byte_size
-            if size >= LARGE:
-                self._inputs[tensor.name] = self._reserve(size)
-
-    def expect_outputs(
-        self, signature: Signature, options: RequestOptions, output_sizes: _OutputSizes
-    ) -> None:
-        """Reserves places for the large outputs whose sizes are known."""
-        wanted = options.outputs or options.classes or signature.outputs
-        self._wanted = [name for name in signature.outputs if name in wanted]
-        for name in self._wanted:
-            size = signature.output_byte_size(name, self._tensors)
-            if not size and options.retried:
-                size = output_sizes.expect(options.model, name, self._tensors)
-            if size >= LARGE and name not in options.classes:
-                self.outputs[name] = self._reserve(size), size
-
-    def _reserve(self, size: int) -> int:
-        offset, self.size = self.size, self.size + aligned(size)
-        return offset
-
-    def fill(self, message: Any, region: Region) -> None:
-        """Adds the inputs to a message, and the outputs that lie in the region."""
-        for tensor in self._tensors:
-            offset = self._inputs.get(tensor.name)
-            if offset is None:
-                add_input(message, tensor)
-                continue
-            region.write(offset, tensor)
-            entry = message.inputs.add(
-                name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
-            )
-            _set_place(entry, region, offset, tensor.byte_size)
-        if not self.outputs:
-            return
-        known = {entry.name: entry for entry in message.outputs}
-        for name in self._wanted:
-            entry = known.get(name) or message.outputs.add(name=name)
-            if name in self.outputs:
-                _set_place(entry, region, *self.outputs[name])
-
-
-def _set_place(entry: Any, region: Region, offset: int, size: int) -> None:
-    entry.parameters[_REGION].string_param = region.name
-    entry.parameters[_REGION_SIZE].int64_param = size
-    if offset:
-        entry.parameters[_REGION_OFFSET].int64_param = offset
-
-
-def _to_message(options: RequestOptions, signature: Signature) -> Any:
-    message = new_request(
-        options.model, options.written_version, options.request_id, options.outputs,
-        options.parameters,
-    )  # fmt: skip
-    if options.priority:
-        set_parameter(message, "priority", options.priority)
-    if options.queue_timeout is not None:
-        set_parameter(message, "timeout", round(options.queue_timeout * 1_000_000))
-    if options.classes:
-        if not options.outputs:
-            for name in signature.outputs:
-                message.outputs.add(name=name)
-        for entry in message.outputs:
-            if entry.name in options.classes:
-                entry.parameters["classification"].int64_param = options.classes[entry.name]
-    return message
-
-
 class StreamState:
     """A request whose responses are a stream, and how far they have come.
 
@@ -655,7 +496,7 @@ class StreamState:
     def _fill(self) -> None:
         del self._message.inputs[:], self._message.raw_input_contents[:]
         if self._region is not None:
-            _Places(self._inputs).fill(self._message, self._region)
+            Places(self._inputs).fill(self._message, self._region)
         else:
             for tensor in self._inputs:
                 add_input(self._message, tensor)

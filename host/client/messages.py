@@ -1,16 +1,17 @@
-"""The messages of inference requests and responses."""
+"""Requests and their options, and the messages of requests and responses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
 from host.client.shared_memory import Region
-from host.client.signature import EncodedTensor, decode
+from host.client.signature import EncodedTensor, Signature, decode
 from host.errors import internal, invalid_argument
 from host.inference.request import Parameter, Result
 from pb_utils._datatypes import SIZES
@@ -20,6 +21,41 @@ UNKNOWN_MODEL = "Request for unknown model"
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
+
+
+@dataclass(slots=True)  # not frozen, which would triple the time to make one
+class RequestOptions:
+    """All of a request but its inputs. `retried`: False for requests of sequences."""
+
+    model: str
+    version: int = -1
+    request_id: str = ""
+    outputs: Sequence[str] = ()
+    classes: Mapping[str, int] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    priority: int = 0
+    queue_timeout: float | None = None
+    timeout: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    retried: bool = True
+
+    @property
+    def written_version(self) -> str:
+        """The version as the protocol has it."""
+        return written_version(self.version)
+
+    def check_classes(self) -> None:
+        """Raises HostError INVALID_ARG for classes of an output that is not requested."""
+        for name in self.classes:
+            if self.outputs and name not in self.outputs:
+                raise invalid_argument(
+                    f"`classes` has '{name}', which is not one of the requested `outputs`"
+                )
+
+
+def written_version(version: int) -> str:
+    """A version as the protocol has it."""
+    return "" if version == -1 else str(version)
 
 
 def new_request(
@@ -35,6 +71,26 @@ def new_request(
         set_parameter(message, name, value)
     for name in outputs:
         message.outputs.add(name=name)
+    return message
+
+
+def to_message(options: RequestOptions, signature: Signature) -> Any:
+    """Returns the message of a request without its inputs. Raises HostError INVALID_ARG."""
+    message = new_request(
+        options.model, options.written_version, options.request_id, options.outputs,
+        options.parameters,
+    )  # fmt: skip
+    if options.priority:
+        set_parameter(message, "priority", options.priority)
+    if options.queue_timeout is not None:
+        set_parameter(message, "timeout", round(options.queue_timeout * 1_000_000))
+    if options.classes:
+        if not options.outputs:
+            for name in signature.outputs:
+                message.outputs.add(name=name)
+        for entry in message.outputs:
+            if entry.name in options.classes:
+                entry.parameters["classification"].int64_param = options.classes[entry.name]
     return message
 
 

@@ -13,7 +13,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from host.client.channel import Rpc, read_settings, to_host_error
-from host.client.exchange import Deadline, Exchange, Pause, RequestOptions, Steps
+from host.client.exchange import Deadline, Exchange, Pause, Steps
+from host.client.messages import RequestOptions
 from host.errors import ErrorCode, HostError, TooManyRequests, internal, unavailable
 
 METADATA = pb.ModelMetadataResponse(name="m", versions=["1"])
