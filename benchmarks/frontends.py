@@ -3,12 +3,13 @@
     python -m benchmarks.frontends [--counts 0 1 2] [--seconds 4] [--rounds 2] [--connections 2000]
 
 The client is h2load. CPU times are microseconds per request: a busy machine changes them less than
-the requests/s.
+the requests/s. What larger machines would do is computed from them (`at_most`).
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import socket
 import statistics
@@ -89,6 +90,17 @@ def measure(server: RunningServer, elements: int, concurrency: int, seconds: flo
     return [result.rate, *((after[kind] - before[kind]) / count * 1e6 for kind in KINDS)]
 
 
+def at_most(cores: int, server: float, frontend: float, stub: float) -> tuple[float, int]:
+    """The requests/s that the CPU times of a request (microseconds) allow, and the frontends.
+
+    It is computed: clients on other machines, instances without end, no time lost between cores.
+    The server is one process that uses one core; frontends and stubs share the others evenly.
+    """
+    of_server, of_all = 1e6 / server, cores * 1e6 / (server + frontend + stub)
+    rate = min(of_server, of_all)
+    return rate, math.ceil(rate * frontend / 1e6)
+
+
 def megabytes(server: RunningServer) -> dict[str, float]:
     """The proportional memory by kind of process, of one process."""
     return {
@@ -130,6 +142,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--loads", type=int, nargs="*", default=list(range(len(LOADS))))
+    parser.add_argument("--cores", type=int, nargs="*", default=[8, 16, 32])
     parser.add_argument("--connections", type=int, default=2000)
     options = parser.parse_args()
     print(f"{'elements':>9} {'at once':>7} {'inst.':>5} {'N':>2} {'req/s':>8}", *KINDS)
@@ -146,6 +159,9 @@ def main() -> None:
                 *(f"{one:8.1f}" for one in used),
                 flush=True,
             )
+            for cores in options.cores:
+                most, processes_needed = at_most(cores, *used)
+                print(f"  computed for {cores} cores: {most:8.0f} req/s, N={processes_needed}")
     if options.connections:
         for count in options.counts:
             with serving(count, 1) as server:
