@@ -145,7 +145,7 @@ test-vllm: .venv-vllm/test.stamp  ## examples/vllm over vLLM on the CPU, in an e
 
 .venv-ray/test.stamp: pyproject.toml
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install -q -e '.[ray]' 'tritonclient[http]' pytest pytest-timeout hypothesis psutil pyyaml opentelemetry-exporter-otlp-proto-http
+	.venv-ray/bin/python -m pip install -q -e '.[ray,cloud]' 'moto[s3,server]' 'tritonclient[http]' pytest pytest-timeout hypothesis psutil pyyaml opentelemetry-exporter-otlp-proto-http
 	touch $@
 
 test-ray: .venv-ray/test.stamp  ## models on a Ray cluster of two simulated nodes, in an environment of its own
