@@ -1,5 +1,6 @@
 """Links and pictures in the description on PyPI, and the optional extension."""
 
+import glob
 import os
 import re
 import runpy
@@ -19,7 +20,7 @@ digest = runpy.run_path("host/lane/sources.py")["digest"]
 lane = Extension(
     "host.lane._lane",
     ["host/lane/_lane.pyx"],
-    depends=["host/lane/_http2.pxi", "host/lane/_results.pxi", "host/lane/_rings.pxi"],
+    depends=glob.glob("host/lane/*.pxi"),
     define_macros=[("LANE_SOURCES", f'"{digest()}"')],
     optional=True,
 )

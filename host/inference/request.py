@@ -218,6 +218,8 @@ class InferRequest(msgspec.Struct):
     output_placement_hints: dict[str, object] | None = None
     """Outputs that may be written to memory of a client at once: blocks by output name."""
     classification: Classification | None = None
+    wants_empty_final: bool = False
+    """Whether its stream tells the end of its responses, if no last response does."""
     max_outstanding_responses: int = 0
     """Responses that may be outstanding at once; 0: the default."""
     shape: RequestShape | None = None

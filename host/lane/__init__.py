@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from host.lane._lane import (
+        EncodeResponse,
         HeaderReader,
         MessageReader,
         RequestFrames,
-        ResponseWriter,
         ResultsReader,
+        StreamMessages,
     )
 
 VARIABLE = "PBHOST_LANE"
@@ -27,8 +28,10 @@ VARIABLE = "PBHOST_LANE"
 
 header_reader: type[HeaderReader] | None = None
 message_reader: type[MessageReader] | None = None
-response_writer: type[ResponseWriter] | None = None
 read_request: Callable[[bytes, int, int], RequestFrames | None] | None = None
+read_messages: Callable[[bytes, int, int], StreamMessages | None] | None = None
+encode_response: EncodeResponse | None = None
+encode_message: Callable[[bytes, bytes, int, bytes], bytes] | None = None
 results_reader: type[ResultsReader] | None = None
 write_record: Callable[[memoryview, int, bytes], int] | None = None
 read_record: Callable[[memoryview, int, int], bytes | None] | None = None
@@ -41,7 +44,10 @@ if os.environ.get(VARIABLE) != "0":
 
         if getattr(_lane, "SOURCES", None) != digest():
             raise ImportError("it was built from other sources; run pip install again")
-        from host.lane._lane import HeaderReader, MessageReader, ResponseWriter, ResultsReader
+        from host.lane._lane import HeaderReader, MessageReader, ResultsReader
+        from host.lane._lane import encode_message as _encode_message
+        from host.lane._lane import encode_response as _encode_response
+        from host.lane._lane import read_messages as _read_messages
         from host.lane._lane import read_record as _read_record
         from host.lane._lane import read_request as _read_request
         from host.lane._lane import write_record as _write_record
@@ -51,6 +57,6 @@ if os.environ.get(VARIABLE) != "0":
         state = f"off (it cannot be loaded: {error})"
     else:
         header_reader, message_reader, state = HeaderReader, MessageReader, "on"
-        response_writer, read_request = ResponseWriter, _read_request
-        results_reader = ResultsReader
+        read_request, read_messages, encode_message = _read_request, _read_messages, _encode_message
+        results_reader, encode_response = ResultsReader, _encode_response
         write_record, read_record = _write_record, _read_record

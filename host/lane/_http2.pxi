@@ -1,5 +1,5 @@
-# Frames of usual unary requests and of their responses. The rules are those of `FrameReader` and
-# `UnaryCall` in host.frontends.grpc.h2.
+# Frames of usual requests, of messages of streams, and of responses. The rules are those of
+# `FrameReader`, `UnaryCall` and `StreamCall` in host.frontends.grpc.h2.
 
 cdef enum:
     FRAME_HEADER = 9  # bytes
@@ -55,6 +55,31 @@ def read_request(bytes data not None, Py_ssize_t position, Py_ssize_t max_frame)
     )
 
 
+def read_messages(bytes data not None, Py_ssize_t position, Py_ssize_t max_frame):
+    """Reads a DATA frame with whole messages that does not end its stream.
+
+    Returns None, or: the end of the frame, its stream, its messages as those of `MessageReader` in
+    host.frontends.grpc.h2.grpc_messages, and the size of the data.
+    """
+    cdef Frame frame
+    cdef uint32_t length
+    cdef list messages = []
+    if not read_frame(data, position, max_frame, &frame):
+        return None
+    if frame.kind != DATA or frame.flags & (END_STREAM | PADDED):
+        return None
+    position = frame.start
+    while frame.stop - position >= PREFIX:
+        length = read_number(data, position + 1)
+        if data[position] or length > frame.stop - position - PREFIX:
+            return None
+        position += PREFIX + length
+        messages.append((0, data[position - length : position], None))
+    if position != frame.stop or not messages:
+        return None
+    return position, frame.stream, messages, position - frame.start
+
+
 cdef bint read_frame(bytes data, Py_ssize_t position, Py_ssize_t max_frame, Frame* frame) except -1:
     """Reads the header of a frame; returns whether all of the frame is there."""
     cdef Py_ssize_t end = PyBytes_GET_SIZE(data), length
@@ -101,40 +126,32 @@ cdef uint32_t read_number(bytes data, Py_ssize_t position) except? 1:
     )
 
 
-cdef class ResponseWriter:
-    """Encodes whole responses: `encode_response` of host.frontends.grpc.h2.calls."""
+def encode_message(
+    bytes head not None, bytes tail not None, uint32_t stream, bytes message not None
+):
+    """A DATA frame with a message, which fits into a frame, between HEADERS frames of stream 0.
 
-    cdef bytes head, tail
-    cdef Py_ssize_t head_size, tail_size
-
-    def __init__(self, bytes headers not None, bytes trailers not None):
-        """The HEADERS frames with the headers and trailers of a response, of stream 0."""
-        if len(headers) < FRAME_HEADER or len(trailers) < FRAME_HEADER:
-            raise ValueError("a frame is too short")
-        self.head, self.tail = headers, trailers
-        self.head_size, self.tail_size = len(headers), len(trailers)
-
-    def encode(self, uint32_t stream, bytes message not None):
-        """The frames of a response with one message, which fits into a frame."""
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(message)
-        cdef bytes response = PyBytes_FromStringAndSize(
-            NULL, self.head_size + FRAME_HEADER + PREFIX + size + self.tail_size
-        )
-        cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(response)
-        memcpy(out, PyBytes_AS_STRING(self.head), self.head_size)
+    `encode_response` and `encode_stream_message` of host.frontends.grpc.h2.calls.
+    """
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(message), before = PyBytes_GET_SIZE(head)
+    cdef Py_ssize_t start = before + FRAME_HEADER + PREFIX, after = PyBytes_GET_SIZE(tail)
+    if 0 < before < FRAME_HEADER or 0 < after < FRAME_HEADER:
+        raise ValueError("a frame is too short")
+    cdef bytes frames = PyBytes_FromStringAndSize(NULL, start + size + after)
+    cdef unsigned char* out = <unsigned char*>PyBytes_AS_STRING(frames)
+    memcpy(out, PyBytes_AS_STRING(head), before)
+    if before:
         write_number(out + 5, stream)
-        out += self.head_size
-        write_number(out, <uint32_t>(size + PREFIX) << 8 | DATA)
-        out[4] = 0
-        write_number(out + 5, stream)
-        out[FRAME_HEADER] = 0
-        write_number(out + FRAME_HEADER + 1, <uint32_t>size)
-        out += FRAME_HEADER + PREFIX
-        memcpy(out, PyBytes_AS_STRING(message), size)
-        out += size
-        memcpy(out, PyBytes_AS_STRING(self.tail), self.tail_size)
-        write_number(out + 5, stream)
-        return response
+    write_number(out + before, <uint32_t>(size + PREFIX) << 8 | DATA)
+    out[before + 4] = 0
+    write_number(out + before + 5, stream)
+    out[before + FRAME_HEADER] = 0
+    write_number(out + start - 4, <uint32_t>size)
+    memcpy(out + start, PyBytes_AS_STRING(message), size)
+    memcpy(out + start + size, PyBytes_AS_STRING(tail), after)
+    if after:
+        write_number(out + start + size + 5, stream)
+    return frames
 
 
 cdef void write_number(unsigned char* out, uint32_t number) noexcept:

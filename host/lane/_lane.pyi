@@ -1,11 +1,20 @@
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
 
-from host.inference.request import ExecutionTimes, InferRequest, RequestShape, Tensor
+from host.inference.request import (
+    ExecutionTimes,
+    InferRequest,
+    InferResponse,
+    RequestShape,
+    Tensor,
+)
 
 SOURCES: str
 
 Field = tuple[bytes, bytes]
 RequestFrames = tuple[int, int, bytes, bytes, int, int, int]
+StreamMessages = tuple[int, int, list[tuple[int, bytes, None]], int]
+EncodeResponse = Callable[[InferResponse, dict[tuple[Any, ...], bytes], bytes | None], bytes | None]
 UsualRequest = tuple[tuple[Field, ...], float | None]
 
 class HeaderReader:
@@ -31,10 +40,10 @@ class MessageReader:
     ) -> InferRequest | None: ...
 
 def read_request(data: bytes, position: int, max_frame: int) -> RequestFrames | None: ...
+def read_messages(data: bytes, position: int, max_frame: int) -> StreamMessages | None: ...
+def encode_message(head: bytes, tail: bytes, stream: int, message: bytes) -> bytes: ...
 
-class ResponseWriter:
-    def __init__(self, headers: bytes, trailers: bytes) -> None: ...
-    def encode(self, stream: int, message: bytes) -> bytes: ...
+encode_response: EncodeResponse
 
 class ResultsReader:
     def __init__(

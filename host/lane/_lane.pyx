@@ -44,7 +44,7 @@ cdef class HeaderReader:
     def __init__(
         self,
         tuple static_table,
-        huffman_bits,
+        tuple huffman_bits,
         name_bytes,
         frozenset with_rules,
         frozenset interpreted,
@@ -55,7 +55,7 @@ cdef class HeaderReader:
         `name_bytes` are valid in a name. Fields with names of `with_rules` are not usual, those of
         `interpreted` say how to handle the request. `units`: seconds by the units of timeouts.
         """
-        cdef int code = 0, length, offset = 0
+        cdef uint32_t code = 0, length, offset = 0
         self.static_table = static_table
         self.name_bytes = bytes(1 if byte in name_bytes else 0 for byte in range(256))
         self.with_rules = with_rules
@@ -63,15 +63,13 @@ cdef class HeaderReader:
         self.units = units
         ordered = sorted((bits, symbol) for symbol, bits in enumerate(huffman_bits))
         self.symbols = array.array("i", [symbol for _, symbol in ordered])
-        counts = [0] * (LONGEST_CODE + 1)
-        for bits in huffman_bits:
-            counts[bits] += 1
+        counts = [huffman_bits.count(length) for length in range(LONGEST_CODE + 1)]
         firsts, offsets = [], []
-        for length in range(LONGEST_CODE + 1):
-            code = (code + (counts[length - 1] if length else 0)) << (1 if length else 0)
+        for count in counts:
             firsts.append(code)
             offsets.append(offset)
-            offset += counts[length]
+            code = (code + count) << 1
+            offset += count
         self.first_code = array.array("i", firsts)
         self.codes = array.array("i", counts)
         self.offsets = array.array("i", offsets)
@@ -149,15 +147,9 @@ cdef class HeaderReader:
         self, bytes data, Py_ssize_t* position, Py_ssize_t end, Py_ssize_t value
     ):
         """The rest of an integer of HPACK whose prefix is full; -1 if it is long."""
-        cdef int shift = 0, byte
-        while position[0] < end and shift <= 14:
-            byte = <unsigned char>data[position[0]]
-            position[0] += 1
-            value += (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-        return -1
+        cdef Py_ssize_t start = position[0]
+        cdef int64_t rest = read_varint(data, position, end)
+        return -1 if rest < 0 or position[0] - start > 3 else value + <Py_ssize_t>rest
 
     cdef bytes string(self, bytes data, Py_ssize_t* position, Py_ssize_t end):
         """A string of HPACK, or None."""
@@ -206,9 +198,10 @@ cdef class HeaderReader:
         """
         cdef bytes name, value
         cdef tuple field
-        cdef list interpreted = []
-        cdef object timeout = None
-        cdef bint ordinary = False, method = False, scheme = False, path = False, authority = False
+        cdef list interpreted = [], seen = []
+        cdef object timeout = None, unit
+        cdef int64_t number
+        cdef bint ordinary = False
         cdef Py_ssize_t index
         cdef int byte
         for field in fields:
@@ -221,16 +214,9 @@ cdef class HeaderReader:
             if <unsigned char>name[0] == 0x3A:  # a colon
                 if ordinary or not PyBytes_GET_SIZE(value):
                     return None
-                if name == b":method" and not method:
-                    method = True
-                elif name == b":scheme" and not scheme:
-                    scheme = True
-                elif name == b":path" and not path:
-                    path = True
-                elif name == b":authority" and not authority:
-                    authority = True
-                else:
+                if name not in _PSEUDO_FIELDS or name in seen:
                     return None
+                seen.append(name)
                 continue
             ordinary = True
             for index in range(PyBytes_GET_SIZE(name)):
@@ -244,32 +230,19 @@ cdef class HeaderReader:
                 if value != b"trailers":
                     return None
             elif name == b"grpc-timeout":
-                if timeout is not None:
+                index = PyBytes_GET_SIZE(value) - 1
+                number = read_digits(value, 0, index)
+                unit = self.units.get(<unsigned char>value[index]) if number >= 0 else None
+                if timeout is not None or unit is None:
                     return None
-                timeout = self.seconds(value)
-                if timeout is None:
-                    return None
+                timeout = number * unit
             elif name.endswith(b"-bin") and not name.startswith(b"grpc-"):
                 return None
             elif name in self.with_rules:
                 return None
-        if not (method and scheme and path):
+        if len(seen) - (b":authority" in seen) < len(_PSEUDO_FIELDS) - 1:
             return None
         return tuple(interpreted), timeout
-
-    cdef object seconds(self, bytes value):
-        """The seconds of a timeout, or None."""
-        cdef Py_ssize_t index, digits = PyBytes_GET_SIZE(value) - 1
-        cdef int byte, number = 0
-        if not 0 < digits < 9:
-            return None
-        for index in range(digits):
-            byte = <unsigned char>value[index]
-            if not 0x30 <= byte <= 0x39:
-                return None
-            number = number * 10 + byte - 0x30
-        unit = self.units.get(<unsigned char>value[digits])
-        return None if unit is None else number * unit
 
 
 cdef class MessageReader:
@@ -298,7 +271,7 @@ cdef class MessageReader:
         cdef Py_ssize_t position = 0, end = PyBytes_GET_SIZE(data), start, index, count = 0
         cdef int64_t version = -1
         cdef Py_ssize_t field, head_end = -1, tail_start = -1, tail_end = -1
-        cdef int tag, byte, last_tag = 0
+        cdef int tag, last_tag = 0
         cdef bint ordered = True
         cdef bytes key
         cdef str model = None, request_id = None
@@ -323,14 +296,9 @@ cdef class MessageReader:
             if tag == 0x0A and model is None:
                 model = data[start:position].decode("utf-8")
             elif tag == 0x12 and version < 0:
-                version = 0
-                if not 0 < position - start < 10 or <unsigned char>data[start] == 0x30:
+                version = read_digits(data, start, position)
+                if version < 0 or <unsigned char>data[start] == 0x30:
                     return None
-                for index in range(start, position):
-                    byte = <unsigned char>data[index]
-                    if not 0x30 <= byte <= 0x39:
-                        return None
-                    version = version * 10 + byte - 0x30
             elif tag == 0x1A and request_id is None:
                 request_id = data[start:position].decode("utf-8")
                 head_end = field
@@ -347,10 +315,11 @@ cdef class MessageReader:
                     tail_start = field
                 inputs.append(tensor)
             elif tag == 0x32:
-                name = self.read_output(data, start, position)
-                if name is None or name in outputs:
-                    return None
-                outputs.append(name)
+                index = start
+                start = read_field(data, &index, position, 0x0A)
+                if start < 0 or index != position:
+                    return None  # with parameters, for one
+                outputs.append(data[start:position].decode("utf-8"))
             elif tag == 0x3A:
                 if not raw:
                     tail_end = start
@@ -359,7 +328,7 @@ cdef class MessageReader:
                 raw.append(view[start:position])
             else:
                 return None
-        if not inputs or len(inputs) != len(raw):
+        if not inputs or len(inputs) != len(raw) or len(outputs) != len(set(outputs)):
             return None
         for index in range(len(inputs)):
             name, datatype, shape = <tuple>inputs[index]
@@ -377,6 +346,7 @@ cdef class MessageReader:
             parameters.correlation_id,
             parameters.flags,
         )
+        request.wants_empty_final = parameters.empty_final
         if ordered and tail_end <= MAX_DESCRIPTION:
             key = data[: tail_start if head_end < 0 else head_end] + data[tail_start:tail_end]
             request.shape = shapes[key + heads if heads else key]
@@ -392,21 +362,13 @@ cdef class MessageReader:
         while position < end:
             tag = <unsigned char>data[position]
             position += 1
-            if tag == 0x18:
-                start = position - 1  # a dimension that is not packed: one varint, as its field
-            else:
-                start = read_length(data, &position, end)
+            start = read_length(data, &position, end)
             if start < 0:
                 return None
             if tag == 0x0A and name is None:
                 name = data[start:position].decode("utf-8")
             elif tag == 0x12 and datatype is None:
                 datatype = data[start:position].decode("utf-8")
-            elif tag == 0x18:
-                value = read_varint(data, &position, end)
-                if value < 0 or len(shape) == MAX_FIELDS:
-                    return None
-                shape.append(value)
             elif tag == 0x1A:
                 while start < position:
                     value = read_varint(data, &start, position)
@@ -417,17 +379,6 @@ cdef class MessageReader:
                 return None
         return (name or "", datatype or "", shape)
 
-    cdef str read_output(self, bytes data, Py_ssize_t position, Py_ssize_t end):
-        """The name of an output without parameters, or None."""
-        cdef Py_ssize_t start
-        if position == end or <unsigned char>data[position] != 0x0A:
-            return None
-        position += 1
-        start = read_length(data, &position, end)
-        if start < 0 or position != end:
-            return None
-        return data[start:position].decode("utf-8")
-
     cdef bint read_parameter(
         self, bytes data, Py_ssize_t position, Py_ssize_t end, Parameters parameters
     ):
@@ -437,17 +388,11 @@ cdef class MessageReader:
         cdef object value
         cdef int64_t number
         cdef int tag
-        if position == end or <unsigned char>data[position] != 0x0A:
-            return False
-        position += 1
-        start = read_length(data, &position, end)
+        start = read_field(data, &position, end, 0x0A)
         if start < 0:
             return False
         key = data[start:position].decode("utf-8")
-        if position == end or <unsigned char>data[position] != 0x12:
-            return False
-        position += 1
-        start = read_length(data, &position, end)
+        start = read_field(data, &position, end, 0x12)
         if start < 0 or position != end or start == end:
             return False
         tag = <unsigned char>data[start]
@@ -480,6 +425,11 @@ cdef class MessageReader:
             parameters.seen |= number
             if value:
                 parameters.flags |= number
+        elif key == "triton_enable_empty_final_response":
+            if tag != 0x08 or parameters.seen & 4:
+                return False
+            parameters.seen |= 4
+            parameters.empty_final = value
         elif key in _WITH_RULES or key in parameters.others or key.startswith("triton_"):
             return False
         else:
@@ -492,8 +442,16 @@ cdef class Parameters:
 
     cdef dict others
     cdef object correlation_id
-    cdef bint has_id
+    cdef bint has_id, empty_final
     cdef int seen, flags
+
+
+cdef Py_ssize_t read_field(bytes data, Py_ssize_t* position, Py_ssize_t end, int tag):
+    """As `read_length`, if the field has this tag."""
+    if position[0] >= end or <unsigned char>data[position[0]] != tag:
+        return -1
+    position[0] += 1
+    return read_length(data, position, end)
 
 
 cdef Py_ssize_t read_length(bytes data, Py_ssize_t* position, Py_ssize_t end):
@@ -521,9 +479,24 @@ cdef int64_t read_varint(bytes data, Py_ssize_t* position, Py_ssize_t end):
     return -1
 
 
+cdef int64_t read_digits(bytes data, Py_ssize_t position, Py_ssize_t end):
+    """A number of at most eight decimal digits; else -1."""
+    cdef int64_t value = 0
+    if not 0 < end - position < 9:
+        return -1
+    while position < end:
+        if not 0x30 <= <unsigned char>data[position] <= 0x39:
+            return -1
+        value = value * 10 + <unsigned char>data[position] - 0x30
+        position += 1
+    return value
+
+
 cdef frozenset _WITH_RULES = frozenset(("priority", "timeout"))
+cdef frozenset _PSEUDO_FIELDS = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 
 include "_http2.pxi"
+include "_responses.pxi"
 include "_results.pxi"
 include "_rings.pxi"

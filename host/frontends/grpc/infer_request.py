@@ -8,6 +8,7 @@ Protobuf parses only small sub-messages here, so the time does not depend on the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,9 +75,10 @@ def apply_parameters(parameters: Mapping[str, Any], request: InferRequest) -> No
             if kind != "int64_param":
                 raise _type_error(key, "int64_param")
             request.timeout_us = value.int64_param & _UINT64
-        elif key == EMPTY_FINAL_RESPONSE:  # used by the stream only, see InferMessage
+        elif key == EMPTY_FINAL_RESPONSE:
             if kind != "bool_param":
                 raise _type_error(key, "bool_param")
+            request.wants_empty_final = value.bool_param
         else:
             request.parameters[key] = _custom_parameter(key, kind, value)
 
@@ -164,6 +166,7 @@ def output_options(name: str, parameters: Mapping[str, Any]) -> tuple[RegionPart
     return part, class_count
 
 
+_MAX_DESCRIBED = 256  # models and versions
 _REQUEST_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 _LENGTH_DELIMITED = 2
 MIN_VIEW_BYTES = 8192  # bytes of a message; below that, a copied slice is cheaper than a memoryview
@@ -206,12 +209,6 @@ class InferMessage:
     raw: list[Buffer | Block] = field(default_factory=list)
 
     @property
-    def wants_empty_final(self) -> bool:
-        """Whether a decoupled request without a last response ends with an empty one."""
-        value = self.parameters.get(EMPTY_FINAL_RESPONSE)
-        return value is not None and bool(value.bool_param)
-
-    @property
     def large_inputs(self) -> list[LargeInput]:
         """Inputs that must be decoded, in a thread, before `to_request`."""
         return [head[3] for head in self.inputs if isinstance(head[3], LargeInput)]
@@ -226,10 +223,10 @@ if message_reader is not None:
     read_usual_request = message_reader(InferRequest, Tensor, MIN_VIEW_BYTES).parse_request
 
 
-def describe_usual_request(request: InferRequest) -> InferMessage:
-    """The message of a usual request, without its tensors and parameters."""
-    version = request.model_version
-    return InferMessage(request.model_name, str(version) if version >= 0 else "", request.id)
+@functools.lru_cache(_MAX_DESCRIBED)
+def describe_usual_request(model_name: str, version: int) -> InferMessage:
+    """The message of a usual request, without its id, tensors and parameters."""
+    return InferMessage(model_name, str(version) if version >= 0 else "")
 
 
 def read_model_name(data: bytes) -> str:

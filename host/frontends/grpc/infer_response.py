@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from host.errors import HostError, internal, invalid_argument
 from host.frontends.grpc.protobuf_wire import SINGLE_BYTES, encode_varint
 from host.inference.request import Buffer, InferResponse, Parameter, read_bytes
+from host.lane import encode_response
 
 MAX_MESSAGE_BYTES = 2147483647  # INT32_MAX, the limit of gRPC
 
@@ -49,10 +50,15 @@ def encode_infer_response(response: InferResponse, stream_final: bool | None = N
     `triton_final_response`. The response has no error. Raises HostError INVALID_ARG if it is larger
     than gRPC allows (docs/reference/grpc.md, "ModelInferResponse").
     """
+    flag = None if stream_final is None else _FINAL_FLAGS[stream_final]
+    if encode_response is not None:
+        message = encode_response(response, _heads, flag)
+        if message is not None:
+            return message
     try:
         described: tuple[Any, ...] = (response.model_name, response.model_version)
         parts: list[Buffer] = [b""]  # for the head
-        sized = stream_final is not None
+        sized = flag is not None
         for tensor in response.outputs:
             described += (tensor.name, tensor.datatype, *tensor.shape)
             data = tensor.data
@@ -81,8 +87,7 @@ def encode_infer_response(response: InferResponse, stream_final: bool | None = N
     parts[0] = head
     if sized:
         size = sum(map(len, parts))
-        if stream_final is not None:
-            flag = _FINAL_FLAGS[stream_final]
+        if flag is not None:
             start = _INFER_RESPONSE_TAG + encode_varint(size + len(flag)) + flag
             parts.insert(0, start)
             size += len(start)

@@ -280,7 +280,7 @@ class InferStream:
         if answer is None:
             if pending.ordered:
                 error = internal("expected a single response, got 0")
-            elif not message.wants_empty_final:
+            elif pending.call is None or not pending.call.request.wants_empty_final:
                 return b""
         elif answer.error is not None:
             error = answer.error

@@ -108,6 +108,7 @@ class RequestTemplate(RequestShape):
             parameters=request.parameters.copy(),
             priority=request.priority,
             timeout_us=request.timeout_us,
+            wants_empty_final=request.wants_empty_final,
         )
         self.has_defaults = self.base_request == InferRequest(
             request.model_name,
@@ -329,6 +330,7 @@ def _match_template(template: RequestTemplate, data: bytes) -> InferRequest | No
         request.parameters = base.parameters.copy()
         request.priority = base.priority
         request.timeout_us = base.timeout_us
+        request.wants_empty_final = base.wants_empty_final
     return request
 
 

@@ -306,7 +306,9 @@ class GrpcService:
             known = self._request_cache.lookup(data)
             if known is not None:
                 request = known[0]
-                message = known[1] or describe_usual_request(request)
+                message = known[1] or describe_usual_request(
+                    request.model_name, request.model_version
+                )
                 request_id = request.id
             else:
                 message = parse_infer_request(data, self._core.tensor_counts)

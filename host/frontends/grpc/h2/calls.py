@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import struct
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -30,7 +31,7 @@ from host.frontends.grpc.methods import (
 from host.frontends.inference_core import Cancellable
 from host.frontends.receive_memory import Piece
 from host.frontends.request_headers import Header
-from host.lane import response_writer
+from host.lane import encode_message
 
 _BINARY = b"-bin"
 _TRANSPORT_HEADERS = frozenset((b"te", b"content-type"))
@@ -144,6 +145,7 @@ _HEAD, _TAIL = grpc_messages.RESPONSE_HEADERS, OK_TRAILERS
 # The frames of a response, and the prefix of its message.
 _RESPONSE_START = struct.Struct(f">5sI{len(_HEAD)}sIBIBI")
 _RESPONSE_END = struct.Struct(f">5sI{len(_TAIL)}s")
+_MESSAGE_START = struct.Struct(">IBIBI")
 _HEADERS_START = frames.frame_header(len(_HEAD), frames.HEADERS, frames.END_HEADERS, 0)[:5]
 _TRAILERS_START = frames.frame_header(
     len(_TAIL), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 0
@@ -249,13 +251,23 @@ def encode_response(stream: int, message: bytes) -> bytes:
     )
 
 
+def encode_stream_message(stream: int, message: bytes) -> bytes:
+    """Encodes a message of a stream, neither compressed nor too long for a frame."""
+    length = len(message)
+    return _MESSAGE_START.pack(length + 5 << 8, 0, stream, 0, length) + message
+
+
 encode_small_response = encode_response
 """As `encode_response`, in compiled code if it is there."""
-if response_writer is not None:
-    encode_small_response = response_writer(
+encode_small_message = encode_stream_message
+"""As `encode_stream_message`, in compiled code if it is there."""
+if encode_message is not None:
+    encode_small_response = functools.partial(
+        encode_message,
         frames.headers(0, _HEAD, False, frames.DEFAULT_MAX_FRAME),
         frames.headers(0, _TAIL, True, frames.DEFAULT_MAX_FRAME),
-    ).encode
+    )
+    encode_small_message = functools.partial(encode_message, b"", b"")
 
 
 class RefusedCall(Stream):

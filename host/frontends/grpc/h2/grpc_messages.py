@@ -9,6 +9,7 @@ import re
 import struct
 import zlib
 from collections import deque
+from collections.abc import Iterable
 
 from host.frontends.compression import decompress_in_steps
 from host.frontends.grpc.protobuf_wire import MessagePlacer
@@ -194,6 +195,11 @@ class MessageReader:
             self._read_parts(piece)
         except OutOfReceiveMemory as error:
             raise RpcError(StatusCode.RESOURCE_EXHAUSTED, error.message) from None
+
+    def add_messages(self, messages: Iterable[ReceivedMessage], size: int) -> None:
+        """Adds whole messages, of `size` bytes with their prefixes, at a message boundary."""
+        self.bytes_received += size
+        self.messages.extend(messages)
 
     def _read_parts(self, piece: Piece) -> None:
         position, end = 0, len(piece)

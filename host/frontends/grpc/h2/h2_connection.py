@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from host.access.clients import TokenBucket
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.connection_policy import ConnectionTimers, MinDataRate, PingPolicy
 from host.frontends.grpc.h2.frames import ConnectionLimits, H2ConnectionError, H2ErrorCode, Setting
+from host.frontends.grpc.h2.grpc_messages import ReceivedMessage
 from host.frontends.grpc.h2.h2_stream import NO_DEADLINE, Route, Stream
 from host.frontends.grpc.h2.headers import Fields, HeaderDecoder, MalformedRequest
 from host.frontends.grpc.h2.hpack import UsualRequest
@@ -371,6 +372,25 @@ class H2Connection(FrameReader, asyncio.Protocol):
         opened.on_message(message)
         if connection_increment:
             send_buffer.increase_window(connection_increment)
+        return True
+
+    def on_messages(
+        self, stop: int, stream: int, messages: Sequence[ReceivedMessage], size: int
+    ) -> bool:
+        """As `on_data`, if it keeps all of its rules."""
+        known = self.streams.get(stream)
+        if (
+            known is None
+            or not known.at_message_boundary
+            or known.remaining_length is not None
+            or known.remote_ended
+            or size > self._recv_window
+            or size > known.recv_window
+        ):
+            return False
+        self._recv_window -= size
+        known.recv_window -= size
+        known.on_messages(messages, size)
         return True
 
     def _on_trailers(self, stream: int, known: Stream | None, block: bytes, end: bool) -> None:

@@ -9,13 +9,14 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import ConnectionLimits, H2ErrorCode
+from host.frontends.grpc.h2.grpc_messages import ReceivedMessage
 from host.frontends.grpc.h2.send_buffer import SendBuffer
 from host.frontends.receive_memory import Piece, ReceiveBudget
 
@@ -87,10 +88,12 @@ class Stream(ABC):
     Attributes:
         deadline: When `on_deadline` is called if the stream is open, by the clock of the loop.
         takes_message: Whether `on_message` may be called instead of `on_data`.
+        at_message_boundary: Whether `on_messages` may be called instead of `on_data`.
     """
 
     deadline = NO_DEADLINE
     takes_message = False
+    at_message_boundary = False
 
     unacknowledged_bytes = 0  # received, but not read by the handler
     _pending_trailers: bytes | None = None  # sent after the pending data
@@ -142,6 +145,10 @@ class Stream(ABC):
 
     def on_message(self, message: bytes) -> None:
         """Called with the only message, not compressed, of a request that is complete."""
+        raise NotImplementedError
+
+    def on_messages(self, messages: Sequence[ReceivedMessage], size: int) -> None:
+        """Called with whole messages of a request that goes on."""
         raise NotImplementedError
 
     def on_deadline(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from host.frontends.grpc.h2 import frames
 from host.frontends.grpc.h2.frames import (
@@ -19,10 +20,12 @@ from host.frontends.grpc.h2.frames import (
     H2ConnectionError,
     H2ErrorCode,
 )
+from host.frontends.grpc.h2.grpc_messages import ReceivedMessage
 from host.frontends.receive_memory import Piece
-from host.lane import read_request
+from host.lane import read_messages, read_request
 
 _MIN_VIEW_BYTES = 16384  # bytes; a smaller view would keep much more memory alive
+_KIND = 3  # its place in a frame
 _STREAM_BITS = 0x7FFFFFFF
 _HEADERS_FLAGS = frames.END_HEADERS | frames.PADDED | frames.WITH_PRIORITY
 _NUMBER = struct.Struct(">I")
@@ -54,7 +57,9 @@ class FrameReader(ABC):
         self._block_end = False
         self._block: list[bytes] = []
         self._turn_cost = 0
-        self._max_usual_frame = min(limits.max_frame, limits.max_header_block, _MIN_VIEW_BYTES - 1)
+        self._max_usual_frame = min(
+            limits.max_frame, limits.max_header_block, limits.max_message_size, _MIN_VIEW_BYTES - 1
+        )
         self.paused = False  # the rest of the input waits for `feed(b"")`, in a later turn
 
     @property
@@ -86,7 +91,14 @@ class FrameReader(ABC):
         limits = self.limits
         max_frame, max_turn = limits.max_frame, limits.max_turn_cost
         while end - position >= FRAME_HEADER_SIZE:
-            if read_request is not None and self._settings_received and not self._block_stream:
+            if read_request is None or not self._settings_received or self._block_stream:
+                pass
+            elif data[position + _KIND] == DATA:
+                messages = read_messages and read_messages(data, position, self._max_usual_frame)
+                if messages and self.on_messages(*messages):
+                    position = messages[0]
+                    continue
+            else:
                 request = read_request(data, position, self._max_usual_frame)
                 if request is not None:
                     length = len(request[2])
@@ -297,6 +309,15 @@ class FrameReader(ABC):
         Returns whether all of them are handled; otherwise, only the header block is.
         """
         self.on_headers(stream, block, False)
+        return False
+
+    def on_messages(
+        self, stop: int, stream: int, messages: Sequence[ReceivedMessage], size: int
+    ) -> bool:
+        """Called with a DATA frame of whole messages, as `read_messages` of `host.lane` has them.
+
+        Returns whether it is handled.
+        """
         return False
 
     @abstractmethod

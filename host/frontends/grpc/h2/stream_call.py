@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 from host.frontends.grpc.h2 import grpc_messages
-from host.frontends.grpc.h2.calls import OK_TRAILERS, SERVER_STOPPED, GrpcCall, Rpc
+from host.frontends.grpc.h2.calls import (
+    OK_TRAILERS,
+    SERVER_STOPPED,
+    GrpcCall,
+    Rpc,
+    encode_small_message,
+)
 from host.frontends.grpc.h2.grpc_messages import (
     PREFIX,
     MessageReader,
+    ReceivedMessage,
     RpcError,
     StatusCode,
     compress,
     decompress,
 )
-from host.frontends.grpc.h2.h2_stream import NO_DEADLINE
+from host.frontends.grpc.h2.h2_stream import JOIN_UP_TO, NO_DEADLINE
 from host.frontends.grpc.methods import RETRY_METADATA, StreamHandler, StreamMethod
 from host.frontends.receive_memory import Piece, ReservedBytes
 
@@ -41,6 +48,11 @@ class StreamCall(GrpcCall):
             if self._reader.at_message_boundary or self.unacknowledged_bytes
             else self._reader.bytes_received
         )
+
+    @property
+    def at_message_boundary(self) -> bool:  # type: ignore[override]
+        """Whether no message is incomplete."""
+        return self._reader.at_message_boundary
 
     def mark_closed(self) -> None:
         """Drops the pending data and the messages that the handler has not taken."""
@@ -68,6 +80,12 @@ class StreamCall(GrpcCall):
         except RpcError as fault:
             self._end_and_cancel(fault)
             return
+        self._deliver_messages()
+
+    def on_messages(self, messages: Sequence[ReceivedMessage], size: int) -> None:
+        """Passes messages to the handler."""
+        self.unacknowledged_bytes += size
+        self._reader.add_messages(messages, size)
         self._deliver_messages()
 
     def _deliver_messages(self) -> None:
@@ -104,7 +122,24 @@ class StreamCall(GrpcCall):
         if self.rpc.response_encoding:
             self._start_task(self._write_compressed(message))
             return False
-        return self._write_message(PREFIX.pack(0, len(message)), message, more)
+        size = PREFIX.size + len(message)
+        send_buffer = self.connection.send_buffer
+        if (
+            size > JOIN_UP_TO
+            or size > self.send_window
+            or size > send_buffer.window
+            or self.pending_bytes
+            or send_buffer.writing_paused
+            or not self._headers_sent
+            or self.closed
+        ):
+            return self._write_message(PREFIX.pack(0, len(message)), message, more)
+        self.send_window -= size
+        send_buffer.window -= size
+        send_buffer.data_frames_sent += 1
+        several = more or len(self.connection.streams) > 1
+        send_buffer.send_small(encode_small_message(self.id, message), several)
+        return True
 
     def _write_message(self, prefix: bytes, body: bytes, more: bool) -> bool:
         if not self._headers_sent:

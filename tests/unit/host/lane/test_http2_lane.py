@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.errors import invalid_argument
-from host.frontends.grpc.h2 import calls, reader, unary_call
+from host.frontends.grpc.h2 import calls, reader, stream_call, unary_call
 from host.frontends.grpc.h2 import hpack as hpack_decoder
 from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.frontend import Router
@@ -25,14 +25,15 @@ from host.frontends.grpc.methods import (
     ResponseCallback,
     RpcContext,
     StreamMethod,
+    StreamWriter,
     UnaryMethod,
 )
 from host.frontends.receive_memory import ReceiveBudget, ReservedBytes
 from host.instances.busy_polling import no_connection_hook
-from host.lane import read_request, state
+from host.lane import read_messages, read_request, state
 from tests.conftest import ALL
 from tests.memory_transport import MemoryTransport
-from tests.unit.host.frontends.grpc.h2.h2_peer import PREFACE, Echo, grpc_message
+from tests.unit.host.frontends.grpc.h2.h2_peer import PREFACE, grpc_message
 from tests.unit.host.frontends.grpc.h2.test_hpack import CAPTURED
 from tests.unit.host.frontends.grpc.h2.test_reader import SETTINGS, frame, frames
 
@@ -49,6 +50,43 @@ class Work:
 
     def cancel(self) -> None:
         self.seen.append(("cancelled", self.data))
+
+
+class Chat:
+    """A stream that echoes, tells what it gets, and acts on the first letter of a message.
+
+    It takes nothing more after `p` until the next piece arrives; `f` fails, `e` ends the stream.
+    """
+
+    def __init__(self, seen: list[Any], client: StreamWriter) -> None:
+        self.seen, self.client = seen, client
+
+    def message_received(self, message: bytes, reserved: ReservedBytes | None = None) -> bool:
+        self.seen.append(("message", message))
+        if message[:1] == b"f":
+            raise invalid_argument("no")
+        if message[:1] == b"e":
+            self.client.finish_stream(invalid_argument("over"))
+            return True
+        for more in (True, False):
+            if not self.client.write_message(message, more):
+                self.seen.append("full")
+                return False
+        if message[:1] == b"p":
+            asyncio.get_running_loop().call_soon(self.client.resume_reading)
+            return False
+        return True
+
+    def resume_writing(self) -> None:
+        self.seen.append("writable")
+        self.client.resume_reading()
+
+    def half_closed(self) -> None:
+        self.seen.append("half-closed")
+        self.client.finish_stream()
+
+    def cancel(self) -> None:
+        self.seen.append("cancelled")
 
 
 class Recorder:
@@ -90,7 +128,7 @@ class Recorder:
             "inference.GRPCInferenceService": [
                 UnaryMethod("ModelInfer", self.answer, "", self.start),
                 UnaryMethod("Answer", self.answer, ""),
-                StreamMethod("Echo", lambda client, _: Echo(client), ""),
+                StreamMethod("Chat", lambda client, _: Chat(self.seen, client), ""),
             ]
         }
 
@@ -126,6 +164,8 @@ async def converse(pieces: Iterable[bytes], limits: ConnectionLimits, pause: boo
                 list(made._reset_streams),
                 [
                     (id, stream.send_window, stream.recv_window, stream.remote_ended)
+                    + (stream.unacknowledged_bytes, stream._window_increment)
+                    + (stream.pending_bytes, stream.incoming_bytes)
                     for id, stream in made.streams.items()
                 ],
             )
@@ -156,6 +196,8 @@ async def converse(pieces: Iterable[bytes], limits: ConnectionLimits, pause: boo
 def without_lane(pieces: Iterable[bytes], limits: ConnectionLimits, pause: bool) -> list[Any]:
     with (
         patch.object(reader, "read_request", None),
+        patch.object(reader, "read_messages", None),
+        patch.object(stream_call, "encode_small_message", calls.encode_stream_message),
         patch.object(hpack_decoder, "_lane", None),
         patch.object(unary_call, "encode_small_response", calls.encode_response),
     ):
@@ -214,6 +256,46 @@ def test_clients_are_served_equally_with_any_byte_changed(client: str) -> None:
             assert_equal([data[:place] + bytes((change,)) + data[place + 1 :]])
 
 
+def chat() -> bytes:
+    """Messages of a stream as clients send them, one or several in a frame, and the last."""
+    data = PREFACE + SETTINGS + frame(1, 4, 1, block("Chat"))
+    for texts in ((b"hello",), (b"a", b"", bytes(20)), (b"pause", b"after"), (b"x" * 40,)):
+        data += frame(0, 0, 1, b"".join(map(grpc_message, texts))) + update(1, 20) + update(0, 7)
+    return data + frame(0, 1, 1, grpc_message(b"bye"))
+
+
+def test_streams_are_served_equally_wherever_their_bytes_are_split() -> None:
+    data = chat()
+    seen = assert_equal([data])
+    assert seen[-1].count("half-closed") == 1 and len(seen[-1]) == 9
+    assert read_messages is not None
+    first = frame(0, 0, 1, grpc_message(b"hello"))
+    assert read_messages(data, data.index(first), 1000) == (
+        data.index(first) + len(first),
+        1,
+        [(0, b"hello", None)],
+        len(first) - 9,
+    )
+    for place in range(len(PREFACE), len(data)):
+        assert_equal([data[:place], data[place:]])
+
+
+def test_streams_are_served_equally_with_any_byte_changed() -> None:
+    data = chat()
+    start = data.index(block("Chat")) + len(block("Chat"))
+    for place in range(start, len(data), 1 if ALL else 5):
+        for change in (0, 1, data[place] ^ 0x08, data[place] ^ 0x20, 0xFF):
+            assert_equal([data[:place] + bytes((change,)) + data[place + 1 :]])
+
+
+@pytest.mark.parametrize(
+    "limits", [replace(LIMITS, max_message_size=10), replace(LIMITS, stream_window=60)]
+)
+def test_messages_that_may_break_a_limit_are_left_to_python(limits: ConnectionLimits) -> None:
+    seen = assert_equal([chat()], limits)
+    assert ("message", b"x" * 40) not in seen[-1]
+
+
 def block(path: str, *extra: tuple[str, str]) -> bytes:
     return hpack.Encoder().encode(
         [
@@ -235,7 +317,7 @@ BLOCKS = [
     block("ModelInfer", ("grpc-encoding", "gzip")),
     block("ModelInfer", ("x", "y" * 300)),
     block("Answer"),
-    block("Echo"),
+    block("Chat"),
     block("Unknown"),
     b"\x82",
     b"\xff",
@@ -255,6 +337,21 @@ def requests(draw: Any) -> bytes:
     data += frame(0, draw(st.sampled_from([1, 1, 1, 1, 0, 9])), stream, body[: len(body) - cut])
     for increment in draw(st.lists(increments, max_size=2)):
         data += update(0, increment)
+    return data
+
+
+@st.composite
+def chats(draw: Any) -> bytes:
+    """A stream, if its number is free, and messages of it: whole, several, cut and padded ones."""
+    stream = draw(st.sampled_from([1, 1, 1, 3, 9]))
+    data = frame(1, 4, stream, block("Chat")) if draw(st.booleans()) else b""
+    texts = st.sampled_from([b"", b"abc", b"pause", b"fail", b"end", bytes(300), bytes(5000)])
+    for _ in range(draw(st.integers(1, 4))):
+        body = b"".join(grpc_message(text) for text in draw(st.lists(texts, max_size=3)))
+        body = draw(st.sampled_from([body] * 8 + [body[:-1], body[3:], b"\1" + body[1:]]))
+        flags = draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 8]))
+        data += frame(0, flags, stream, (b"\0" if flags & 8 else b"") + body)
+        data += draw(st.sampled_from([b"", b"", update(stream, 20000), update(0, 30000)]))
     return data
 
 
@@ -287,7 +384,7 @@ def cut(data: bytes, cuts: list[int]) -> Iterator[bytes]:
         yield data[start:stop]
 
 
-conversations = st.lists(requests() | requests() | requests() | others | frames, max_size=20)
+conversations = st.lists(requests() | requests() | chats() | chats() | others | frames, max_size=20)
 
 
 @given(conversations, st.lists(st.integers(0, 99999), max_size=6), limits, st.booleans())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import hpack
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from host.errors import HostError
+from host.frontends.grpc import infer_response
 from host.frontends.grpc.h2.frames import ConnectionLimits
 from host.frontends.grpc.h2.frontend import Router
 from host.frontends.grpc.h2.headers import check_request
@@ -22,11 +24,12 @@ from host.frontends.grpc.infer_request import (
     read_usual_request,
     to_request,
 )
+from host.frontends.grpc.infer_response import encode_infer_response
 from host.frontends.grpc.methods import GrpcOptions, RpcContext, UnaryMethod
 from host.frontends.grpc.request_cache import Shapes
-from host.inference.request import InferRequest, RequestShape
+from host.inference.request import InferRequest, InferResponse, RequestShape, Tensor
 from host.instances.regions import Regions
-from host.lane import message_reader, state
+from host.lane import encode_response, message_reader, state
 from tests.unit.host.frontends.grpc.h2.test_hpack import (
     CAPTURED,
     FIELDS,
@@ -175,10 +178,10 @@ def assert_equal_request(data: bytes) -> bool:
         assert DESCRIBED.setdefault(shape, description(request)) == description(request)
     types = [[type(value) for value in one.parameters.values()] for one in (request, expected)]
     assert types[0] == types[1]
-    message, described = parse_infer_request(data), describe_usual_request(request)
-    assert (described.model_name, described.id) == (message.model_name, message.id)
+    message = parse_infer_request(data)
+    described = describe_usual_request(request.model_name, request.model_version)
+    assert described.model_name == message.model_name
     assert described.model_version == message.model_version
-    assert not message.wants_empty_final
     return True
 
 
@@ -281,11 +284,15 @@ def usual() -> pb.ModelInferRequest:
     message.parameters["sequence_id"].int64_param = 12
     message.parameters["sequence_start"].bool_param = True
     message.parameters["sequence_end"].bool_param = False
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
     return message
 
 
 def test_usual_requests_are_taken() -> None:
-    assert assert_equal_request(usual().SerializeToString())
+    message = usual()
+    assert assert_equal_request(message.SerializeToString())
+    message.parameters["triton_enable_empty_final_response"].bool_param = False
+    assert assert_equal_request(message.SerializeToString())
     large = usual()
     large.raw_input_contents[1] = bytes(100_000)
     assert assert_equal_request(large.SerializeToString())
@@ -361,3 +368,52 @@ def test_unusual_fields_are_left_to_python(field: bytes) -> None:
 def test_requests_without_inputs_are_left_to_python(request_id: str) -> None:
     message = pb.ModelInferRequest(model_name="m", id=request_id)
     assert read(message.SerializeToString()) is None
+
+
+TEXTS = st.sampled_from(["", "m", "é漢", "n" * 127, "n" * 128, "\udc80"]) | st.text(max_size=5)
+DATA = st.sampled_from([0, 1, 64, 127, 128, 300, 20_000, 1_100_000]).map(bytes)
+RESPONSES = st.builds(
+    InferResponse,
+    model_name=TEXTS,
+    model_version=st.integers(0, 2**40),
+    id=TEXTS,
+    outputs=st.lists(
+        st.builds(
+            Tensor,
+            name=TEXTS,
+            datatype=st.sampled_from(["FP32", "BYTES"]),
+            shape=st.lists(NUMBERS, max_size=3),
+            data=DATA | DATA.map(lambda data: memoryview(data)),
+        ),
+        max_size=3,
+    ),
+    parameters=st.dictionaries(TEXTS, st.booleans(), max_size=1),
+)
+
+
+@given(RESPONSES, st.sampled_from([None, False, True]))
+@settings(max_examples=150, deadline=None)
+def test_responses_are_equal(response: InferResponse, final: bool | None) -> None:
+    def encode() -> bytes | str:
+        try:
+            return encode_infer_response(response, final)
+        except HostError as error:
+            return error.message
+
+    with patch.object(infer_response, "encode_response", None):
+        expected = encode()
+    assert encode() == expected
+
+
+def test_usual_responses_are_taken() -> None:
+    assert encode_response is not None
+    tensors = [Tensor("a", "FP32", [2, 3], bytes(24)), Tensor("b", "BYTES", [], bytes(300))]
+    response = InferResponse("m", 1, "é" * 100, tensors)
+    expected = [encode_infer_response(response, final) for final in (None, True)]
+    flags = [None, infer_response._FINAL_FLAGS[True]]
+    found = [encode_response(response, infer_response._heads, flag) for flag in flags]
+    assert found == expected
+    tensors[1].data = bytes(1 << 20)  # too large with the other
+    assert encode_response(response, infer_response._heads, None) is None
+    tensors[1].data = memoryview(bytes(300))
+    assert encode_response(response, infer_response._heads, None) is None

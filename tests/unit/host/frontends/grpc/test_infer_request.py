@@ -132,14 +132,14 @@ def test_known_parameters_go_to_their_place() -> None:
     assert decoded.correlation_id == 2**64 - 1  # a 64-bit pattern, as the reference reads it
     assert (decoded.flags, decoded.priority, decoded.timeout_us) == (3, 2**63, 250)
     assert decoded.parameters == {}
-    assert parse_infer_request(message.SerializeToString()).wants_empty_final
+    assert decoded.wants_empty_final
 
 
 def test_an_empty_final_response_is_not_sent_unless_requested() -> None:
     message = request()
-    assert not parse_infer_request(message.SerializeToString()).wants_empty_final
+    assert not decode(message).wants_empty_final
     message.parameters["triton_enable_empty_final_response"].bool_param = False
-    assert not parse_infer_request(message.SerializeToString()).wants_empty_final
+    assert not decode(message).wants_empty_final
 
 
 def test_other_parameters_keep_their_types() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from host.frontends.grpc.h2.frames import ConnectionLimits, H2ConnectionError, H2ErrorCode
 from host.frontends.grpc.h2.frontend import Router
+from host.frontends.grpc.h2.grpc_messages import ReceivedMessage
 from host.frontends.grpc.h2.h2_connection import H2Connection
 from host.frontends.grpc.h2.reader import FrameReader
 from host.frontends.grpc.methods import GrpcOptions
@@ -65,6 +66,17 @@ class Recorded(FrameReader):
         self.on_data(stream, grpc_message(message), size, True)
         if connection_increment:
             self.on_window_update(0, connection_increment)
+        return True
+
+    def on_messages(
+        self, stop: int, stream: int, messages: Sequence[ReceivedMessage], size: int
+    ) -> bool:
+        """Takes the messages of every other stream."""
+        if stream & 2:
+            return False
+        body = b"".join(grpc_message(message, flag) for flag, message, _ in messages)
+        assert size == len(body)
+        self.on_data(stream, body, size, False)
         return True
 
     def on_settings(self, values: list[tuple[int, int]]) -> None:
