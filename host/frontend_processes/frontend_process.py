@@ -34,7 +34,6 @@ from host.frontends.client_endpoints import (
     ClientEndpoints,
     create_http_tls,
     grpc_tls,
-    http_restrictions,
     http_tls,
     make_grpc_service,
 )
@@ -42,7 +41,6 @@ from host.frontends.grpc.grpc_admin import ADMIN_METHODS
 from host.frontends.grpc.methods import RpcContext, Services, UnaryMethod
 from host.frontends.http.inference_app import InferenceApp
 from host.frontends.http1.cycle import RAW_HEADER_NAMES, Message, Receive, Send
-from host.frontends.request_headers import HeaderForwarding
 from host.instances.arenas import HOST_ARENA
 from host.instances.busy_polling import no_connection_hook
 from host.options.options import Options
@@ -321,15 +319,7 @@ class FrontendProcess:
             service = make_grpc_service(options, core, forwarder.services(), core.keys)
             await endpoints.open_grpc(service, socket.socket(fileno=spawn.grpc))
         if spawn.http >= 0:
-            app = InferenceApp(
-                core,
-                forwarder,
-                options.http_max_input_size,
-                http_restrictions(options),
-                HeaderForwarding(options.http_header_forward_pattern),
-                endpoints.receive_budget,
-                core.keys,
-            )
+            app = InferenceApp(core, forwarder, options, endpoints.receive_budget, core.keys)
             tls = await create_http_tls(options)
             await endpoints.open_http(app, tls, socket.socket(fileno=spawn.http))
         setproctitle.setproctitle(f"pbhost-frontend {spawn.index}")

@@ -24,7 +24,7 @@ from host.frontends.request_headers import HeaderForwarding, Restrictions
 from host.frontends.tls import ServerTls, TlsFiles, TlsReloader
 from host.instances.busy_polling import ConnectionHooks
 from host.options.options import Options
-from host.options.validators import grpc_restriction, http_restriction
+from host.options.validators import grpc_restriction
 
 _Started = TypeVar("_Started")
 
@@ -72,11 +72,6 @@ def make_grpc_service(
         api_keys,
         options.grpc_reflection,
     )
-
-
-def http_restrictions(options: Options) -> Restrictions:
-    """The restrictions of the HTTP endpoint."""
-    return Restrictions(http_restriction(options.http_restricted_api))
 
 
 class ClientEndpoints:

@@ -15,7 +15,6 @@ from host.frontends.client_endpoints import (
     ClientEndpoints,
     check_grpc_tls,
     create_http_tls,
-    http_restrictions,
     logged_failure,
     make_grpc_service,
     make_timeouts,
@@ -27,13 +26,12 @@ from host.frontends.http.app import HttpApp
 from host.frontends.http.metrics_endpoint import MetricsApp
 from host.frontends.http1.listener import HttpListener
 from host.frontends.receive_memory import ReceiveBudget, ReserveBlock
-from host.frontends.request_headers import HeaderForwarding
 from host.frontends.sockets import check_address
 from host.frontends.tls import ServerTls
 from host.instances.busy_polling import ConnectionHooks
 from host.metrics.families import MetricFamily
 from host.options.options import Options
-from host.options.validators import CATEGORIES, read_origins
+from host.options.validators import CATEGORIES
 
 _log = logging.getLogger("pbhost")
 
@@ -119,22 +117,7 @@ class Endpoints:
             self.http_port = await clients.open_http(app, self._http_tls)
 
     def _make_app(self, core: Core, receive_budget: ReceiveBudget) -> HttpApp:
-        options = self._options
-        return HttpApp(
-            core,
-            options.http_max_input_size,
-            http_restrictions(options),
-            HeaderForwarding(options.http_header_forward_pattern),
-            self._model_families,
-            options.http_api_page,
-            options.http_dashboard,
-            receive_budget,
-            options.allow_openai,
-            self.api_keys if options.api_key_file else None,
-            self.api_keys,
-            read_origins(options.openai_cors_origins),
-            recording=options.allow_recording,
-        )
+        return HttpApp(core, self._options, self._model_families, receive_budget, self.api_keys)
 
     async def start_metrics(self, families: Callable[[], Iterable[MetricFamily]]) -> None:
         """Opens the metrics endpoint. Raises HostError."""

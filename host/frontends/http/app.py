@@ -24,13 +24,9 @@ from host.frontends.http1.cycle import App, Message, Receive, Send
 from host.frontends.http1.parser import FastHandler
 from host.frontends.openai.openai_app import OpenAIApp, find_openai_route
 from host.frontends.receive_memory import ReceiveBudget
-from host.frontends.request_headers import (
-    NO_FORWARDED_HEADERS,
-    UNRESTRICTED,
-    HeaderForwarding,
-    Restrictions,
-)
 from host.metrics.families import MetricFamily
+from host.options.options import Options
+from host.options.validators import read_origins
 
 _INFERENCE = "inference"
 
@@ -38,59 +34,52 @@ _INFERENCE = "inference"
 class HttpApp:
     """Serves all HTTP endpoints of one core. Call it in the thread of the event loop only.
 
-    `families` returns the metrics of models. `api_keys`: the keys that clients need; those of the
-    OpenAI routes are `openai_keys`. After `drain`, new inference requests get status 503.
+    `families` returns the metrics of models. `api_keys`: the keys that clients need; without
+    `--api-key-file` only on the OpenAI routes. After `drain`, new inference requests get status
+    503.
     """
 
     def __init__(
         self,
         core: Core,
-        max_input_size: int,
-        restrictions: Restrictions = UNRESTRICTED,
-        forwarding: HeaderForwarding = NO_FORWARDED_HEADERS,
-        families: Callable[[], Iterable[MetricFamily]] = tuple,
-        api_page: bool = True,
-        dashboard: bool = True,
-        receive_budget: ReceiveBudget | None = None,
-        openai: bool = True,
-        api_keys: ApiKeys | None = None,
-        openai_keys: ApiKeys | None = None,
-        openai_cors_origins: Iterable[str] = (),
-        recording: bool = False,
+        options: Options,
+        families: Callable[[], Iterable[MetricFamily]],
+        receive_budget: ReceiveBudget,
+        api_keys: ApiKeys | None,
     ) -> None:
-        self._receive_budget = receive_budget or ReceiveBudget()
-        self._restrictions = restrictions
-        self._api_keys = api_keys
-        inference = InferenceEndpoints(
-            core,
-            max_input_size,
-            restrictions,
-            forwarding,
-            load_report(families),
-            api_keys is not None,
-        )
+        self._receive_budget = receive_budget
+        self._api_keys = api_keys if options.api_key_file else None
+        needs_key = self._api_keys is not None
+        inference = InferenceEndpoints(core, options, load_report(families), needs_key)
+        self._restrictions = inference.restrictions
         self._open_requests = inference.open_requests
         self._find_infer_handler = inference.find_fast_handler
         self.drain = self._open_requests.drain
         self._openai = (
             OpenAIApp(
                 core,
-                max_input_size,
-                restrictions,
-                forwarding,
+                options.http_max_input_size,
+                inference.restrictions,
+                inference.forwarding,
                 self._open_requests,
-                openai_keys,
-                openai_cors_origins,
+                api_keys,
+                read_origins(options.openai_cors_origins),
             )
-            if openai
+            if options.allow_openai
             else None
         )
         describe_others = self._openai.describe_paths if self._openai is not None else None
-        pages = WebPages(core, restrictions, describe_others, api_page, dashboard)
+        pages = WebPages(
+            core,
+            inference.restrictions,
+            describe_others,
+            options.http_api_page,
+            options.http_dashboard,
+        )
         self._page_routes = pages.routes
         self._handlers: dict[Endpoint, Handler] = {
             **inference.handlers,
-            **_administration_handlers(core, max_input_size, recording),
+            **_administration_handlers(core, options),
             **pages.handlers,
         }
 
@@ -153,14 +142,13 @@ class HttpApp:
         exchange.client = client
 
 
-def _administration_handlers(
-    core: Core, max_input_size: int, recording: bool
-) -> dict[Endpoint, Handler]:
+def _administration_handlers(core: Core, options: Options) -> dict[Endpoint, Handler]:
     """Returns the handlers of the endpoints that send no request to a model."""
+    max_input_size = options.http_max_input_size
     admin = AdminHandler(core, max_input_size)
     diagnostics = DiagnosticsHandler(core, max_input_size)
     memory = SharedMemoryHandler(core, max_input_size)
-    recorder = RecordingHandler(core, recording)
+    recorder = RecordingHandler(core, options.allow_recording)
     settings = SettingsHandler(core, max_input_size)
     return {
         routes.SERVER_LIVE: admin.live,

@@ -15,12 +15,14 @@ from host.frontends.http1.parser import FastHandler
 from host.frontends.inference_core import InferenceCore, OpenRequests, SendingKeys
 from host.frontends.receive_memory import ReceiveBudget
 from host.frontends.request_headers import HeaderForwarding, Restrictions
+from host.options.options import Options
+from host.options.validators import http_restriction
 
 
 class InferenceEndpoints:
     """The handlers by endpoint, and `find_fast_handler` for requests without a task.
 
-    `max_input_size` is `--http-max-input-size`. `load_report`: for the generate endpoints.
+    `load_report`: for the generate endpoints.
     `needs_key`: each request needs an API key; then all have a task, which checks it.
     `open_requests` counts requests without a task; the application counts all others.
     """
@@ -28,15 +30,16 @@ class InferenceEndpoints:
     def __init__(
         self,
         core: InferenceCore,
-        max_input_size: int,
-        restrictions: Restrictions,
-        forwarding: HeaderForwarding,
+        options: Options,
         load_report: LoadReport,
         needs_key: bool,
     ) -> None:
+        max_input_size = options.http_max_input_size
+        self.restrictions = Restrictions(http_restriction(options.http_restricted_api))
+        self.forwarding = HeaderForwarding(options.http_header_forward_pattern)
         self.open_requests = OpenRequests()
-        needs_task = needs_key or "inference" in restrictions
-        infer = InferHandler(core, forwarding, max_input_size, needs_task, self.open_requests)
+        needs_task = needs_key or "inference" in self.restrictions
+        infer = InferHandler(core, self.forwarding, max_input_size, needs_task, self.open_requests)
         self.find_fast_handler = infer.find_handler
         generate = GenerateHandler(core, max_input_size, load_report)
         self.handlers: dict[Endpoint, Handler] = {
@@ -57,25 +60,16 @@ class InferenceApp:
         self,
         core: InferenceCore,
         others: App,
-        max_input_size: int,
-        restrictions: Restrictions,
-        forwarding: HeaderForwarding,
+        options: Options,
         receive_budget: ReceiveBudget,
         keys: SendingKeys | None = None,
     ) -> None:
         """`keys`: the API keys that clients need."""
         self._others = others
         self._keys = keys
-        self._restrictions = restrictions
         self._receive_budget = receive_budget
-        inference = InferenceEndpoints(
-            core,
-            max_input_size,
-            restrictions,
-            forwarding,
-            lambda exchange: (),
-            keys is not None,
-        )
+        inference = InferenceEndpoints(core, options, lambda exchange: (), keys is not None)
+        self._restrictions = inference.restrictions
         self._open_requests = inference.open_requests
         self._find_infer_handler = inference.find_fast_handler
         self._handlers = inference.handlers
