@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import format_flag, parse_texts, serve_flag
+from host.cli.arguments import format_flag, parse_texts
+from host.cli.model_arguments import serve_flag
 from host.config.findings import Problem
 from host.errors import HostError, invalid_argument
 from host.lint.model_folder import (

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from host.bls import BlsTargets
-from host.cli.arguments import find_model, parse_texts, reject_repository, serve_flag
+from host.cli.arguments import parse_texts
+from host.cli.model_arguments import find_model, reject_repository, serve_flag
 from host.config import model_config as configuration
 from host.config.json_form import from_json, to_dict, to_json
 from host.config.model_config import LoadedConfig, ModelConfig

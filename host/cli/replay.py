@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from host.cli.arguments import format_flag, parse_texts, serve_flag, to_json
+from host.cli.arguments import format_flag, parse_texts, to_json
 from host.cli.infer import URL
+from host.cli.model_arguments import serve_flag
 from host.cli.model_client import ModelClient, TlsOptions, response_of
 from host.cli.run import run_recorded
 from host.cli.server_client import HEADER_HELP, check_headers

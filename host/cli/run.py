@@ -14,15 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import stub.wire
-from host.cli.arguments import (
-    check_inputs,
-    find_model,
-    is_model,
-    parse_texts,
-    reject_repository,
-    serve_flag,
-    split_inputs,
-)
+from host.cli.arguments import check_inputs, parse_texts, split_inputs
+from host.cli.model_arguments import find_model, is_model, reject_repository, serve_flag
 from host.config.model_config import LoadedConfig, ModelConfig
 from host.environments.model_environments import Environments, needs_environment
 from host.errors import HostError, invalid_argument, unsupported

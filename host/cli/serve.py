@@ -19,7 +19,7 @@ from host.options.flags import describe_misuse
 from host.options.options import Options, UsageError
 from host.server.server import Server
 from host.system.event_loop import run_event_loop
-from host.system.host_process import ServiceManager
+from host.system.service_manager import ServiceManager
 from stub.wire.heap import freeze_gc, tune_malloc
 
 

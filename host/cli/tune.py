@@ -12,17 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from host.cli.arguments import (
-    check_inputs,
-    is_model,
-    parse_arguments,
-    reject_repository,
-    serve_flag,
-    split_inputs,
-)
+from host.cli.arguments import check_inputs, parse_arguments, split_inputs
 from host.cli.bench import check_shapes, check_together, read_shapes
 from host.cli.bench_reports import format_milliseconds, format_rate
 from host.cli.infer import check_parameters, read_parameters
+from host.cli.model_arguments import is_model, reject_repository, serve_flag
 from host.errors import HostError, invalid_argument
 from host.load_generator.job import Protocol
 from host.load_generator.measurement import Load
