@@ -36,6 +36,13 @@ def open_browser(profile: Path) -> Iterator[webdriver.Chrome]:
         "--disable-background-networking",
         "--disable-component-update",
         "--disable-sync",
+        "--disable-extensions",
+        "--process-per-site",
+        "--renderer-process-limit=1",
+        "--disable-site-isolation-trials",
+        "--disable-features=SpareRendererForSitePerProcess,IsolateOrigins,site-per-process,BackForwardCache,OptimizationHints,Translate,MediaRouter",
+        "--disable-background-timer-throttling",
+        "--mute-audio",
         "--window-size=1200,1200",
         f"--user-data-dir={profile}",
     ):
