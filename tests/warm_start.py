@@ -265,11 +265,13 @@ def _fork_programs(arguments: Sequence[str], stub_modules: _StubModules) -> None
     """Forks the programs that a host with these flags starts, and makes it take them."""
     spawner = importlib.import_module("pbhost.host.instances.launchers").InterpreterSpawner
     start_interpreter = spawner._popen
-    waiting = [_WaitingProgram(_FORK_SERVER, stub_modules.restore)]
-    for argument in arguments:
-        name, _, value = argument.partition("=")
-        if name == "--frontend-processes":
-            waiting += [_WaitingProgram(_FRONTEND, lambda: None) for _ in range(int(value))]
+    flags = {name: value for name, _, value in (each.partition("=") for each in arguments)}
+    waiting = []
+    if flags.get("--stub-start") != "spawn":
+        waiting.append(_WaitingProgram(_FORK_SERVER, stub_modules.restore))
+    frontends = flags.get("--frontend-processes", "")
+    if frontends in ("1", "2"):
+        waiting += [_WaitingProgram(_FRONTEND, lambda: None) for _ in range(int(frontends))]
 
     async def take_or_start(
         self: object,

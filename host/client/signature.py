@@ -186,7 +186,7 @@ def _to_array(value: Value, spec: TensorSpec) -> tuple[npt.NDArray[Any], bool]:
             return _to_bfloat16_bits(array).reshape(array.shape), True
         if code == BF16:
             return array, True
-    elif NAMES[code] == spec.datatype:
+    elif NAMES.get(code) == spec.datatype:
         return array, True
     got = NAMES[code] if code else str(array.dtype)
     raise ValueError(f"got {got} {list(array.shape)}: convert it with .astype()")
