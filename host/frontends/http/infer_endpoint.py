@@ -37,7 +37,6 @@ from host.frontends.http.http_exchange import (
     trace_response,
 )
 from host.frontends.http.inference_header import (
-    MAX_CACHED_BYTES,
     MAX_INLINE_BYTES,
     InferenceHeader,
     InferenceHeaderReader,
@@ -145,8 +144,7 @@ def to_request(
         flags=head.flags,
         priority=head.priority,
         timeout_us=head.timeout_us,
-        # A larger head does not recur, and may hold the data of all inputs.
-        shape=head if header_length <= MAX_CACHED_BYTES else None,
+        shape=head.shape,
     )
     at, end = header_length, len(body)
     view: Buffer = body if end < _MIN_VIEW_BYTES else memoryview(body)
@@ -286,7 +284,7 @@ class InferHandler:
         self._needs_task = needs_task or bool(forwarding)
         self._open_requests = open_requests
         self._last_url = b""
-        self._last_route: Route | None = None
+        self._last_target: tuple[str, int] | None = None
 
     # Without a task
 
@@ -295,13 +293,14 @@ class InferHandler:
         if self._needs_task:
             return None
         if url != self._last_url:  # clients often ask the same model again
-            self._last_url, self._last_route = url, find_route(url.partition(b"?")[0])
-        route = self._last_route
-        if route is None or route.endpoint is not INFER:
+            self._last_url, self._last_target = url, _find_target(url.partition(b"?")[0])
+        target = self._last_target
+        if target is None:
             return None
         if headers.get(b"content-encoding", b"identity") not in (b"", b"identity"):
             return None
-        if choose_encoding(headers.get(b"accept-encoding", b"")):
+        accepted = headers.get(b"accept-encoding")
+        if accepted is not None and choose_encoding(accepted):
             return None
         length = int(headers[b"content-length"])
         header_length = headers.get(_HEADER_LENGTH_NAME, b"%d" % length)
@@ -311,14 +310,10 @@ class InferHandler:
             or not 0 < int(header_length) <= length
         ):
             return None
-        try:
-            version = parse_version(route.version)
-        except HostError:
-            return None
-        return partial(self._start_request, route, version, int(header_length))
+        return partial(self._start_request, *target, int(header_length))
 
     def _start_request(
-        self, route: Route, version: int, header_length: int, body: bytes, done: ResponseCallback
+        self, model: str, version: int, header_length: int, body: bytes, done: ResponseCallback
     ) -> Call | None:
         """Starts one request; `done` gets the response. None if it needs a task."""
         core, open_requests = self._core, self._open_requests
@@ -326,7 +321,7 @@ class InferHandler:
             return None
         try:
             head = self._header_reader.read(body[:header_length])
-            request = to_request(head, route.resource, version, body, header_length, core.regions)
+            request = to_request(head, model, version, body, header_length, core.regions)
             outputs_in_shared_memory = tuple(request.output_placement or ())
             call = core.infer(request, True)
         except HostError:
@@ -496,6 +491,17 @@ def _check_header_size(size: int | None, whole: int) -> None:
         raise invalid_argument(
             f"inference header size should be in range (0, {whole}), got: {size}"
         )
+
+
+def _find_target(path: bytes) -> tuple[str, int] | None:
+    """The model and version that inference requests to this path are for; None for other paths."""
+    route = find_route(path)
+    if route is None or route.endpoint is not INFER:
+        return None
+    try:
+        return route.resource, parse_version(route.version)
+    except HostError:
+        return None
 
 
 def _send_in_turns(answer: Steps[_Answer], done: ResponseCallback) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -17,7 +16,7 @@ from host.frontends.http.tensors import ALL_NAMES, JsonInputLimit, read_tensor
 from host.inference.request import Parameter, RequestShape, checked_correlation_text
 from host.instances.regions import RegionPart
 
-MAX_CACHED_BYTES = 1024
+_MAX_KEPT_BYTES = 1024
 """Bytes of a JSON part whose InferenceHeader is kept until another one comes."""
 
 MAX_TENSORS = 2048
@@ -57,31 +56,28 @@ class OutputHeader(msgspec.Struct):
     region: RegionPart | None = None
 
 
-@dataclass(eq=False)
-class InferenceHeader(RequestShape):
+class InferenceHeader(msgspec.Struct):
     """A parsed JSON part. All requests with the same JSON share it, so its fields never change.
 
     `outputs` is an error if the outputs are invalid, because other errors are reported before it.
     Otherwise `output_names` are their names, and `binary_names` those that the client wants as
-    binary data.
+    binary data. `shape` is that of the requests, if the JSON has come more than once.
     """
 
     id: str = ""
-    inputs: list[InputHeader] = field(default_factory=list)
-    outputs: list[OutputHeader] | HostError = field(default_factory=list)
+    inputs: list[InputHeader] = []
+    outputs: list[OutputHeader] | HostError = []
     binary_output: bool = False
-    parameters: dict[str, Parameter] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = {}
     correlation_id: int | str = 0
     flags: int = 0
     priority: int = 0
     timeout_us: int = 0
-    output_names: list[str] = field(default_factory=list)
+    output_names: list[str] = []
     binary_names: Container[str] = ()
     places_outputs: bool = False
     """Whether outputs are invalid, classified, or written to memory of the client."""
-
-    def __post_init__(self) -> None:
-        super().__init__()
+    shape: RequestShape | None = None
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_INT64 - 1)]
@@ -122,7 +118,7 @@ class _UsualRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decode_usual = msgspec.json.Decoder(_UsualRequest).decode
-_NO_SOURCE = _UsualSource()
+_USUAL_FORMAT = _UsualFormat()
 
 
 def _count_members(request: _UsualRequest) -> int:
@@ -169,12 +165,15 @@ class InferenceHeaderReader:
         if the text must be read with `read_any`.
         """
         if text == self._last_text:
-            return self._last_head
+            known = self._last_head
+            if known.shape is None:
+                known.shape = RequestShape()
+            return known
         head = self._read_usual(text)
         if head is None:
             document = json.parse(text, len(text) <= _MAX_SLOW_BYTES)
             head = self._read_document(document, MAX_TENSORS, MAX_TENSORS, None)
-        if len(text) <= MAX_CACHED_BYTES:
+        if len(text) <= _MAX_KEPT_BYTES:
             self._last_text, self._last_head = text, head
         return head
 
@@ -220,28 +219,24 @@ class InferenceHeaderReader:
         head = InferenceHeader(id=usual.id)
         if usual.parameters:
             _apply_parameters(usual.parameters, head)
-        head.inputs = [self._read_usual_input(one) for one in usual.inputs]
-        head.outputs = [
-            OutputHeader(one.name)
-            if one.parameters is None
-            else OutputHeader(one.name, one.parameters.binary_data, one.parameters.classification)
-            for one in usual.outputs
-        ]
-        _describe_outputs(head, head.outputs)
+        for given in usual.inputs:
+            name, datatype, shape = given.name, given.datatype, given.shape
+            entry = InputHeader(name, datatype, shape)
+            source = given.parameters
+            if given.data is not None:
+                entry.data = read_tensor(name, datatype, shape, given.data, self._limit, True)
+            elif source is not None and source.binary_data_size is not None:
+                entry.binary_size = source.binary_data_size
+            elif source is not None:
+                size, offset = source.shared_memory_byte_size, source.shared_memory_offset
+                entry.region = RegionPart(source.shared_memory_region, offset, size)
+            head.inputs.append(entry)
+        outputs: list[OutputHeader] = []
+        for wanted in usual.outputs:
+            form = wanted.parameters or _USUAL_FORMAT
+            outputs.append(OutputHeader(wanted.name, form.binary_data, form.classification))
+        _describe_outputs(head, outputs)
         return head
-
-    def _read_usual_input(self, value: _UsualInput) -> InputHeader:
-        name, datatype, shape = value.name, value.datatype, value.shape
-        if value.data is not None:
-            data = read_tensor(name, datatype, shape, value.data, self._limit, True)
-            return InputHeader(name, datatype, shape, data)
-        source = value.parameters or _NO_SOURCE
-        if not source.shared_memory_region:
-            return InputHeader(name, datatype, shape, None, source.binary_data_size or 0)
-        place = RegionPart(
-            source.shared_memory_region, source.shared_memory_offset, source.shared_memory_byte_size
-        )
-        return InputHeader(name, datatype, shape, None, 0, place)
 
     def _read_document(
         self,
@@ -265,8 +260,7 @@ class InferenceHeaderReader:
             if "outputs" in document:
                 given = _parse_field("outputs", json.as_array, document["outputs"])
                 _check_count("outputs", given, most_outputs)
-            outputs = head.outputs = [_read_output(value) for value in given]
-            _describe_outputs(head, outputs)
+            _describe_outputs(head, [_read_output(value) for value in given])
         except HostError as error:
             head.outputs = error
             head.places_outputs = True
@@ -334,19 +328,18 @@ def _wrong_sources(sources: list[str]) -> HostError:
     )
 
 
-def _describe_outputs(head: InferenceHeader, outputs: Sequence[OutputHeader]) -> None:
-    """Sets the fields that follow from valid outputs."""
+def _describe_outputs(head: InferenceHeader, outputs: list[OutputHeader]) -> None:
+    """Sets valid outputs, and the fields that follow from them."""
     default = head.binary_output
-    head.output_names = [output.name for output in outputs]
-    head.places_outputs = any(output.classes or output.region for output in outputs)
-    if outputs:
-        head.binary_names = [
-            output.name
-            for output in outputs
-            if (default if output.binary is None else output.binary)
-        ]
-    elif default:
-        head.binary_names = ALL_NAMES
+    binary_names = []
+    for output in outputs:
+        head.output_names.append(output.name)
+        if output.classes or output.region:
+            head.places_outputs = True
+        if default if output.binary is None else output.binary:
+            binary_names.append(output.name)
+    head.outputs = outputs
+    head.binary_names = ALL_NAMES if default and not outputs else binary_names
 
 
 def _read_output(value: Any) -> OutputHeader:
