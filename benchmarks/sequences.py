@@ -26,8 +26,8 @@ from host.config.schema import pb
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse
 from host.scheduling.scheduler import InstanceSlot
-from host.scheduling.sequences.sequence_call import END, START, SequenceCall
-from host.scheduling.sequences.sequence_scheduler import SequenceScheduler, sequence_scheduler
+from host.scheduling.sequence_call import END, START, SequenceCall
+from host.scheduling.sequence_scheduler import SequenceScheduler, sequence_scheduler
 
 LIVE = (100, 1_000, 10_000, 100_000)
 _TIMED = 20_000  # requests

@@ -37,11 +37,11 @@ from host.models.registry import (
     VersionState,
     parse_version,
 )
+from host.models.traffic_splits import TrafficSplits
 from host.recording.recorder import Infer, Recorder, Recording, RecordingSettings
 from host.remote_models import RemoteModels
 from host.tracing.trace_settings import DescribedSettings, SettingChanges
 from host.tracing.tracer import Tracer
-from host.traffic.splits import TrafficSplits
 
 VERSION = "2.73.0"
 """The version of Triton whose behaviour this server has; clients can read it."""

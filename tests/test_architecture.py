@@ -41,7 +41,6 @@ LAYERS = [
     ["host.instances"],
     ["host.models"],
     ["host.remote_models"],
-    ["host.traffic"],
     ["host.ensembles"],
     ["host.health"],
     ["host.bls"],

@@ -63,7 +63,7 @@ from host.repository.repository import (
     run_agents,
     select_versions,
 )
-from host.scheduling.sequences.sequence_call import read_states
+from host.scheduling.sequence_call import read_states
 from pb_utils import _model_texts as texts
 from pb_utils._api_modules import API_MODULES, describe_copy, is_copy
 

@@ -23,10 +23,10 @@ from host.logs.formats import model_fields
 from host.model_control.dependencies import EnsembleDependencies
 from host.models.loaders import RepositoryReadError
 from host.models.registry import UNLOADED, Registry, VersionState, parse_version
+from host.models.traffic_splits import TrafficChange, TrafficSplits
 from host.remote_models import RemoteModels
 from host.repository.override import Override, parse_override
 from host.repository.repository import Repository
-from host.traffic.splits import TrafficChange, TrafficSplits
 from pb_utils import _model_texts as texts
 
 LoadParameters = Mapping[str, Parameter | bytes]

@@ -46,7 +46,7 @@ from host.models.warmup import Warmup
 from host.options.validators import HostPolicies
 from host.repository.repository import list_versions, read_labels, select_versions
 from host.scheduling.rate_limiter import RateLimiter
-from host.scheduling.sequences.sequence_call import read_states
+from host.scheduling.sequence_call import read_states
 from stub.wire.messages import ModelSource, PreloadJob
 
 _log = logging.getLogger("pbhost")

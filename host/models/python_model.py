@@ -28,8 +28,8 @@ from host.scheduling.dynamic import DynamicScheduler, hold_from_environment
 from host.scheduling.ordering import OrderedCall
 from host.scheduling.queue import read_queue_policies
 from host.scheduling.scheduler import Scheduler
-from host.scheduling.sequences.sequence_call import START, PaddingCall, SequenceCall, SequenceStates
-from host.scheduling.sequences.sequence_scheduler import sequence_scheduler
+from host.scheduling.sequence_call import START, PaddingCall, SequenceCall, SequenceStates
+from host.scheduling.sequence_scheduler import sequence_scheduler
 from host.system.resources import usable_cpus
 
 

@@ -38,6 +38,7 @@ from host.models.backends import Backends
 from host.models.instance_loader import Loader
 from host.models.loaders import LendableSemaphore, Loaders, LoadSettings
 from host.models.registry import Registry
+from host.models.traffic_splits import TrafficSplits
 from host.options.options import Options
 from host.options.validators import memory_budget as read_memory_budget
 from host.options.validators import read_policies
@@ -50,7 +51,6 @@ from host.scheduling.rate_limiter import RateLimiter, ResourceLimit
 from host.server.collectors import MetricsCollector, OverviewCollector
 from host.system.resources import usable_cpus
 from host.tracing.tracer import Tracer
-from host.traffic.splits import TrafficSplits
 from stub.wire.ring import BUSY_POLL_SECONDS
 
 

@@ -22,9 +22,9 @@ from host.frontends.http.routes import Route
 from host.inference.metadata import ModelStatistics
 from host.inference.request import Parameter
 from host.logs.log_settings import HTTP
+from host.models.traffic_splits import TrafficChange
 from host.release import RELEASE
 from host.tracing.trace_settings import NUMBERS, SettingChanges, to_change
-from host.traffic.splits import TrafficChange
 
 
 class SettingsHandler:

@@ -15,8 +15,8 @@ from host.inference.request import InferRequest, Tensor
 from host.scheduling.dynamic import DynamicScheduler
 from host.scheduling.queue import ExecutionGate
 from host.scheduling.scheduler import CoalescingTimer, InstanceSlot
-from host.scheduling.sequences.sequence_batch import SequenceBatch, SequenceBatchOwner
-from host.scheduling.sequences.sequence_call import PaddingCall, Sequence, SequenceCall
+from host.scheduling.sequence_batch import SequenceBatch, SequenceBatchOwner
+from host.scheduling.sequence_call import PaddingCall, Sequence, SequenceCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from host.config.schema import pb
 from host.errors import ErrorCode, HostError, unavailable
 from host.inference.call import Call
 from host.inference.request import InferRequest, InferResponse, Tensor
-from host.scheduling.sequences.sequence_call import END, START, PaddingCall, SequenceCall
-from host.scheduling.sequences.sequence_scheduler import SequenceScheduler, sequence_scheduler
-from host.scheduling.sequences.strategies import OldestSequenceBatch
+from host.scheduling.sequence_call import END, START, PaddingCall, SequenceCall
+from host.scheduling.sequence_scheduler import SequenceScheduler, sequence_scheduler
+from host.scheduling.sequence_strategies import OldestSequenceBatch
 from tests.unit.host.scheduling.fake_instances import TICK, Clock, FakeInstanceSlot, error_of
 
 US_PER_TICK = TICK // 1000

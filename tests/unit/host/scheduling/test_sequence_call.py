@@ -9,7 +9,7 @@ from google.protobuf import text_format
 
 from host.config.schema import pb
 from host.errors import ErrorCode, HostError
-from host.scheduling.sequences.sequence_call import SequenceStates
+from host.scheduling.sequence_call import SequenceStates
 
 INITIAL = 'name: "n" data_type: TYPE_INT32 dims: 2'
 

@@ -17,7 +17,7 @@ from host.inference.call import Call
 from host.inference.request import InferRequest
 from host.metrics.families import MetricsSnapshot, labels_of
 from host.models.registry import LoadedModel, Registry, VersionState
-from host.traffic.shadow import ComparisonResult, ShadowVersion
+from host.models.shadow_version import ComparisonResult, ShadowVersion
 
 _MAX_SEQUENCES = 65536  # whose version is remembered
 _SEQUENCE_END = 2  # of the flags of a request

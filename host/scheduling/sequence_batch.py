@@ -12,7 +12,7 @@ from host.inference.call import Call
 from host.inference.request import Tensor
 from host.scheduling.queue import ExecutionGate
 from host.scheduling.scheduler import Clock, InstanceSlot
-from host.scheduling.sequences.sequence_call import END, Sequence, SequenceCall, SlotHolder
+from host.scheduling.sequence_call import END, Sequence, SequenceCall, SlotHolder
 
 
 class SequenceBatchOwner(Protocol):

@@ -22,8 +22,8 @@ from host.scheduling.dynamic import CanShareBatch, DynamicScheduler, hold_from_e
 from host.scheduling.queue import ExecutionGate, LimitedGate, OpenGate
 from host.scheduling.rate_limiter import Permit
 from host.scheduling.scheduler import Clock, CoalescingTimer, InstanceSlot, LoopClock, Scheduler
-from host.scheduling.sequences.sequence_batch import SequenceBatch
-from host.scheduling.sequences.sequence_call import (
+from host.scheduling.sequence_batch import SequenceBatch
+from host.scheduling.sequence_call import (
     END,
     START,
     ControlTensors,
@@ -33,7 +33,7 @@ from host.scheduling.sequences.sequence_call import (
     SequenceStates,
     SlotHolder,
 )
-from host.scheduling.sequences.strategies import (
+from host.scheduling.sequence_strategies import (
     DirectSequenceBatch,
     DirectStrategy,
     OldestSequenceBatch,

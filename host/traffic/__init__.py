@@ -1,1 +1,0 @@
-"""Splits the requests to a model between two of its versions: canary and shadow."""
