@@ -154,16 +154,16 @@ class Load:
         self._stopped = True
         for task in self._tasks:
             task.cancel()
-
-    def close(self) -> None:
-        """Closes everything."""
-        self._stop()
         if self._watch is not None:
             self._watch.cancel()
         if self._timer is not None:
             asyncio.get_running_loop().remove_reader(self._timer.descriptor)
             self._timer.close()
             self._timer = None
+
+    def close(self) -> None:
+        """Closes everything."""
+        self._stop()
         for connection in {*self._connections, *(one.connection for one in self._senders)}:
             connection.close()
 

@@ -104,3 +104,34 @@ def test_requests_that_wait_for_a_connection_are_backlog_and_not_late(
 
     monkeypatch.setattr(worker, "_MOST_CONNECTIONS", 1)
     run(read_on, use)
+
+
+def test_a_load_that_ends_waits_for_responses_and_sends_no_more_requests() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4096):
+            arrived.set()
+            await ending.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async def use(port: int) -> None:
+        target = Target("127.0.0.1", port, False, Protocol.HTTP)
+        for job, answered in (
+            (Job(target, [[REQUEST]], rate=1000.0), False),
+            (Job(target, [[REQUEST]], concurrency=1), True),
+        ):
+            reports: list[Report] = []
+            arrived.clear()
+            load = worker.Load(job, reports.append)
+            load.start()
+            await arrived.wait()
+            load.cut()
+            if answered:
+                asyncio.get_running_loop().call_soon(ending.set)
+            await load.finish()
+            last = load.cut()
+            assert (last.lateness, last.failures, reports) == (b"", {}, [])
+            assert last.responses == answered
+
+    arrived, ending = asyncio.Event(), asyncio.Event()
+    run(answer, use)
