@@ -237,6 +237,48 @@ def test_an_object_that_changes_while_its_model_is_read_is_listed_again(
     assert fetch(s3.url(prefix), tmp_path)["1/weights"] == b"new"
 
 
+def test_a_slow_store_is_waited_for_as_long_as_bytes_arrive(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    content = bytes(range(256)) * (4 << 12)  # 4 MiB
+    s3.put_files(prefix, {**FILES, "m/1/weights": content})
+    never = threading.Event()
+    ranges: list[str] = []
+
+    def dribble(
+        environ: dict[str, Any], start: Callable[..., Any], store: Application
+    ) -> Iterator[bytes]:
+        ranges.append(environ.get("HTTP_RANGE", ""))
+        body = b"".join(store(environ, start))
+
+        def send() -> Iterator[bytes]:
+            for at in range(0, len(body), 1 << 20):
+                never.wait(0.4 * STALL_SECONDS)
+                yield body[at : at + (1 << 20)]
+
+        return send()
+
+    s3.fault = objects_only(dribble)
+    assert fetch(s3.url(prefix), tmp_path)["1/weights"] == content
+    assert ranges == [""], "it was asked for once"
+
+
+def test_a_store_that_sends_another_object_than_it_lists_is_an_error(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    s3.put_files(prefix, FILES)
+
+    def send_other(environ: object, start: Callable[..., Any], store: object) -> list[bytes]:
+        date = "Thu, 01 Jan 2026 00:00:00 GMT"
+        start("200 OK", [("ETag", '"other"'), ("Last-Modified", date), ("Content-Length", "4000")])
+        return [b"x" * 4000]
+
+    s3.fault = objects_only(send_other)
+    with pytest.raises(HostError, match="/m/1/weights' has changed since it was listed"):
+        fetch(s3.url(prefix), tmp_path)
+    assert not any(path.is_file() for path in tmp_path.glob("*/*/m/*"))
+
+
 def test_an_object_that_is_removed_while_its_model_is_read_is_listed_again(
     s3: S3Server, prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

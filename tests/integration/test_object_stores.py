@@ -102,23 +102,40 @@ def test_models_of_buckets_and_folders_are_served_together(
     assert names == {"doubles", "triples", "quadruples"}
 
 
-def test_a_killed_server_that_starts_again_asks_for_listings_only(
+def test_a_killed_server_that_starts_again_fetches_what_it_lacks(
     s3: S3Server, prefix: str, tmp_path: Path, serve: Serve
 ) -> None:
     s3.put_files(f"{prefix}/doubles", {**scale(2), "config.pbtxt": 'backend: "python"'})
     flags = [s3.url(prefix), f"--repository-cache-directory={tmp_path / 'cache'}"]
-    host = serve(*flags, env=ENVIRONMENT).wait_started()
-    with host.client() as client:
-        assert ask(client, "doubles") == 2
-    host.process.kill()
-    host.stop()
-    read = s3.objects_read()
+    hold, reached = threading.Event(), threading.Event()
+
+    def wait(environ: dict[str, Any], *_: object) -> None:
+        if environ["PATH_INFO"].endswith("factor"):
+            reached.set()
+            hold.wait(DEADLINE)
+
+    def complete() -> list[str]:
+        return [path.name for path in tmp_path.glob("cache/*/objects/*") if not path.suffix]
+
+    s3.fault = wait
+    host = serve(*flags, env=ENVIRONMENT)
+    try:
+        assert reached.wait(DEADLINE)
+        wait_until(lambda: len(complete()) == 2, "the other objects", state=complete)
+        host.process.kill()
+        host.stop()
+    finally:
+        hold.set()
+        s3.fault = None
     files = ("1/factor", "1/model.py", "config.pbtxt")
-    assert sorted(read) == [f"{prefix}/doubles/{file}" for file in files]
-    host = serve(*flags, env=ENVIRONMENT).wait_started()
-    with host.client() as client:
-        assert ask(client, "doubles") == 2
-    assert s3.objects_read() == []
+    assert sorted(s3.objects_read()) == [f"{prefix}/doubles/{file}" for file in files]
+    for fetched in [f"{prefix}/doubles/1/factor"], []:
+        host = serve(*flags, env=ENVIRONMENT).wait_started()
+        with host.client() as client:
+            assert ask(client, "doubles") == 2
+        assert s3.objects_read() == fetched
+        host.process.kill()
+        host.stop()
 
 
 def test_a_load_fetches_only_what_has_changed(

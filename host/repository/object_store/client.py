@@ -98,9 +98,13 @@ class StoreProcess:
         async with self._starting:
             if self._writer is None:
                 own, other = socket.socketpair()
-                with other:
-                    self._process = await asyncio.to_thread(self._start, other)
-                reader, writer = await asyncio.open_connection(sock=own, limit=LONGEST_LINE)
+                try:
+                    with other:
+                        self._process = await asyncio.to_thread(self._start, other)
+                    reader, writer = await asyncio.open_connection(sock=own, limit=LONGEST_LINE)
+                except BaseException:  # also if cancelled
+                    own.close()
+                    raise
                 self._reading = asyncio.get_running_loop().create_task(self._read(reader))
                 self._writer = writer
             return self._writer

@@ -187,6 +187,31 @@ def test_without_the_library_the_error_says_what_to_install(
     assert open_repository([tmp_path], False, settings).scan().models == {}
 
 
+def test_a_process_that_cannot_be_started_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore", reason="needs pbhost[cloud]")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    settings = MirrorSettings(tmp_path, limit=0, parts=1, stall_seconds=1.0)
+    repository = open_repository(["s3://b"], False, settings)
+
+    async def list_once() -> None:
+        await repository.refresh()
+        await repository.close()
+
+    asyncio.run(list_once())
+    text = "failed to list 's3://b': cannot start the process that reads object stores: No such"
+    with pytest.raises(HostError, match=text):
+        repository.check_paths()
+
+
+def test_credentials_that_the_library_refuses_are_an_error() -> None:
+    pytest.importorskip("obstore", reason="needs pbhost[cloud]")
+    store = ObjectStore(parse_store_url("gs://b/p"), {"application_credentials": "/missing"}, 1.0)
+    with pytest.raises(HostError, match="cannot use 'gs://b/p': .*/missing"):
+        store.open()
+
+
 def test_a_server_that_has_just_taken_the_lock_of_a_model_is_waited_for(tmp_path: Path) -> None:
     async def check() -> None:
         cache = ModelCache(tmp_path / "m")
