@@ -144,7 +144,8 @@ def test_models_are_fetched_once_and_what_has_changed_again(
         for path, content in scale(2).items():
             put(f"scale/{path}", content)
         put("scale/1/a folder/ü.bin", bytes(range(256)) * 4096)
-        flags = [url, f"--repository-cache-directory={tmp_path / 'cache'}"]
+        put("odd/1//name", "of no file")
+        flags = [url, f"--repository-cache-directory={tmp_path / 'cache'}", "--exit-on-error=false"]
         explicit = ["--model-control-mode=explicit", "--load-model=*"]
         host = serve(*flags, *explicit, env=variables).wait_started()
         with host.client() as client:
@@ -152,6 +153,7 @@ def test_models_are_fetched_once_and_what_has_changed_again(
             put("scale/1/factor", "3")
             client.load_model("scale")
             assert (ask(client, "scale"), fetched(host)) == (3, 4)
+        host.wait_for("failed to list '.*/odd': no file can be named '1//name'; rename this object")
         host.stop()
         host = serve(*flags, env=variables).wait_started()
         with host.client() as client:

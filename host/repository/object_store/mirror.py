@@ -27,7 +27,7 @@ from host.repository.fingerprint import CACHES, Fingerprint
 from host.repository.object_store.cache import Lease, ModelCache, RepositoryCache
 from host.repository.object_store.client import StoreProcess, check_library
 from host.repository.object_store.location import is_store_url, parse_store_url
-from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
+from host.repository.object_store.stored_object import NEW, UNLISTED, ObjectChanged, StoredObject
 from host.repository.repository import (
     MirrorCounts,
     ModelDirectory,
@@ -631,7 +631,7 @@ def _by_model(
     ignored: dict[str, str] = {}
     for stored in found:
         name, slash, rest = stored.path.partition("/")
-        if not _is_path(stored.path):
+        if not _is_path(stored.path) and stored.size != UNLISTED:
             ignored[stored.path] = "which no file can be named"
         elif not slash and not stored.size:
             empty.add(name)  # or the mark of a folder
@@ -676,7 +676,11 @@ def _find_error(
     """Why the objects cannot be files of a directory."""
     if len(root.rpartition("/")[2].encode()) > _MAX_NAME_BYTES:
         return invalid_argument(f"'{root}' has a longer name than a folder can have")
-    for path in files:
+    for path, stored in files.items():
+        if stored.size == UNLISTED:
+            return unavailable(
+                f"failed to list '{root}': no file can be named '{path}'; rename this object"
+            )
         if path in folders:
             return invalid_argument(
                 f"'{root}/{path}' is both an object and a folder of other objects; remove one"

@@ -14,7 +14,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from email.message import Message
 from pathlib import Path
@@ -25,7 +26,7 @@ from xml.etree import ElementTree
 from host.errors import internal, unavailable
 from host.repository.object_store.credentials import Settings
 from host.repository.object_store.location import AZURE, GCS, S3, StoreLocation
-from host.repository.object_store.stored_object import NEW, ObjectChanged, StoredObject
+from host.repository.object_store.stored_object import NEW, UNLISTED, ObjectChanged, StoredObject
 from host.system.event_loop import run_all
 
 PART_BYTES = 32 << 20
@@ -38,6 +39,7 @@ _PER_REQUEST = timedelta(hours=12)  # what is limited is the time without a byte
 _RETRIED = (408, 429)  # of the statuses below 500
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _STATUS = re.compile(r"status code: ([0-9]{3})[^:]*")
+_NAMED_KEY = re.compile('Path "([^"]*)"')
 _SIGNED = timedelta(minutes=5)
 _ENTRY = ("Key", "Size", "ETag", "LastModified")
 _ELEMENTS = re.compile(r"<(Code|Message)>([^<]*)</")
@@ -100,16 +102,51 @@ class ObjectStore:
         """All objects, or those below a folder. Raises HostError UNAVAILABLE or INTERNAL.
 
         The library refuses a listing with a key that is no path, such as one with `//`. Those of S3
-        are then read without it, and have also such keys.
+        are then read without it, and have also such keys. In other stores, each folder is listed,
+        and only the one with such a key has nothing but that key, with the size `UNLISTED`.
         """
         self.open()
         what = f"list '{self.location.object_url(folder) if folder else self.location.url}'"
         try:
-            return [*await self._list_by_library(folder, what)]
+            try:
+                return [*await self._list_by_library(folder, what)]
+            except _RefusedKey as error:
+                if self.location.kind == S3:
+                    return [*await self._list_all_keys(folder, what)]
+                if folder:
+                    return [StoredObject(self._refused_path(error, folder), UNLISTED, "", "", 0.0)]
+                return [*await self._list_by_folder(what)]
         except _RefusedKey as error:
-            if self.location.kind != S3:
-                raise unavailable(f"failed to {what}: {error}") from None
-        return [*await self._list_all_keys(folder, what)]
+            raise unavailable(f"failed to {what}: {error}") from None
+
+    def _refused_path(self, error: _RefusedKey, folder: str) -> str:
+        """The path of a key that the library refuses."""
+        named = _NAMED_KEY.search(str(error))
+        path = named[1].removeprefix(f"{self.location.prefix}/") if named else ""
+        return path if path.startswith(f"{folder}/") else f"{folder}//"
+
+    async def _list_by_folder(self, what: str) -> Iterable[StoredObject]:
+        """All objects, by a listing for each folder. Raises HostError, or _RefusedKey."""
+
+        async def read_once(progress: Callable[[], None]) -> Any:
+            with self._refusals():
+                return await self._client.list_with_delimiter_async()
+
+        level = await self._retry(what, read_once)
+        found = [*map(_stored_object, level["objects"])]
+        for folder in level["common_prefixes"]:
+            found += await self.list(folder)
+        return found
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raises _RefusedKey if the library refuses a key."""
+        try:
+            yield
+        except self._failure as error:
+            if type(error).__name__ == "InvalidPathError":
+                raise _RefusedKey(_describe(error)[1]) from None
+            raise
 
     async def _list_by_library(self, folder: str, what: str) -> Iterable[StoredObject]:
         most = 0
@@ -117,17 +154,13 @@ class ObjectStore:
         async def list_once(progress: Callable[[], None]) -> list[StoredObject]:
             nonlocal most
             found: list[StoredObject] = []
-            try:
+            with self._refusals():
                 async for chunk in self._client.list(folder or None):
                     found += map(_stored_object, chunk)
                     # Each try begins anew: the same pages again are no progress.
                     if len(found) > most:
                         most = len(found)
                         progress()
-            except self._failure as error:
-                if type(error).__name__ == "InvalidPathError":
-                    raise _RefusedKey(_describe(error)[1]) from None
-                raise
             return found
 
         return await self._retry(what, list_once)

@@ -12,6 +12,10 @@ NEW = ".new"
 """The end of the names of files and folders in the cache that are not complete yet."""
 
 
+UNLISTED = -1
+"""The size of an object with a refused key, beside which others could not be listed."""
+
+
 @dataclass(frozen=True)
 class StoredObject:
     """An object as the store lists it; `path` is below the prefix of the location."""
