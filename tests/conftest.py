@@ -34,7 +34,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from host.system.files import PrivateDirectory
-from tests.warm_start import ForkedHost, HostStarter
+from tests.warm_start import CommandStarter, ForkedCommand
 
 if TYPE_CHECKING:
     from tests.ray.hosts import RayHosts
@@ -231,7 +231,7 @@ class RunningHost:
         env: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
         program: Sequence[str] = (sys.executable, "-m", "pbhost"),
-        starter: HostStarter | None = None,
+        starter: CommandStarter | None = None,
     ) -> None:
         self._lines: list[str] = []
         self._rest = b""  # of a line that has begun
@@ -245,10 +245,13 @@ class RunningHost:
         reading, output = os.pipe()
         self._pipe = os.fdopen(reading, "rb", buffering=0)
         os.set_blocking(reading, False)
-        self.process: subprocess.Popen[bytes] | ForkedHost
+        self.process: subprocess.Popen[bytes] | ForkedCommand
         try:
             if starter is not None and starter.suits(environment):
-                self.process = starter.start(arguments, environment, output)
+                with open(os.devnull) as nothing:
+                    self.process = starter.start(
+                        ["serve", *arguments], environment, nothing.fileno(), output, output
+                    )
             else:
                 self.process = subprocess.Popen(
                     [*under, *program, "serve", *arguments],
@@ -422,18 +425,56 @@ def ray_hosts(check_nothing_left_behind: None) -> Iterator[RayHosts | None]:
         yield started
 
 
+_starters: list[CommandStarter] = []
+"""The one of this session, once a test has started a host."""
+
+
 @pytest.fixture(scope="session")
-def host_starter(check_nothing_left_behind: None) -> Iterator[HostStarter | None]:
+def host_starter(check_nothing_left_behind: None) -> Iterator[CommandStarter | None]:
     """What forks hosts, unless each is to be a new interpreter."""
     if ALL:
         yield None
         return
-    starter = HostStarter()
-    yield starter
-    starter.close()
+    _starters.append(CommandStarter())
+    yield _starters[0]
+    _starters.pop().close()
 
 
-def _serving(ray: RayHosts | None, starter: HostStarter | None) -> Iterator[Serve]:
+def run_pbhost(
+    *arguments: str | Path, given: str = "", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`pbhost` with these arguments, when it has ended; `given` is its input.
+
+    It is a fork, as hosts are.
+    """
+    environment = {**os.environ, **(env or {})}
+    texts = [str(argument) for argument in arguments]
+    starter = _starters[0] if _starters else None
+    if starter is None or not starter.suits(environment):
+        return subprocess.run(
+            [sys.executable, "-m", "pbhost", *texts],
+            input=given, capture_output=True, text=True, timeout=DEADLINE, env=environment,
+        )  # fmt: skip
+    with (
+        tempfile.TemporaryFile("w+") as read,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as error,
+    ):
+        read.write(given)
+        read.seek(0)
+        process = starter.start(texts, environment, read.fileno(), out.fileno(), error.fileno())
+        try:
+            status = process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        out.seek(0)
+        error.seek(0)
+        return subprocess.CompletedProcess(texts, status, out.read(), error.read())
+
+
+def _serving(ray: RayHosts | None, starter: CommandStarter | None) -> Iterator[Serve]:
     hosts: list[RunningHost] = []
 
     def serve(
@@ -472,13 +513,15 @@ def _serving(ray: RayHosts | None, starter: HostStarter | None) -> Iterator[Serv
 
 
 @pytest.fixture
-def serve(ray_hosts: RayHosts | None, host_starter: HostStarter | None) -> Iterator[Serve]:
+def serve(ray_hosts: RayHosts | None, host_starter: CommandStarter | None) -> Iterator[Serve]:
     """Starts hosts and stops them after the test."""
     yield from _serving(ray_hosts, host_starter)
 
 
 @pytest.fixture(scope="module")
-def module_serve(ray_hosts: RayHosts | None, host_starter: HostStarter | None) -> Iterator[Serve]:
+def module_serve(
+    ray_hosts: RayHosts | None, host_starter: CommandStarter | None
+) -> Iterator[Serve]:
     """Starts hosts and stops them after the module."""
     yield from _serving(ray_hosts, host_starter)
 

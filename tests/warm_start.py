@@ -1,8 +1,8 @@
-"""Hosts as forks of a process that has imported `pbhost serve` already.
+"""Hosts, and other commands, as forks of a process that has imported them already.
 
 The imports are three quarters of the CPU time of a start, which many hundred tests pay for. A fork
-has the arguments, the folder, the environment and the output of a host that is started by its
-command line; from there on, it runs the same code.
+has the arguments, the folder, the environment and the standard streams of a process that is started
+by its command line; from there on, it runs the same code.
 
 A host's fork server and frontend processes are forks of the host in the same way. They are made
 while it has one thread and no descriptors, and wait until it starts such a program.
@@ -32,14 +32,14 @@ from typing import Any
 import setproctitle
 
 _LARGEST_REQUEST = 1 << 20
-_READ_AT_START = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OPENBLAS_", "OMP_", "GRPC_")
+_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "OPENBLAS_", "OMP_", "GRPC_")
 """How variables begin that count only while an interpreter starts or a library is imported."""
 
 
-class ForkedHost:
-    """The process of a host, with the methods of `subprocess.Popen` that tests use."""
+class ForkedCommand:
+    """The process of a command, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, starter: HostStarter, pid: int) -> None:
+    def __init__(self, starter: CommandStarter, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._starter = starter
@@ -59,7 +59,7 @@ class ForkedHost:
                 ended = select.poll()
                 ended.register(self._pidfd, select.POLLIN)
                 if not ended.poll(None if timeout is None else timeout * 1000):
-                    raise subprocess.TimeoutExpired("pbhost serve", timeout or 0.0)
+                    raise subprocess.TimeoutExpired("pbhost", timeout or 0.0)
                 self.returncode = self._starter.take_status(self.pid)
                 os.close(self._pidfd)
             return self.returncode
@@ -78,8 +78,8 @@ class ForkedHost:
         self.send_signal(signal.SIGKILL)
 
 
-class HostStarter:
-    """The process that forks hosts; it starts with the first of them."""
+class CommandStarter:
+    """The process that forks commands; it starts with the first of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,12 +87,14 @@ class HostStarter:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
-    def start(self, arguments: Sequence[str], env: Mapping[str, str], output: int) -> ForkedHost:
-        """Forks a host, which writes to the descriptor `output`."""
+    def start(
+        self, arguments: Sequence[str], env: Mapping[str, str], *streams: int
+    ) -> ForkedCommand:
+        """Forks a command; `streams` are the descriptors of its standard streams."""
         if self._process is None:
             self._launch()
         request = {"arguments": list(arguments), "directory": os.getcwd(), "environment": dict(env)}
-        return ForkedHost(self, self._ask(request, output))
+        return ForkedCommand(self, self._ask(request, *streams))
 
     def suits(self, env: Mapping[str, str]) -> bool:
         """Whether a fork behaves as a new interpreter does in this environment."""
@@ -100,7 +102,7 @@ class HostStarter:
         return not any(name.startswith(_READ_AT_START) for name in changed)
 
     def take_status(self, pid: int) -> int:
-        """The exit status of a host that has ended, which is told once."""
+        """The exit status of a command that has ended, which is told once."""
         status: int = self._ask({"pid": pid})
         return status
 
@@ -135,7 +137,7 @@ class HostStarter:
 def _fork_for_requests(requests: socket.socket) -> dict[str, Any]:
     """Answers requests; returns one in each fork, which is to serve it."""
     while True:
-        data, descriptors, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 1)
+        data, descriptors, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 3)
         if not data:
             sys.exit()
         request: dict[str, Any] = json.loads(data)
@@ -143,15 +145,15 @@ def _fork_for_requests(requests: socket.socket) -> dict[str, Any]:
             _, status = os.waitpid(request["pid"], 0)
             answer = os.waitstatus_to_exitcode(status)
         else:
-            (output,) = descriptors
             answer = os.fork()
             if answer == 0:
-                os.dup2(output, 1)
-                os.dup2(output, 2)
-                os.close(output)
+                for number, descriptor in enumerate(descriptors):
+                    os.dup2(descriptor, number)
+                    os.close(descriptor)
                 requests.close()
                 return request
-            os.close(output)
+            for descriptor in descriptors:
+                os.close(descriptor)
         requests.send(json.dumps(answer).encode())
 
 
@@ -312,21 +314,23 @@ def _keep_modules_at_exit() -> None:
 
 
 def main() -> None:
-    """Imports what a host and its programs need, and forks a host for each request."""
+    """Imports what commands and the programs of a host need, and forks for each request."""
     del sys.path[0]  # as `python -m pbhost` does
     setproctitle.getproctitle()  # finds the title, which is not possible in another environment
     stub_modules = _StubModules()
     command = importlib.import_module("pbhost.host.__main__")
-    for module in ("host.cli.serve", "host.frontend_processes.frontend_process"):
-        importlib.import_module(f"pbhost.{module}")
+    importlib.import_module("pbhost.host.frontend_processes.frontend_process")
+    for name in ("serve", "infer", "chat", "models", "wait", "replay", "record", "top", "crashes"):
+        importlib.import_module(f"pbhost.host.cli.{name}")
     gc.freeze()  # a collection in a fork would write to these pages, and so copy them
     request = _fork_for_requests(socket.socket(fileno=int(sys.argv[1])))
     _keep_modules_at_exit()
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    _fork_programs(request["arguments"], stub_modules)
-    sys.argv[1:] = ["serve", *request["arguments"]]
+    if request["arguments"][:1] == ["serve"]:
+        _fork_programs(request["arguments"], stub_modules)
+    sys.argv[1:] = request["arguments"]
     command.main()
 
 

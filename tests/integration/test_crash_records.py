@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,14 @@ import pytest
 import requests
 
 from tests.clients import infer_error, kill_stub, run_command, tensor
-from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import (
+    DEADLINE,
+    RepositoryBuilder,
+    RunningHost,
+    Serve,
+    run_pbhost,
+    wait_until,
+)
 
 
 def get(host: RunningHost, path: str, status: int = 200) -> Any:
@@ -229,14 +235,7 @@ def test_a_stub_that_the_user_stops_is_recorded_with_its_signal(
 
 
 def crashes(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pbhost", "crashes", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    return run_pbhost("crashes", *arguments)
 
 
 def test_the_command_shows_records_of_a_server_and_of_a_directory(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, run_pbhost
 from tests.integration.test_tls import Certificates
 from tests.waiting import UNTIL_SOURCE
 
@@ -93,24 +91,12 @@ def infer(
     *arguments: str | Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`pbhost infer` with these arguments, when it has ended."""
-    return subprocess.run(
-        [sys.executable, "-m", "pbhost", "infer", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=DEADLINE,
-        check=False,
-        env={**os.environ, **(env or {})},
-    )
+    return run_pbhost("infer", *arguments, env=env)
 
 
 def measure(*arguments: str, env: Mapping[str, str]) -> tuple[int, str]:
     """`pbhost bench` with these arguments: its exit status, and its errors."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pbhost", "bench", *arguments],
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE, check=False,
-        env={**os.environ, **env},
-    )  # fmt: skip
+    done = run_pbhost("bench", *arguments, env=env)
     return done.returncode, done.stderr
 
 
@@ -394,13 +380,7 @@ def test_a_server_of_another_kind_is_told_in_a_line(
     name, *rest = command
     if name == "record":
         rest.append(str(tmp_path / "recording"))
-    done = subprocess.run(
-        [sys.executable, "-m", "pbhost", name, other_server, *rest, f"--header=Kind: {kind}"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    done = run_pbhost(name, other_server, *rest, f"--header=Kind: {kind}")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"pbhost {name}: unexpected answer from {other_server}; is it the address of the HTTP"

@@ -20,7 +20,15 @@ import pytest
 import requests
 
 from tests.clients import Client, tensor
-from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import (
+    DEADLINE,
+    ROOT,
+    RepositoryBuilder,
+    RunningHost,
+    Serve,
+    run_pbhost,
+    wait_until,
+)
 
 BROKEN = "raise ValueError('not today')"
 
@@ -51,14 +59,7 @@ def send(client: Client, count: int, model: str = "identity") -> None:
 
 
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pbhost", "top", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    return run_pbhost("top", *arguments)
 
 
 def test_the_overview_counts_requests_and_latencies(host: RunningHost) -> None:

@@ -24,7 +24,15 @@ import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
 
 from tests.clients import infer_error, run_command, tensor
-from tests.conftest import DEADLINE, ROOT, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import (
+    DEADLINE,
+    ROOT,
+    RepositoryBuilder,
+    RunningHost,
+    Serve,
+    run_pbhost,
+    wait_until,
+)
 
 SCALE = """
 import json
@@ -103,7 +111,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def replay(*arguments: str | Path) -> tuple[int, str, str]:
-    return finish(command("replay", *arguments))
+    done = run_pbhost("replay", *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
 @contextmanager

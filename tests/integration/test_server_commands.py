@@ -18,20 +18,13 @@ from benchmarks.servers import free_port
 from host.cli.arguments import DEFAULT_URL, parse_texts, parse_with_others
 from host.cli.ray import _SERVER_FLAGS, RayOptions, server_arguments
 from host.cli.top import TopOptions
-from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, wait_until
+from tests.conftest import DEADLINE, RepositoryBuilder, RunningHost, Serve, run_pbhost, wait_until
 from tests.openai_models import add_models
 
 
 def run(*arguments: str, given: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     """Runs a command; like a person's, its process has no flags in its environment."""
-    return subprocess.run(
-        [sys.executable, "-m", "pbhost", *arguments],
-        capture_output=True,
-        text=True,
-        input=given,
-        timeout=DEADLINE,
-        env={**os.environ, **env},
-    )
+    return run_pbhost(*arguments, given=given, env=env)
 
 
 @pytest.fixture(scope="module")
