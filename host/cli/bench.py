@@ -273,8 +273,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
         _fail(error.message, _EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(_EXIT_FAILED)
+    if not measured:
+        _fail("interrupted before anything was measured", _EXIT_FAILED)
     failed = any(one.failed or one.interrupted or not one.sample.latencies for one in measured)
-    sys.exit(_EXIT_FAILED if failed or not measured else _EXIT_OK)
+    sys.exit(_EXIT_FAILED if failed else _EXIT_OK)
 
 
 def _fail(text: str, status: int) -> NoReturn:

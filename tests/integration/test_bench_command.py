@@ -492,6 +492,19 @@ def test_ctrl_c_prints_what_was_measured(host: RunningHost, seen: Path) -> None:
     assert float(re.split(" {2,}", out.splitlines()[2].strip())[1]) > 0
 
 
+def test_ctrl_c_in_the_warm_up_is_told_in_a_line(host: RunningHost, seen: Path) -> None:
+    seen.write_text("")
+    process = command(f"grpc://{host.url}", "double", *KEY, "--warmup=600")
+    try:
+        wait_until(lambda: len(seen.read_text().splitlines()) > 20, "requests")
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (1, "")
+    assert error == "pbhost bench: interrupted before anything was measured\n"
+
+
 @pytest.mark.test_all(reason="loads a server for seconds, twice")
 def test_a_load_survives_that_connections_end_and_not_that_the_server_stops(
     repository: RepositoryBuilder, serve: Serve, tmp_path: Path
