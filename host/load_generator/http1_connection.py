@@ -5,23 +5,13 @@ from __future__ import annotations
 import asyncio
 import http
 import json
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 
-from host.load_generator.http2_connection import CONNECTION_LOST
+from host.load_generator.http2_connection import CONNECTION_LOST, Receiver
 
 _MAX_ERROR_BYTES = 65536
-
-
-class Receiver(Protocol):
-    """Receives the response to a request."""
-
-    def on_message(self, message: bytes) -> None:
-        """A server-sent event has arrived."""
-
-    def on_end(self, status: str, message: str) -> None:
-        """The response is complete; `status` is "" for success."""
 
 
 class Http1Connection(asyncio.Protocol):

@@ -46,10 +46,10 @@ class Receiver(Protocol):
     """Receives the responses to a request."""
 
     def on_message(self, message: bytes) -> None:
-        """A message has arrived; only streams with `reads_messages` tell about it."""
+        """A message or an event of several has arrived; calls of one message do not tell this."""
 
     def on_end(self, status: str, message: str) -> None:
-        """The stream has ended; `status` is "" for success."""
+        """The response is complete; `status` is "" for success."""
 
 
 class Stream:
