@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from host.errors import internal
 from host.frontends.http import json_text as json
 from host.frontends.http.generate import LoadReport
 from host.frontends.http.http_exchange import HttpExchange
-from host.frontends.http.json_text import error_body
 from host.frontends.http1.cycle import Header, Message, Receive, Send
+from host.frontends.receive_memory import ReceiveBudget
 from host.metrics.exposition import render_exposition
 from host.metrics.families import MetricFamily
 
 _log = logging.getLogger("pbhost")
-
-_JSON = "application/json"
 
 
 class MetricsApp:
@@ -23,40 +22,28 @@ class MetricsApp:
 
     def __init__(self, families: Callable[[], Iterable[MetricFamily]]) -> None:
         self._families = families
+        self._budget = ReceiveBudget()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(scope, receive, send, self._budget)
         if scope["path"] not in ("/metrics", "/metrics/"):
-            await _send_response(
-                send, 404, _JSON, error_body(f"Not found: {scope['path']}. Try /metrics")
-            )
+            text = f"Not found: {scope['path']}. Try /metrics"
+            await exchange.send_error(internal(text), status=404)
         elif scope["method"] != "GET":
-            body = error_body("Method Not Allowed")
-            await _send_response(send, 405, _JSON, body, [(b"allow", b"GET")])
+            await exchange.send_error(internal("Method Not Allowed"), [(b"allow", b"GET")], 405)
         else:
-            await self._scrape(scope, send)
+            await self._scrape(scope, exchange)
 
-    async def _scrape(self, scope: Message, send: Send) -> None:
+    async def _scrape(self, scope: Message, exchange: HttpExchange) -> None:
         accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
         try:
             kind, body = render_exposition(self._families(), accept.decode("latin-1"))
         except Exception as error:  # a defect of ours
             _log.error("unexpected failure of a scrape", exc_info=error)
             text = f"unexpected failure: {type(error).__name__}"
-            await _send_response(send, 500, _JSON, error_body(text))
+            await exchange.send_error(internal(text), status=500)
             return
-        await _send_response(send, 200, kind, body)
-
-
-async def _send_response(
-    send: Send, status: int, kind: str, body: bytes, more: list[Header] | None = None
-) -> None:
-    headers = [
-        (b"content-type", kind.encode()),
-        (b"content-length", str(len(body)).encode()),
-        *(more or []),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        await exchange.send_response(kind.encode(), (body,))
 
 
 LOAD_REPORT_HEADER = b"endpoint-load-metrics-format"
